@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
-from helpers.override_effects import Policy, check_effect, on_fake_cuda
+from helpers.override_effects import Policy, check_effect
 from helpers.recording_ops import got, seen, t, write
-from helpers.rows import tensors_of
 from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64, I64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
@@ -108,14 +107,6 @@ def test_promote_asks_all_but_optional_tensors() -> None:
         with tp.my_autocast("cpu", overrides={op(name): "promote"}):
             op(name)(*args, **kwargs)
         assert got == dtypes, name
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@each_call
-@each_policy
-def test_on_fake_cuda(name: str, args: Any, kwargs: Any, policy: Policy) -> None:
-    with tensors_of(fake=True):
-        check_effect("fake", (op(name), *on_fake_cuda((args, kwargs))), policy, "cuda", F16, fake=True)
 
 
 WRITING: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from helpers.dispatched_ops import functional_ops
-from helpers.override_effects import Policy, by_turns, check_effect, has_sparse, on_fake_cuda, tensors
-from helpers.rows import tensors_of
+from helpers.override_effects import Policy, by_turns, check_effect
 from helpers.side_by_side import Outcome
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import CastPolicy, op_table
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -55,11 +54,6 @@ def outcomes(part: int) -> dict[Policy, list[tuple[AutocastPlan, Outcome]]]:
     return found
 
 
-def test_the_ops_are_outside_of_the_table() -> None:
-    assert len(set(chosen())) == COUNT
-    assert {row.name for row in op_table()}.isdisjoint(chosen())
-
-
 @each_part
 def test_on_the_cpu_in_bits(part: int) -> None:
     for policy, made in outcomes(part).items():
@@ -74,25 +68,3 @@ def test_on_the_cpu_in_bits(part: int) -> None:
             assert with_gradients, policy
         else:
             assert not cast
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("part", PARAMETERS[::2])
-def test_half_of_them_on_fake_cuda_in_dtypes_shapes_and_strides(part: int) -> None:
-    ran = set()
-    mixed = {name: calls(name)[1][1] for name in chosen()[part::PARTS]}
-    with tensors_of(fake=True):
-        for name, (op, args, kwargs) in mixed.items():
-            if has_sparse((args, kwargs)):  # there are no fake ones
-                continue
-            bound = op, *on_fake_cuda((args, kwargs))
-            for policy in policies(name):
-                plan, outcome = check_effect("mixed", bound, policy, "cuda", torch.float16, fake=True)
-                assert policy not in (CastPolicy.lower_precision_fp, F64) or plan.casts or not floats(bound)
-                ran |= {policy} if plan.casts and outcome.error is None else set()
-    assert ran == set(CASTING)
-
-
-def floats(bound: Bound) -> bool:
-    """Whether a call has tensors that autocast may cast."""
-    return any(leaf.is_floating_point() and leaf.dtype is not F64 for leaf in tensors(bound[1:]))

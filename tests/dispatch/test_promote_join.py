@@ -108,24 +108,6 @@ def test_float8_with_anything_else_is_float32(row: Row, device: str, lower: torc
             assert_stock_raises(stock(device, lower, bind(row, device, FLOAT8, with_)))
 
 
-@each_row
-def test_float8_alone_stays(row: Row, device: str) -> None:
-    """Few ops have a kernel for float8; the op gets the same arguments as without autocast."""
-    with tensors_of(fake=device == "cuda"):
-        bound = bind(row, device, FLOAT8)
-        plain = run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=device == "cuda"))
-        assert_alike(ours(device, BF16, bound), plain, row.name)
-
-
-@each_row
-@pytest.mark.parametrize("lower", [BF16, HALF], ids=str)
-def test_double_and_integers_do_not_count(row: Row, device: str, lower: torch.dtype) -> None:
-    with tensors_of(fake=device == "cuda"):
-        for dtypes in ((lower, torch.float64), (torch.float64, lower), (lower, torch.int64), (torch.int64, FLOAT)):
-            bound = bind(row, device, *dtypes)
-            assert_alike(ours(device, lower, bound), stock(device, lower, bound), f"{row.name} on {dtypes}")
-
-
 @pytest.mark.parametrize("lower", [BF16, HALF], ids=str)
 def test_optional_tensors_do_not_count_but_are_cast(lower: torch.dtype) -> None:
     other = HALF if lower is BF16 else BF16

@@ -9,20 +9,16 @@ from helpers.rows import (
     LOWER_DTYPES,
     NO_GRADIENT,
     PROCESSOR_BOUND,
-    REFUSED,
     ROWS,
     calls,
     check_row,
     compare,
     executed,
     has_kernel,
-    known_refusals,
     listed,
     policy_is_noticed,
-    refused,
     stock_and_ours,
 )
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.row_samples import FLOAT32, KINDS, SAMPLES
 from torch_promote.policy.op_table import Row, op_table
 
@@ -33,16 +29,6 @@ each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 def test_every_row_has_samples() -> None:
     assert set(SAMPLES) == {row.name for row in op_table()}
     assert all(SAMPLES.values())
-
-
-def test_what_is_known_is_known_of_rows() -> None:
-    named = {*NO_GRADIENT, *UNINITIALIZED_IN_TABLE, *PROCESSOR_BOUND, *(name for name, _ in REFUSED)}
-    assert named <= set(SAMPLES)
-
-
-@pytest.mark.parametrize(("row", "kinds"), known_refusals("cpu"))
-def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...]) -> None:
-    assert [kind for kind in kinds if not refused(row, kind, "cpu")] == [], "refused no more: delete it from REFUSED"
 
 
 @each_row

@@ -13,11 +13,8 @@ from helpers.rows import (
     ROWS,
     calls,
     check_row,
-    executed,
-    known_refusals,
     listed,
     policy_is_noticed,
-    refused,
     stock_and_ours,
     tensors_of,
 )
@@ -47,10 +44,6 @@ def test_row(row: Row, lower: torch.dtype) -> None:
             check_row(row, kind, lower, "cuda", fake=True)
 
 
-def test_no_row_goes_untested() -> None:
-    assert [row.name for row in LISTED if row not in BANNED and not executed(row, "cuda", fake=True)] == []
-
-
 @pytest.mark.parametrize("row", BANNED, ids=lambda row: row.name)
 @each_lower_dtype
 def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dtype) -> None:
@@ -60,11 +53,6 @@ def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dty
                 for outcome in stock_and_ours(row, bound, lower, "cuda", watched=True, fake=True):
                     assert type(outcome.error) is RuntimeError, label
                     assert outcome.ops == [], label
-
-
-@pytest.mark.parametrize(("row", "kinds"), known_refusals("cuda"))
-def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...]) -> None:
-    assert [kind for kind in kinds if not refused(row, kind, "cuda", fake=True)] == [], "delete it from REFUSED"
 
 
 @pytest.mark.parametrize("row", LISTED, ids=lambda row: row.name)

@@ -6,11 +6,10 @@ import functools
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from helpers.override_effects import full_name
 from torch_promote.observe.dispatch import observe_dispatch
@@ -19,12 +18,10 @@ from torch_promote.parity.entry_run import Bound, copied
 from torch_promote.parity.samples import op_database
 from torch_promote.policy.op_table import op_table
 
-__all__ = ["functional_ops", "writing_ops"]
+__all__ = ["functional_ops"]
 
 #: The number of samples called per entry.
 _SAMPLES = 2
-
-Run = Callable[[], Any]
 
 
 class _First:
@@ -43,20 +40,11 @@ def functional_ops() -> dict[str, list[Bound]]:
     """Returns the overloads outside of the table that write nothing, by their full names, with their sample calls."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _collect(_as_it_is)
+        found = _collect()
     return {name: calls for name, calls in found.items() if not calls[0][0]._schema.is_mutable}
 
 
-@functools.cache
-def writing_ops() -> dict[str, list[Bound]]:
-    """Returns the overloads that write to an argument, as `functional_ops` does; nothing in them requires grad."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = _collect(_variants)
-    return {name: calls for name, calls in found.items() if calls[0][0]._schema.is_mutable}
-
-
-def _collect(runs_of: Callable[[Any, Any], Iterator[Run]]) -> dict[str, list[Bound]]:
+def _collect() -> dict[str, list[Bound]]:
     rows = {row.name for row in op_table()}
     found: dict[str, list[Bound]] = {}
     for entry in op_database().values():
@@ -64,36 +52,17 @@ def _collect(runs_of: Callable[[Any, Any], Iterator[Run]]) -> dict[str, list[Bou
             continue
         torch.manual_seed(0)
         random.seed(0)
-        grad = runs_of is _as_it_is and entry.supports_autograd
         # Not through entry.sample_inputs, which walks the stack for each sample to name the test that it is for.
-        for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", torch.float32, grad), _SAMPLES):
-            for run in runs_of(entry, sample):
-                call = _first_call(run)
-                if call is not None and full_name(call[0]) not in rows and tensors_in(call[1]):
-                    found.setdefault(full_name(call[0]), []).append(_bound(*call))
+        for sample in itertools.islice(
+            entry.sample_inputs_func(entry, "cpu", torch.float32, entry.supports_autograd), _SAMPLES
+        ):
+            call = _first_call(functools.partial(entry.op, sample.input, *sample.args, **sample.kwargs))
+            if call is not None and full_name(call[0]) not in rows and tensors_in(call[1]):
+                found.setdefault(full_name(call[0]), []).append(_bound(*call))
     return {name: found[name] for name in sorted(found)}
 
 
-def _as_it_is(entry: Any, sample: Any) -> Iterator[Run]:
-    yield functools.partial(entry.op, sample.input, *sample.args, **sample.kwargs)
-
-
-def _variants(entry: Any, sample: Any) -> Iterator[Run]:
-    """The in-place variant of a sample's call, and the one with `out`."""
-    inplace = entry.get_inplace()
-    if inplace is not None:
-        args, kwargs = copied(((sample.input, *sample.args), sample.kwargs))
-        yield functools.partial(inplace, *args, **kwargs)
-    if entry.supports_out:
-        call = functools.partial(entry.op, sample.input, *sample.args, **sample.kwargs)
-        try:
-            out = tree_map_only(torch.Tensor, torch.empty_like, call())
-        except Exception:  # an op that this machine cannot run
-            return
-        yield functools.partial(call, out=out)
-
-
-def _first_call(run: Run) -> tuple[Any, list[Any]] | None:
+def _first_call(run: Callable[[], Any]) -> tuple[Any, list[Any]] | None:
     first = _First()
     with observe_dispatch(first):
         try:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import torch_promote as tp
-from helpers.op_registrations import STRANGE_ROWS, delta_of
+from helpers.op_registrations import delta_of
 from helpers.subprocesses import output_of
 from torch_promote import _C
 from torch_promote.policy import op_table as module
@@ -80,21 +79,6 @@ def test_the_table_has_exactly_the_rows_that_pytorch_registers() -> None:
     assert complaints(op_table(), wanted_here()) == []
 
 
-@pytest.mark.parametrize("row", op_table()[::7], ids=lambda row: row.name)
-def test_a_missing_row_is_noticed(row: Row) -> None:
-    (complaint,) = complaints(tuple(other for other in op_table() if other != row), wanted_here())
-    assert f"ROW({row.op}," in complaint
-
-
-def test_a_wrong_table_is_noticed() -> None:
-    mm, bmm, cat = (next(row for row in op_table() if row.name == f"aten::{op}") for op in ("mm", "bmm", "cat"))
-    wanted = {"cpu": {"aten::bmm", "aten::cat", "aten::mm"}, "cuda": {"aten::bmm", "aten::mm"}}
-    assert complaints((bmm, cat, mm), wanted) == []
-    for rows in ((bmm, mm, cat), (bmm, cat, mm, mm), (bmm, cat, dataclasses.replace(mm, cpu=CastPolicy.fallthrough))):
-        assert len(complaints(rows, wanted)) == 1
-    assert complaints((cat, mm), {"cpu": {"aten::mm"}, "cuda": {"aten::mm"}}) == [f"remove: {spell(cat)}"]
-
-
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)
 def test_the_known_differences_of_this_version(device_type: str) -> None:
     assert {row.name for row in missing_rows(device_type)} == delta_of(device_type).missing
@@ -117,24 +101,6 @@ def test_the_key_has_kernels_for_the_table_and_the_closed_ops() -> None:
     assert set(output_of(program).split()) == rows | closed
 
 
-def test_a_row_counts_only_where_pytorch_registers_the_op() -> None:
-    assert _C.POLICY_BYTES["unlisted"] == 0
-    assert _C.stock_policy_bytes() == [
-        [_C.POLICY_BYTES[row.policy(device).value] if row.name in registered(device) else 0 for row in op_table()]
-        for device in DEVICE_TYPES
-    ]
-
-
-def test_a_table_that_disagrees_is_reported_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "op_table", lambda: STRANGE_ROWS)
-    no_such_op, relu, _mm = STRANGE_ROWS
-    assert missing_rows("cpu") == (no_such_op, relu)
-    assert missing_rows("cuda") == (relu,)
-    # All that stock registers, but for the one op that has a policy there.
-    assert unlisted_ops("cpu") == tuple(sorted(registered("cpu")))
-    assert unlisted_ops("cuda") == tuple(sorted(registered("cuda") - {"aten::mm"}))
-
-
 def test_a_custom_op_counts_from_its_registration_on() -> None:
     with torch.library._scoped_library("tp_registrations", "DEF") as library:
         library.define("scale(Tensor x) -> Tensor")
@@ -143,11 +109,6 @@ def test_a_custom_op_counts_from_its_registration_on() -> None:
         assert "tp_registrations::scale" in unlisted_ops("cpu")
         assert "tp_registrations::scale" not in unlisted_ops("cuda")
     assert "tp_registrations::scale" not in registered("cpu")
-
-
-def test_a_device_type_without_autocast() -> None:
-    with pytest.raises(tp.errors.UnsupportedDeviceError, match=r"device type 'cudaa'\. Legal: 'cpu', 'cuda', "):
-        registered("cudaa")
 
 
 # --- the table, its file, and C++
