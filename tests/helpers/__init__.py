@@ -14,11 +14,8 @@ Any test
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
-    dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
-    recording_ops: kernels of custom ops that record the dtypes they get.
     autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
     override_effects: the same for a call under an override.
-    override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
 
 Programs
@@ -29,7 +26,6 @@ Programs
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
@@ -43,9 +39,7 @@ Programs
     process_groups: `end_group`, which ends the default process group at the end of a rank's program.
     gloo_ranks: runs functions in several processes over gloo.
     differing_ranks: regions that are the same on all ranks, or differ.
-    tuned_ranks: tunings in several processes.
     rank_training: one training in several processes, under regions of several kinds.
-    two_processes: the code that each process of the distributed tests runs.
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
@@ -66,18 +60,12 @@ Commands and checks
     autoloading: processes in which PyTorch finds this package's entry point.
     traced_commands: runs programs of the commands run, trace and find-nan in forks of a process that has torch.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
-    parity_reports: reports of those entries.
-    planted_bugs: bugs for the tests of parity to plant.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
     plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
-    parsed_pages: pages of reports, parsed, and checks that hold for every page.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
-    step_products: steps that are one product in a region, and its dtype in a run.
-    state_bits: the bits of models, optimizers and generators, to compare before and after.
     targets: files with functions that return a model and a step.
     made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
-    made_up_tunings: results of made-up searches, likewise.
 """
