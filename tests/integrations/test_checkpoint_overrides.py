@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint as stock_checkpoint
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -140,38 +139,6 @@ def test_compiled_autograd(fresh_dynamo: None) -> None:
 
 
 # --- the hooks in torch.utils.checkpoint
-
-
-@KINDS
-def test_made_before_install(use_reentrant: bool) -> None:
-    """A function checkpointed before the first use of a policy is recomputed without one."""
-    stock = functools.partial(tp.stock_autocast, "cpu")
-    keepers = uninstall()
-    try:
-        torch.manual_seed(0)
-        model = Block()
-        x = torch.randn(4, 8, requires_grad=True)
-        with stock():
-            output = checkpoint(model, x, use_reentrant=use_reentrant)
-    finally:
-        for (kind, name), keeper in keepers.items():
-            setattr(kind, name, keeper)
-    with ours(OVERRIDES):
-        output.float().square().sum().backward()
-    assert model.seen == [(torch.bfloat16, torch.bfloat16)] * 2
-    grads = [output, x.grad, *(parameter.grad for parameter in model.parameters())]
-    assert_same(grads, train(plainly, stock, functools.partial(ours, OVERRIDES)))
-
-
-def uninstall() -> dict[tuple[type, str], Any]:
-    places = [
-        (stock_checkpoint.CheckpointFunction._backward_cls, "run_function"),
-        (stock_checkpoint._CheckpointFrame, "recompute_fn"),
-    ]
-    keepers = {place: vars(place[0])[place[1]] for place in places}
-    for kind, name in places:
-        delattr(kind, name)
-    return keepers
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -109,26 +109,6 @@ def test_every_change_recompiles(program: Any) -> None:
 # --- where Dynamo does not get through
 
 
-def breaks_inside(x: torch.Tensor, w: Weights) -> Any:
-    with torch.autocast("cpu"):
-        first = x @ w[0]
-        torch._dynamo.graph_break()
-        with torch.autocast("cpu", HALF):
-            second = x @ w[1]
-            torch._dynamo.graph_break()
-            third = x @ w[2]
-        return first, second, third, x @ w[3]
-
-
-@pytest.mark.parametrize("arguments", [{}, MARKED], ids=str)
-def test_graph_breaks(arguments: Any) -> None:
-    args = inputs()
-    with leaves_no_trace(), tp.installed_as(**arguments):
-        compiled = torch.compile(breaks_inside, backend="aot_eager")
-        for place in (None, (ours, {"dtype": HALF}), None):
-            assert_same(called_in(place, compiled, *args), called_in(place, breaks_inside, *args), what=str(place))
-
-
 # --- install and uninstall while a function is compiled, or runs
 
 

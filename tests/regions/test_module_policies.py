@@ -481,41 +481,6 @@ def test_errors_leave_nothing_open(error: type[BaseException], policy: Any) -> N
 # --- Module policies on PyTorch modules that do more than call their children: tied weights, LSTM, attent
 
 
-def test_head_tied_with_the_embedding() -> None:
-    """As language models have it: one weight, used in lower precision and in float32."""
-
-    class Language(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.mix = nn.Embedding(7, 8), nn.Linear(8, 8)
-            self.lm_head = nn.Linear(8, 7, bias=False)
-            self.lm_head.weight = self.embed.weight
-
-        def forward(self, tokens: torch.Tensor, head: Callable[..., Any] | None = None) -> torch.Tensor:
-            hidden = self.mix(self.embed(tokens))
-            scores = nn.functional.linear(hidden, self.embed.weight)  # in lower precision, from the cast cache
-            return (self.lm_head if head is None else head)(scores @ self.embed.weight)
-
-    def gradients(policies: dict[Any, Any], head: Any = None) -> list[Any]:
-        torch.manual_seed(0)
-        model = Language()
-        if policies:
-            set_module_policy(model, policies)
-        with ours():
-            logits = model(torch.arange(6), None if head is None else functools.partial(head, model))
-        logits.float().square().sum().backward()
-        assert model.lm_head.weight is model.embed.weight
-        return [logits, *(parameter.grad for parameter in model.parameters())]
-
-    def in_float32(model: Language, hidden: torch.Tensor) -> torch.Tensor:
-        with ours(enabled=False):
-            return model.lm_head(hidden.float())
-
-    result = gradients({"lm_head": "fp32"})
-    assert result[0].dtype is torch.float32
-    assert_same(result, gradients({}, in_float32))
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("child", ["linear1", "self_attn", "norm1"])
 def test_encoder_layer_does_not_pass_its_modules_by(child: str, training: bool) -> None:
