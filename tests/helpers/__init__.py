@@ -16,7 +16,6 @@ One op call
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
     dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
     recording_ops: kernels of custom ops that record the dtypes they get.
-    autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
@@ -52,7 +51,6 @@ Regions and policies
     op_registrations: how this PyTorch's registrations differ from the op table.
 
 Reference
-    random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
     array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 

@@ -30,11 +30,11 @@ from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import my_autocast
-from torch_promote.regions.base import Region
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
+from torch_promote.regions.region import Region
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
