@@ -25,12 +25,10 @@ check_extension()  # the imports below need the extension
 
 from torch_promote import errors
 from torch_promote.errors import PolicyError, TorchPromoteError, UnusedOverrideWarning
+from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import compile_regions as _compile_regions
-from torch_promote.integrations import cuda_graphs as _cuda_graphs
-from torch_promote.integrations import optimizers as _kept_casts
 from torch_promote.integrations import ranks as _ranks
-from torch_promote.integrations import unversioned_writes as _unversioned_writes
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
@@ -78,10 +76,7 @@ if TYPE_CHECKING:
 if is_first_import():
     _compile.install()
     _compile_regions.install(_Region, my_autocast, promotion)
-    _kept_casts.keep_from_replaying_modes()
-    _kept_casts.forget_after_steps()
-    _unversioned_writes.install()
-    _cuda_graphs.tell_captures_apart()
+    _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _ranks.install()
     _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))

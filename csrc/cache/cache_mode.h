@@ -1,4 +1,4 @@
-// file: which casts this thread's cache keeps; regions set the mode
+// file: which casts a thread keeps; regions set the mode
 #pragma once
 
 #include <array>
@@ -7,6 +7,11 @@
 namespace torch_promote {
 
 // Which casts are kept for later uses while a region's cache flag is on; see docs/casts.md.
+//
+//   mode        trainable float32 leaf    other weight                activation
+//   weights     in the region             -                           -
+//   all         in the region             in the region               the last four, in the region
+//   persistent  on the weight             on the weight               -
 enum class CacheMode : uint8_t { weights, persistent, all };
 constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent", "all"}; // in the enum's order
 

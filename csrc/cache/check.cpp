@@ -3,7 +3,7 @@
 
 #include "cache/cache_mode.h"
 #include "cache/capture.h"
-#include "cache/cast_data.h"
+#include "cache/kept_cast.h"
 #include "policy/fork_safe_mutex.h"
 #include "policy/registry_sizes.h"
 

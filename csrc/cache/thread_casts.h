@@ -1,12 +1,172 @@
-// file: the casts that this thread keeps, and when they end
+// file: the casts that each thread keeps, and when they end
 #pragma once
 
-#include "cache/held_casts.h"
+#include "cache/kept_cast.h"
+#include "policy/torch_declarations.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace torch_promote {
+
+// How often the casts of all threads have ended, and how often a write that changes no version was reported. Both only
+// increase, under casts_mutex.
+inline constinit std::atomic<uint64_t> all_casts_ended = 0;
+inline constinit std::atomic<uint64_t> writes_reported = 0;
+
+// When a cast began. It is kept only if neither has changed since: the cast may have read old data.
+struct CastTime {
+  uint64_t ended;
+  uint64_t writes;
+};
+
+// Casts that end together: those of a thread, or of suspended regions. `find` returns shared casts, and what is dropped
+// is destroyed only when the set is consistent again: using a cast and destroying a tensor may both run Python, which
+// may call the cache.
+class CastSet {
+ public:
+  CastSet();
+  CastSet(const CastSet&) = delete;
+  CastSet& operator=(const CastSet&) = delete;
+  ~CastSet();
+
+  // Drops the casts if they have ended. To be called before each use; returns the time at which a cast now begins.
+  CastTime catch_up() {
+    const CastTime now{
+        all_casts_ended.load(std::memory_order_relaxed), writes_reported.load(std::memory_order_relaxed)};
+    if (now.ended != ended_) {
+      drop_all(now.ended);
+    }
+    return now;
+  }
+  // Null if there is none. Drops one that is not fresh.
+  std::shared_ptr<KeptCast> find(const CastRequest& wanted);
+  void insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, const CastTime& began);
+  void clear() {
+    drop_all(ended_);
+  }
+  // Those that stock would make again.
+  void drop_beyond_stock();
+
+  // For other threads, under casts_mutex, except for `swap`, which takes it.
+  void take_memory(std::vector<CastMemory>& gone);
+  template <class Function>
+  void for_each(const Function& function) const; // of the casts
+  std::shared_ptr<KeptCast> copy(const CastRequest& wanted) const;
+  void swap(CastSet& other); // the casts, and not the counts
+
+  bool has_ended() const {
+    return ended_ != all_casts_ended;
+  }
+  size_t count() const;
+  size_t bytes() const;
+
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t stale = 0;   // dropped because the source had changed
+  uint64_t dropped = 0; // because the source had died
+
+ private:
+  struct Key {
+    const at::TensorImpl* weight;
+    at::ScalarType dtype;
+    Kind kind; // one leaf may be used in both ways, and uses with their own nodes must not get the shared one
+    uint64_t capture;
+    bool operator==(const Key& other) const = default;
+  };
+  struct HashOfKey {
+    size_t operator()(const Key& key) const {
+      return reinterpret_cast<uintptr_t>(key.weight) ^ (static_cast<size_t>(key.dtype) << 56) ^
+             (static_cast<size_t>(key.kind) << 48) ^ (key.capture << 32);
+    }
+  };
+  using Weights = ska::flat_hash_map<Key, std::shared_ptr<KeptCast>, HashOfKey>;
+  // Query, key and value, or gate and up, are projections of one activation: its uses follow on one another, with few
+  // other casts between them.
+  using Activations = std::array<std::shared_ptr<KeptCast>, 4>;
+
+  static constexpr size_t kFirstSweep = 16;
+
+  static Key key_of(const CastRequest& wanted) {
+    return {&wanted.source.impl, wanted.dtype, wanted.kind, wanted.capture};
+  }
+  std::shared_ptr<KeptCast>* place_of(const CastRequest& wanted);
+  void drop_all(uint64_t ended);
+  void sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& gone);
+
+  Weights weights_;
+  Activations activations_;
+  size_t next_activation_ = 0; // the place that the next one takes if none is free
+  size_t sweep_at_ = kFirstSweep; // the number of weights at which dead ones are looked for
+  uint64_t last_capture_ = 0;
+  uint64_t ended_ = 0;
+};
+
+// --- Casts of this thread
+
+CastSet& casts_of_this_thread();
+// Whether there may be any. Most regions make none.
+inline constinit thread_local bool tls_has_casts = false;
+
+// A copy of another thread's cast. Null if there is no fresh one, or if this thread may use none.
+std::shared_ptr<KeptCast> borrow_cast(const CastRequest& wanted);
+// Whether this thread may: it runs a backward, and has kept no casts outside of one, so it is a thread of the autograd
+// engine. A thread that runs forwards keeps to its own casts, in their backward too.
+bool borrows_casts();
+// Notes that this thread keeps a cast that it has made.
+void note_kept_cast();
+
+// --- When casts end
+//
+// As under stock: when the outermost autocast region of the thread ends, ours or PyTorch's, and when
+// `torch.clear_autocast_cache` is called, which torch_promote/integrations/cast_invalidation.py wraps. PyTorch's own
+// regions call that function.
+
+void drop_casts_of_thread();
+inline void end_casts_of_thread() {
+  if (tls_has_casts) {
+    drop_casts_of_thread();
+  }
+}
+// Our outermost region ends where a region of torch.autocast is still open: drops the casts that stock would not keep.
+void end_casts_beyond_stock();
+// The thread's outermost autocast region ends: ends the casts, and clears PyTorch's cache.
+void end_caches();
+// Drops the casts of this thread, and frees the memory of those of all other threads that can be freed without Python.
+// They drop the rest before their next use.
+void end_casts_of_all_threads();
+// The same, and drops persistent casts.
+void clear_casts();
+
+// How many autocast regions are open in this thread, stock's and ours.
+inline int nesting_depth() {
+  const int with_one_more = at::autocast::increment_nesting();
+  at::autocast::decrement_nesting();
+  return with_one_more - 1;
+}
+
+// The casts of regions that are suspended. `take_casts` takes this thread's, null if there are none. `put_casts` makes
+// them a thread's again, unless that has casts of a region around, or they have ended meanwhile.
+std::shared_ptr<CastSet> take_casts();
+void put_casts(CastSet& taken);
+
+// --- Writes that change no version
+
+// NOTE [ Unversioned writes ]
+// Fused optimizers and FSDP2's all-gather write weights without increasing their version, and may do so on any thread:
+// in a hook on a device thread of autograd, for example. The hooks in torch_promote/integrations/cast_invalidation.py
+// report such writes after they have happened. All casts of these tensors, or of tensors that share a storage with one,
+// are then stale, in all threads, and so are their persistent casts.
+void forget_casts(const std::vector<at::Tensor>& written);
+
+// --- What there is
 
 struct CacheInfo {
   uint64_t entries = 0;            // casts held now
@@ -18,49 +178,6 @@ struct CacheInfo {
   uint64_t persistent_entries = 0; // casts of the whole process that outlive regions
   uint64_t persistent_bytes = 0;
 };
-
 CacheInfo cast_cache_info();
-
-// Drops this thread's casts. The end of the thread's outermost autocast region calls it; most regions have made none.
-inline constinit thread_local bool tls_has_casts = false;
-void drop_casts_of_thread();
-void drop_casts_if_a_clear_was_missed(); // see NOTE [ When casts end ]
-inline void end_cast_cache() {
-  if (tls_has_casts) {
-    drop_casts_of_thread();
-  }
-}
-
-// Drops the casts that stock would not keep. The end of our outermost region calls it where a region of torch.autocast
-// is still open; the other casts end with that. See NOTE [ When casts end ].
-void drop_casts_beyond_stock();
-inline void end_cast_cache_of_regions() {
-  if (tls_has_casts) {
-    drop_casts_beyond_stock();
-  }
-}
-
-// The casts of regions that are suspended. `take_casts` takes this thread's, null if there are none. `put_casts` makes
-// them a thread's again, unless that has casts of a region around, or PyTorch's cache was cleared meanwhile.
-struct CastsOfRegions;
-std::shared_ptr<CastsOfRegions> take_casts();
-void put_casts(CastsOfRegions& taken);
-
-// Drops this thread's casts, those of suspended regions, and all persistent ones.
-void clear_cast_cache();
-
-struct ThreadCaches : HeldCasts {
-  uint64_t hits = 0;
-  uint64_t misses = 0;
-
-  ~ThreadCaches() {
-    tls_has_casts = false; // PyTorch's cache may be cleared later in this thread
-  }
-};
-
-ThreadCaches& caches();
-
-// See NOTE [ When casts end ].
-void drop_outdated_casts();
 
 } // namespace torch_promote

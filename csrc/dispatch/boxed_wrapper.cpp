@@ -1,7 +1,7 @@
 // file: the wrapper of each op outside the table, with the schema read at run time
 #include "dispatch/boxed_wrapper.h"
 
-#include "cache/thread_cache.h"
+#include "cache/cached_cast.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
 #include "promotion/call.h"

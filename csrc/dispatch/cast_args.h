@@ -1,7 +1,7 @@
 // file: selects the arguments that autocast casts, and casts each C++ type of argument
 #pragma once
 
-#include "cache/thread_cache.h"
+#include "cache/cached_cast.h"
 #include "policy/dispatch_key.h"
 #include "region/current_policy.h"
 

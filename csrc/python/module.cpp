@@ -1,18 +1,14 @@
 // file: the Python bindings of the extension: torch_promote._C
 #include "cache/cache_mode.h"
+#include "cache/cached_cast.h"
 #include "cache/capture.h"
 #include "cache/check.h"
-#include "cache/outside_writers.h"
-#include "cache/persistent_cache.h"
-#include "cache/thread_cache.h"
+#include "cache/persistent_casts.h"
 #include "cache/thread_casts.h"
-#include "cache/weight.h"
-#include "dispatch/collectives.h"
 #include "dispatch/op_definitions.h"
 #include "dispatch/promotion_kernels.h"
 #include "dispatch/registration.h"
 #include "dispatch/typed_wrapper.h"
-#include "dispatch/unversioned_writers.h"
 #include "policy/fingerprint.h"
 #include "policy/op_numbers.h"
 #include "policy/op_table.h"
@@ -181,38 +177,15 @@ unsigned int scalar_type_of(const py::object& dtype) {
   return static_cast<unsigned int>(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
 }
 
-std::vector<at::Tensor> to_tensors(const py::iterable& objects) {
-  std::vector<at::Tensor> tensors;
-  for (const py::handle object : objects) {
-    tensors.push_back(object.cast<at::Tensor>());
-  }
-  return tensors;
-}
-
-// Called after an optimizer's step on these weights. If a CUDA graph is being captured, each replay repeats the step.
 // Ignores elements that are not tensors: an optimizer's parameters may contain others.
-void note_step(const py::sequence& weights) {
-  std::vector<at::Tensor> written;
-  bool captured = false;
-  c10::DeviceIndex asked = -1;
-  const bool casts = any_casts();
-  for (const py::handle weight : weights) {
-    if (!THPVariable_Check(weight.ptr())) {
-      continue;
-    }
-    const at::Tensor& tensor = THPVariable_Unpack(weight.ptr());
-    if (tensor.is_cuda() && tensor.get_device() != asked) {
-      asked = tensor.get_device();
-      captured = captured || is_captured(Source(tensor));
-    }
-    if (casts || captured) {
-      written.push_back(tensor);
+void forget_casts_of(const py::iterable& written) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : written) {
+    if (THPVariable_Check(object.ptr())) {
+      tensors.push_back(THPVariable_Unpack(object.ptr()));
     }
   }
-  if (captured) {
-    note_captured_writes(written);
-  }
-  forget_casts(written);
+  forget_casts(tensors);
 }
 
 struct SuspendedHandle {
@@ -270,22 +243,14 @@ PYBIND11_MODULE(_C, m) {
     }
     set_replaying_modes(std::move(types));
   });
-  m.def("forget_casts", [](const py::iterable& tensors) {
-    if (any_casts()) {
-      forget_casts(to_tensors(tensors));
-    }
-  });
-  m.def("note_step", &note_step);
-  m.def("forget_beyond_stock", [] { forget_beyond_stock(); });
-  m.def("note_alias", &note_alias);
+  m.def("forget_casts", &forget_casts_of);
+  m.def("forget_beyond_stock", &forget_beyond_stock);
+  m.def("end_casts", &end_casts_of_all_threads);
   m.def("op_definitions", &op_definitions);
   m.def("recognize_slices", &recognize_slices);
-  m.def("recognizes_slices", &recognizes_slices);
-  m.def("watch_collectives", &watch_collectives);
   m.def("note_capture", &note_capture);
   m.def("set_capture_functions", &set_python_capture_functions);
   register_typed_wrappers();
-  register_unversioned_writers();
   register_closed_ops();
   stock_policy_table(); // created now, before other threads use it
   m.attr("TORCH_VERSION") = TORCH_VERSION;
@@ -303,11 +268,6 @@ PYBIND11_MODULE(_C, m) {
   }
   m.attr("OP_ENTRY_NAMES") = py::tuple(names);
 
-  py::list writers;
-  for (const char* name : kUnversionedWriters) {
-    writers.append(name);
-  }
-  m.attr("UNVERSIONED_WRITERS") = py::tuple(writers);
   m.attr("CLOSED_OPS") = py::cast(kClosedOps).cast<py::tuple>();
 
   m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
@@ -371,7 +331,7 @@ PYBIND11_MODULE(_C, m) {
     result["persistent_bytes"] = info.persistent_bytes;
     return result;
   });
-  m.def("clear_cache", &clear_cast_cache);
+  m.def("clear_cache", &clear_casts);
   m.def("set_cast_check_hooks", &set_cast_check_hooks);
   m.def("set_checks_casts", [](bool on) { checks_casts.store(on); });
   m.def("cast_check_counts", [] {

@@ -1,7 +1,6 @@
 // file: the stack of open regions of a thread, and the thread state that follows from it
 #include "region/frames.h"
 
-#include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
 #include "policy/fingerprint.h"
 #include "policy/of_this_thread.h"
@@ -85,7 +84,6 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
   const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
   keys.put_ours(on, !on);
-  tls_stock_may_have_cast |= !on || keys.enabled(Device::cuda);
 }
 
 PolicyPtr policy_around(const ThreadState& state) {
@@ -95,15 +93,6 @@ PolicyPtr policy_around(const ThreadState& state) {
   return state.key_included ? hold(policy_of_carried_state()) : default_policy_table();
 }
 
-void end_caches() {
-  end_cast_cache();
-  if (borrows_casts()) { // the end of a checkpoint's recomputation: stock frees the casts of the forward here
-    clear_stock_cache_for_all_threads();
-  } else {
-    clear_stock_cache();
-  }
-}
-
 void leave_nesting(const Frame& frame) {
   if (!frame.is_autocast()) {
     return;
@@ -111,7 +100,7 @@ void leave_nesting(const Frame& frame) {
   if (at::autocast::decrement_nesting() == 0) {
     end_caches();
   } else if (!tls_region_open) {
-    end_cast_cache_of_regions();
+    end_casts_beyond_stock();
   }
 }
 

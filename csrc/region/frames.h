@@ -65,7 +65,5 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
 Frame end_innermost();
 // Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
 void leave_nesting(const Frame& frame);
-// Frees the caches. As in stock, they live as long as the outermost region of the thread, ours or PyTorch's.
-void end_caches();
 
 } // namespace torch_promote

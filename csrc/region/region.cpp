@@ -1,7 +1,6 @@
 // file: enters and leaves regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
-#include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
@@ -90,9 +89,7 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   const int nesting = frame.is_autocast() ? at::autocast::increment_nesting() - 1 : nesting_depth();
   entered.before.nesting = nesting;
   if (nesting == 0) {
-    end_cast_cache(); // casts that could not be freed under PyTorch's lock
-  } else if (!tls_region_open) {
-    drop_casts_if_a_clear_was_missed();
+    end_casts_of_thread(); // if the end of PyTorch's last region went unnoticed, because C++ ended it
   }
   put_flags();
 

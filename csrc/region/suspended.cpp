@@ -1,7 +1,6 @@
 // file: suspends the regions of a coroutine between its steps
 #include "region/region.h"
 
-#include "cache/stock_cache.h"
 #include "cache/thread_casts.h"
 #include "policy/torch_declarations.h"
 #include "region/frames.h"
@@ -37,7 +36,7 @@ struct EndsRegions {
 struct Suspended {
   std::vector<Frame> frames;             // outermost first
   ThreadState inside;                    // the thread's state in the innermost frame at suspension
-  std::shared_ptr<CastsOfRegions> casts; // null unless no autocast region was around them
+  std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
 };
 
 // Also suspends and resumes regions of torch.autocast that the body opened inside ours: the devices' state and the
@@ -115,7 +114,6 @@ void resume(const Suspended& regions) {
     put_casts(*regions.casts);
   }
   inside.write_key();
-  tls_stock_may_have_cast = true; // PyTorch's kernels may have been on in some of them
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
     put_policy(policy, /*in_slots=*/true);

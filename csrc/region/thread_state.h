@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache/cache_mode.h"
-#include "cache/stock_cache.h"
+#include "cache/thread_casts.h"
 #include "policy/dispatch_key.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"

@@ -14,10 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from benchmarks.measures import peak_bytes
+from benchmarks.programs import PROGRAMS
 from helpers.casts import Region, ours, stock
-from helpers.models import EVERY_MODEL, loss_of, made, region_of
+from helpers.models import EVERY_MODEL, loss_of, made
+from helpers.program_peaks import EVERY_PROGRAM, TRAINING, bytes_beyond_stock, check_bounds, peaks
 
-pytestmark = pytest.mark.usefixtures("nothing_persists")
+pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
 #: Takes a maker of regions, a model and its input.
 Use = Callable[[Region, nn.Module, torch.Tensor], Any]
@@ -141,60 +143,38 @@ def test_models_that_consist_of_weights(model: Callable[[], nn.Module], use: Use
     assert 0 < peak(use, ours, made, X) <= 1.05 * peak(use, stock, made, X)
 
 
-#: The minimum factors by which modes take more memory than stock, as docs/casts.md states.
-MORE: dict[tuple[str, str, str], float] = {
-    ("layers", "frozen", "persistent"): 5,
-    ("layers", "frozen", "all"): 5,
-    ("layers", "inference_mode", "persistent"): 5,
-    ("layers", "inference_mode", "all"): 5,
-    ("slices", "no_grad", "persistent"): 1.5,
-    ("slices", "no_grad", "all"): 1.5,
-    ("slices", "frozen", "all"): 1.5,
-}
+# --- the programs of the benchmark stay within the bounds of docs/casts.md, in each mode
 
 
-@pytest.mark.parametrize(("model", "use", "cache"), MORE)
-def test_the_other_modes_take_more_where_they_keep_more(model: str, use: str, cache: str) -> None:
-    """Otherwise the tests above could not fail."""
-    made = LARGE[model]()
-    assert peak(USES[use], region_of(cache), made, X) > MORE[model, use, cache] * peak(USES[use], stock, made, X)
+@functools.cache
+def of_stock(name: str) -> tuple[int, int]:
+    return peaks(name, "stock", "cpu")
 
 
-@pytest.mark.parametrize("cache", ["persistent", "all"])
-@pytest.mark.parametrize("use", ["no_grad", "inference_mode", "frozen"])
-@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
-def test_casts_beyond_stock_take_at_most_the_bytes_of_their_weights(
-    model: Callable[[], nn.Module], use: str, cache: str
-) -> None:
-    made = model()
-    weights = sum(parameter.nbytes for parameter in made.parameters())
-    assert peak(USES[use], region_of(cache), made, X) <= peak(USES[use], stock, made, X) + weights + X.nbytes
+#: Every day, the mode that keeps most; tests/cuda has all modes on the device made of host memory, which is faster.
+PROGRAMS_BY_MODE = [
+    param if "all" in param.values else pytest.param(*param.values, marks=[*param.marks, pytest.mark.slow], id=param.id)
+    for param in EVERY_PROGRAM
+]
 
 
-def held_after(cache: str, model: nn.Module, no_autograd: Any) -> tuple[int, int]:
-    """The bytes of casts at the end of the region, and after it."""
-    with ours(cache=cache), no_autograd():
-        model(X)
-        inside = tp.cache_info()
-    after = tp.cache_info()
-    bytes_of = [info["bytes"] + info["persistent_bytes"] for info in (inside, after)]
-    tp.clear_cache()
-    return bytes_of[0], bytes_of[1]
+@pytest.mark.parametrize(("name", "mode"), PROGRAMS_BY_MODE)
+def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> None:
+    check_bounds(name, mode, "cpu", of_stock(name))
 
 
-@pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
-def test_the_default_mode_keeps_nothing_of_frozen_weights(model: Callable[[], nn.Module], no_autograd: Any) -> None:
-    frozen_model = model().requires_grad_(False)
-    assert held_after("weights", frozen_model, no_autograd) == (0, 0)
+def test_what_a_mode_keeps_is_needed() -> None:
+    """Otherwise the bounds beyond stock's would be too wide to prove anything."""
+    for name, mode in (("Llama-like, inference mode", "persistent"), ("Llama-like, inference mode", "all")):
+        first, _ = peaks(name, mode, "cpu")
+        assert first > of_stock(name)[0] + bytes_beyond_stock(name, mode, "cpu") / 2
 
 
-def test_persistent_casts_take_at_most_the_bytes_of_their_weights() -> None:
-    for model in (Layers(), Slices(), Shared()):
-        weights = sum(parameter.nbytes for parameter in model.parameters())
-        for _ in range(3):
-            with ours(cache="persistent"), torch.no_grad():
-                model(X)
-            assert 0 < tp.cache_info()["persistent_bytes"] <= weights
-        assert tp.cache_info()["bytes"] == 0
-        tp.clear_cache()
+def test_sharing_activations_takes_less_memory_in_training() -> None:
+    name = "Llama-like, training"
+    assert peaks(name, "all", "cpu")[1] < 0.98 * of_stock(name)[1]
+
+
+def test_programs_are_told_apart() -> None:
+    assert set(PROGRAMS) > TRAINING
+    assert {bytes_beyond_stock(name, "weights", "cpu") for name in PROGRAMS} == {0}

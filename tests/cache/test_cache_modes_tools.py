@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
     checkpoint,
-    create_selective_checkpoint_contexts,
 )
 
 import torch_promote as tp
@@ -23,7 +20,6 @@ from helpers.casts import CASTS, Region, half, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
 from helpers.probes import in_thread
-from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
@@ -60,31 +56,6 @@ def test_checkpoint(name: str, cache: str, use_reentrant: bool, inside: bool) ->
     assert_same(run(region_of(cache)), run(stock))
 
 
-def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-@ALL_KEEPING
-@EVERY_MODEL
-@pytest.mark.parametrize("inside", [False, True], ids=["backward after", "backward inside"])
-def test_selective_checkpoint(name: str, cache: str, inside: bool) -> None:
-    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
-
-    def run(region: Region) -> Any:
-        model, x = made(name)
-        source = x.requires_grad_()
-        with region():
-            loss = checkpoint(model, source * 2, use_reentrant=False, context_fn=contexts).float().square().mean()
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-        return [loss, source.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
-
-    assert_same(run(region_of(cache)), run(stock))
-
-
 # --- torch.compile
 
 
@@ -113,21 +84,6 @@ def test_compiled_models(name: str, backend: str) -> None:
 
 
 # --- the cross-check
-
-
-@pytest.mark.parametrize("cache", [*KEEPING, "none"])
-@EVERY_MODEL
-def test_crosscheck_finds_no_mismatch(name: str, cache: str) -> None:
-    model, x = made(name)
-    with tp.crosscheck(level="bits") as report:
-        for _ in range(2):
-            with ours(cache=cache):
-                loss = loss_of(model, x)
-            loss.backward()
-            with ours(cache=cache), torch.no_grad():
-                model(x)
-    assert report.mismatches == []
-    assert report.calls > 5
 
 
 # --- code that runs inside a cast
@@ -182,44 +138,9 @@ def test_a_mode_may_use_autocast_inside_a_cast(action: Any, frozen: bool, grad: 
     assert mode.times > 0
 
 
-@ALL_KEEPING
-def test_an_exception_inside_a_cast_leaves_nothing_half_done(cache: str) -> None:
-    x, w = torch.randn(3, 4), nn.Parameter(torch.randn(4, 4))
-
-    def fail() -> None:
-        raise KeyError
-
-    with ours(cache=cache):
-        with During(fail), pytest.raises(KeyError):
-            torch.mm(x, w)
-        assert tp.cache_info()["entries"] == 0
-        assert torch.equal(torch.mm(x, w), torch.mm(half(x), half(w)))
-    assert torch.equal(in_thread(lambda: _product(x, w, cache)), torch.mm(half(x), half(w)))
-
-
 def _product(x: torch.Tensor, w: torch.Tensor, cache: str) -> torch.Tensor:
     with ours(cache=cache), torch.no_grad():
         return torch.mm(x, w)
-
-
-@ALL_KEEPING
-def test_a_thread_that_ends_inside_a_region_takes_its_casts_along(cache: str) -> None:
-    kept: list[Any] = []
-
-    def work() -> None:
-        seen: list[torch.Tensor] = []
-        kept.extend((torch.randn(3, 4), nn.Parameter(torch.randn(4, 4), requires_grad=False)))
-        mode = During(lambda: seen.append(kept[0]))  # casts get Python objects
-        with mode, torch.no_grad():
-            ours(cache=cache).__enter__()
-            torch.mm(kept[0], kept[1])
-
-    in_thread(work)
-    assert tp.cache_info()["entries"] == 0
-    assert tp.cache_info()["persistent_entries"] == (cache == "persistent")
-    kept.clear()
-    gc.collect()
-    assert tp.cache_info()["persistent_entries"] == 0
 
 
 # --- nested regions
@@ -255,21 +176,3 @@ def test_nested_regions_of_all_modes(outer: str, inner: str | None) -> None:
         assert_same(found[1], gradients)
     elif inner in ("none", None) and outer == "none":
         assert_same(found[1], gradients)
-
-
-FIRST_REGION = """
-import sys
-import torch
-from torch._subclasses import FakeTensorMode
-import torch_promote as tp
-from torch_promote import _C
-
-with {"default device": lambda: torch.device("meta"), "fake tensors": FakeTensorMode}[sys.argv[1]]():
-    tp.my_autocast("cpu", cache="persistent")
-print(_C.recognizes_slices())
-"""
-
-
-@pytest.mark.parametrize("mode", ["default device", "fake tensors"])
-def test_the_first_region_of_a_process_may_be_made_under_a_mode(mode: str) -> None:
-    assert output_of(FIRST_REGION, mode) == "True\n"

@@ -36,40 +36,12 @@ def program(function: Program) -> Program:
 
 
 @program
-def chain_of_products(region: Region) -> Any:
-    w = weight()
-    with region():
-        (((X @ w) @ w) @ w).sum().backward()
-    return w.grad
-
-
-@program
-def backward_after_the_region(region: Region) -> Any:
-    w = weight()
-    with region():
-        loss = (((X @ w) @ w) @ w).sum()
-    loss.backward()
-    return w.grad
-
-
-@program
 def two_graphs_over_one_cast(region: Region) -> Any:
     w = weight()
     with region():
         first, second = product(w), product(w).sqrt()
         first.backward()
         second.backward()
-    return w.grad
-
-
-@program
-def two_passes_over_one_graph(region: Region) -> Any:
-    w = weight()
-    with region():
-        loss, other = product(w), product(w).sqrt()
-        loss.backward(retain_graph=True)
-        other.backward()
-        loss.backward()
     return w.grad
 
 
@@ -81,27 +53,6 @@ def first_use_under_no_grad(region: Region) -> Any:
             kept = X @ w
         ((X @ w) @ w).sum().backward()
     return w.grad, kept
-
-
-@program
-def later_use_under_no_grad(region: Region) -> Any:
-    w = weight()
-    with region():
-        loss = (X @ w).sum()
-        with torch.no_grad():
-            kept = X @ w
-        loss.backward()
-    return w.grad, kept
-
-
-@program
-def recurrent_loop(region: Region) -> Any:
-    cell, state = nn.RNNCell(16, 16), torch.zeros(8, 16)
-    with region():
-        for _ in range(5):
-            state = cell(X, state)
-        state.float().sum().backward()
-    return [p.grad for p in cell.parameters()]
 
 
 @program
@@ -142,15 +93,6 @@ def requires_grad_off_and_on(region: Region) -> Any:
 
 
 @program
-def autograd_grad(region: Region) -> Any:
-    w, gradients = weight(), []
-    with region():
-        for _ in range(2):
-            gradients += torch.autograd.grad(product(w), w)
-    return gradients + list(torch.autograd.grad(product(w), w))
-
-
-@program
 def double_backward(region: Region) -> Any:
     """A double backward through a cast that is used in a second graph after the first has been freed."""
     w = weight()
@@ -160,23 +102,6 @@ def double_backward(region: Region) -> Any:
         (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
     gradient.pow(2).sum().backward()
     return gradient, w.grad
-
-
-@program
-def hooks(region: Region) -> Any:
-    w, seen = weight(), []
-
-    def double(grad: torch.Tensor) -> torch.Tensor:
-        seen.append(grad.clone())
-        return grad * 2
-
-    w.register_hook(double)
-    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
-    with region():
-        for _ in range(2):
-            ((X @ w) @ w).sum().backward()
-    assert [grad.dtype for grad in seen] == [torch.float32] * 4
-    return seen
 
 
 @program

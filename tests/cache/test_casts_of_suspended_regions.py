@@ -43,11 +43,7 @@ async def others_hold_a_region(region: Region) -> None:
             await asyncio.sleep(0)
 
 
-async def others_do_nothing(region: Region) -> None:
-    await asyncio.sleep(0)
-
-
-OTHERS = (others_do_nothing, others_enter_regions, others_hold_a_region)
+OTHERS = (others_enter_regions, others_hold_a_region)
 
 
 @pytest.mark.parametrize("others", OTHERS, ids=lambda others: others.__name__)
@@ -122,19 +118,6 @@ def test_suspended_casts_are_not_visible_to_other_code() -> None:
     assert entries() == 0
 
 
-def test_interleaved_generators_keep_separate_casts() -> None:
-    w = weight()
-    first, second = products(w, 4), products(w, 4)
-    outputs: list[Any] = [[], []]
-    for _ in range(4):
-        for steps, found in zip((first, second), outputs, strict=True):
-            found.append(next(steps))
-    for found in outputs:
-        with stock():
-            of_stock = [X @ w for _ in range(4)]
-        assert_same(gradient_of(found, w), gradient_of(of_stock, w))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -198,35 +181,3 @@ def test_inside_a_region_the_casts_stay_with_that() -> None:
     assert entries() == 0
     assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
     assert entries() == 0
-
-
-def test_resumed_inside_another_region_the_casts_of_that_stay() -> None:
-    w, other = weight(), weight()
-    steps = products(w, 3)
-    next(steps)
-    with ours():
-        X @ other
-        assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
-        with CastCount(of=other) as count:
-            X @ other
-        assert count.casts == 0
-    assert entries() == 0
-
-
-def test_regions_of_pytorch_held_inside_promotion_leave_no_casts() -> None:
-    w = weight()
-
-    @tp.promotion("jax")
-    def body() -> Iterator[Any]:
-        with stock():
-            yield X @ w
-            yield X @ w
-
-    steps = body()
-    outputs = []
-    for output in steps:
-        assert entries() == 0
-        outputs.append(output)
-    with stock():
-        of_stock = [X @ w for _ in range(2)]
-    assert_same([*outputs, gradient_of(outputs, w)], [*of_stock, gradient_of(of_stock, w)])

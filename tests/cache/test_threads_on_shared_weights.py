@@ -7,7 +7,6 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -141,55 +140,3 @@ def test_no_thread_gets_a_cast_from_before_a_step(write: str, rounds: int) -> No
     assert min(ran.values()) > 0
     for cache in CACHES:
         weights.use(functools.partial(ours, cache=cache))
-
-
-def test_checks_that_one_thread_switches_while_others_reuse_casts() -> None:
-    weights = CountedDown("cpu")
-
-    def switch() -> None:
-        with tp.check_casts() as checks:
-            weights.use(functools.partial(ours, cache="persistent"))
-        assert checks.checked > 0
-        with tp.check_casts(False):
-            weights.use(functools.partial(ours, cache="persistent"))
-
-    actions: dict[str, Callable[[], object]] = {
-        f"use {cache}": functools.partial(use_twice, weights, functools.partial(ours, cache=cache)) for cache in CACHES
-    }
-    weights.use(functools.partial(ours, cache="persistent"))
-    assert at_once({"switch": switch, **actions}, "switch", 30)["switch"] == 30
-
-
-def use_twice(weights: CountedDown, region: Callable[[], AbstractContextManager[object]]) -> None:
-    with region():
-        weights.use(torch.enable_grad)
-        weights.use(torch.enable_grad)
-
-
-@pytest.mark.usefixtures("nothing_installed", "stale_casts_on_purpose")
-def test_installed_and_in_threads_of_both_kinds() -> None:
-    weights = CountedDown("cpu")
-    stock = functools.partial(tp.stock_autocast, "cpu")
-    with tp.installed_as(cache="persistent"):
-        ran = at_once(
-            {
-                "train": by_optimizer(weights, fused=False),
-                "installed": functools.partial(weights.use, functools.partial(torch.autocast, "cpu")),
-                "installed, backward": functools.partial(
-                    weights.use, functools.partial(torch.autocast, "cpu"), backward=True
-                ),
-                "ours": functools.partial(weights.use, ours),
-                "stock": functools.partial(stock_alone, stock),
-                "clear": tp.clear_cache,
-            },
-            "train",
-            30,
-        )
-    assert ran["train"] == weights.done == 30
-
-
-def stock_alone(stock: Callable[[], torch.autocast]) -> None:
-    """Stock's cache belongs to all threads, and its casts may be old. It has to leave ours alone."""
-    weight = torch.ones(8, 8, requires_grad=True)
-    with stock():
-        assert (weight @ weight).dtype is torch.bfloat16

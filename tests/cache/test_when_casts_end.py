@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.casts import BIG, CastCount, Region, X, entries, ours, resident_bytes, stock, weight, write_unseen
 from helpers.comparison import assert_same
+from helpers.probes import in_thread
+from helpers.subprocesses import environment, output_of, run_python
 
 # --- regions that are no autocast regions
-
-
-def steps_in_promotion(region: Region) -> list[Any]:
-    w, losses = weight(), []
-    with tp.promotion("torch"):
-        for _ in range(4):
-            with region():
-                y = X @ w
-                loss = (y + (X @ w)).float().square().mean()
-            (gradient,) = torch.autograd.grad(loss, w)
-            w.data.sub_(0.1 * gradient)
-            losses += [loss.detach(), gradient]
-    return losses
-
-
-def test_promotion_around_a_loop_prolongs_no_cast() -> None:
-    losses = steps_in_promotion(ours)
-    assert_same(losses, steps_in_promotion(stock))
-    assert losses[0] > losses[2] > losses[4] > losses[6]
 
 
 def test_promotion_is_no_autocast_region_and_keeps_no_cast() -> None:
@@ -108,101 +92,6 @@ def test_it_frees_the_memory_at_once(around: Any, cache: str) -> None:
         assert before - resident_bytes() > BIG * BIG
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_it_clears_each_time(times: int) -> None:
-    w = weight()
-    with ours():
-        for _ in range(times):
-            assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-            write_unseen(w)
-            torch.clear_autocast_cache()
-        with CastCount(of=w) as count:
-            X @ w
-            X @ w
-        assert count.casts == 1
-
-
-STATES: dict[str, Callable[[], Any]] = {
-    "float16": lambda: ours(torch.float16),
-    "overrides": lambda: ours(overrides={"matmul": torch.float16}),
-    "no_grad": torch.no_grad,
-    "dispatch mode": CastCount,
-    "default device": lambda: torch.device("meta"),
-    "default dtype": lambda: default_dtype(torch.float64),
-    "profiler": torch.profiler.profile,
-    "anomaly mode": torch.autograd.detect_anomaly,
-    "deterministic": lambda: deterministic(),
-}
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_it_is_noticed_in_every_state(state: str) -> None:
-    w = weight()
-    with ours():
-        with STATES[state]():
-            X @ w
-        write_unseen(w)
-        torch.clear_autocast_cache()
-        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-
-def test_the_sentinel_is_not_visible_to_programs() -> None:
-    w, seen = weight(), []
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    def program() -> Any:
-        with ours(), torch.profiler.profile(profile_memory=True) as profile:
-            X @ w
-        return [(event.name, event.cpu_memory_usage) for event in profile.events()]
-
-    first = program()
-    with ours():
-        X @ weight()  # plants
-        again = program()
-    assert [name for name, _ in first] == [name for name, _ in again]
-    with Mode(), ours():
-        X @ w
-    casts = [func for func in seen if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)]
-    assert len(casts) == 2
-
-
-def test_gradients_are_summed_in_stocks_order() -> None:
-    """The sentinel takes no sequence number from the autograd nodes of the program."""
-
-    def numbers(region: Region) -> list[int]:
-        w, before = weight(), torch.ones(1, requires_grad=True).exp()
-        with region():
-            product = X @ w
-        assert product.grad_fn is not None
-        assert before.grad_fn is not None
-        return [product.grad_fn._sequence_nr() - before.grad_fn._sequence_nr()]
-
-    assert numbers(ours) == numbers(stock)
-
-
 # --- regions of torch.autocast around
 
 
@@ -258,22 +147,359 @@ def test_each_of_stocks_regions_has_its_own_casts() -> None:
     assert not torch.equal(*products)
 
 
-def in_a_disabled_region(region: Region, device_type: str) -> list[Any]:
-    w, results = weight(), []
-    with tp.stock_autocast(device_type, enabled=False):
-        h = X
-        for _ in range(3):
-            with region():
-                h = torch.tanh(h @ w).float()
-        h.sum().backward()
-        with region(), torch.no_grad():
-            results.append(X @ w)
-            write_unseen(w)
+# --- several threads: a region does not end another thread's casts, clearing ends all threads'
+
+
+@pytest.mark.parametrize("end", ["region of ours", "nested regions of ours", "suspended"])
+def test_the_end_of_our_region_in_another_thread_leaves_the_casts_here(end: str) -> None:
+    w, other = weight(), weight()
+
+    def work() -> None:
+        with ours(), ours() if end.startswith("nested") else contextlib.nullcontext():
+            X @ other
+        if end == "suspended":
+
+            @ours()
+            def steps() -> Iterator[Any]:
+                yield X @ other
+
+            next(steps())
+
+    with ours():
+        X @ w
+        in_thread(work)
+        with CastCount(of=w) as count:
+            X @ w
+        assert count.casts == 0
+        write_unseen(w)
+        torch.clear_autocast_cache()
+        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+
+@pytest.mark.parametrize("where", ["here", "in another thread"])
+def test_clearing_clears_the_casts_of_every_thread(where: str) -> None:
+    w, ready, cleared = weight(), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        with ours():
+            X @ w
+            ready.set()
+            assert cleared.wait(60)
+            return torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+    with ThreadPoolExecutor(1) as pool, ours():
+        future = pool.submit(work)
+        assert ready.wait(60)
+        X @ w
+        write_unseen(w)
+        in_thread(torch.clear_autocast_cache) if where != "here" else torch.clear_autocast_cache()
+        cleared.set()
+        assert future.result(60)
+        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+
+
+def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
+    stop = threading.Event()
+
+    def disturb(own: Any) -> int:
+        rounds = 0
+        while not stop.is_set():
+            with ours():
+                X @ own
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(disturb, weight()) for _ in range(3)]
+        w, stale = weight(), 0
+        for _ in range(300):
+            with stock(), ours():
+                X @ w
+            with torch.no_grad():
+                w.data.add_(0.5)
+            with stock(), ours():
+                stale += not torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
+        stop.set()
+        assert min(other.result(60) for other in others) > 0
+    assert stale == 0
+
+
+def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_subclass() -> None:
+    """The cast is leaked: its end would call Python, in which the thread has no state any more."""
+    program = """
+        import threading
+
+        import torch
+        import torch_promote as tp
+
+        from torch.utils._pytree import tree_map_only
+
+        class Wrapped(torch.Tensor):
+            @staticmethod
+            def __new__(cls, inner):
+                return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+            def __init__(self, inner):
+                self.inner = inner
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                args, kwargs = tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+                return tree_map_only(torch.Tensor, Wrapped, func(*args, **kwargs))
+
+        w = torch.nn.Parameter(Wrapped(torch.ones(16, 4)))
+
+        def work():
+            tp.my_autocast("cpu").__enter__()
+            torch.ones(8, 16) @ w
+            print(tp.cache_info()["entries"])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print(tp.cache_info()["entries"])
+        with tp.my_autocast("cpu"):
+            print((torch.ones(8, 16) @ w).dtype)
+    """
+    assert output_of(program) == "1\n0\ntorch.bfloat16\n"
+
+
+# --- threads of the autograd engine
+
+
+@contextlib.contextmanager
+def as_carried_by_the_engine() -> Iterator[None]:
+    """The dispatch keys of a region, and no region: so the autograd engine's device threads find themselves."""
+    with ours():
+        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(*keys):
+        yield
+
+
+def recomputation(region: Region, keys: Any) -> list[Any]:
+    """What a checkpoint does on a device thread: the keys are the caller's, and the regions are PyTorch's."""
+    w = weight()
+
+    def work() -> list[Any]:
+        with keys(), stock():
+            outputs = [X @ w for _ in range(4)]
+            held = entries()
+        total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
+        (gradient,) = torch.autograd.grad(total, w)
+        assert (held, entries()) == ((1, 0) if region is ours else (0, 0))
+        return [*outputs, gradient]
+
+    return in_thread(work)
+
+
+def test_regions_of_pytorch_in_a_thread_without_ours_keep_casts() -> None:
+    assert_same(recomputation(ours, as_carried_by_the_engine), recomputation(stock, contextlib.nullcontext))
+
+
+def test_a_thread_without_any_region_keeps_none() -> None:
+    def work() -> int:
+        with as_carried_by_the_engine():
+            X @ weight()
+            return entries()
+
+    assert in_thread(work) == 0
+
+
+# --- where the end of a region could deadlock
+
+
+def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
+    result = output_of(
+        """
+        import torch, torch_promote as tp
+        from torch.utils._python_dispatch import TorchDispatchMode
+        w, inner, x = (torch.ones(4, 4, requires_grad=grad) for grad in (True, True, False))
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func is torch.ops.aten._to_copy.default and args[0] is w:
+                    with tp.my_autocast("cpu"):
+                        x @ inner
+                return func(*args, **(kwargs or {}))
+        with torch.autocast("cpu"), Mode():
+            x @ w
+        print(tp.cache_info()["entries"])
+        """
+    )
+    assert result == "0\n"
+
+
+def test_after_a_fork_both_processes_notice() -> None:
+    result = output_of(
+        """
+        import os, sys, torch, torch_promote as tp
+        torch.set_num_threads(1)
+        w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+        with tp.my_autocast("cpu"):
+            x @ w
+            child = os.fork()
+            w.data.mul_(3)
             torch.clear_autocast_cache()
-            results.append(X @ w)
-    return [*results, w.grad]
+            fresh = (x @ w)[0, 0].item() == 12
+            if child == 0:
+                os._exit(fresh)
+            print(fresh, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    assert result == "True 1\n"
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_regions_inside_a_disabled_one_of_stock(device_type: str) -> None:
-    assert_same(in_a_disabled_region(ours, device_type), in_a_disabled_region(stock, device_type))
+@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) -> None:
+    """Stock casts while it holds its lock, and a dispatch mode called by the cast needs the GIL."""
+    result = output_of(
+        """
+        import sys, threading, time, torch, torch_promote as tp
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+
+        torch.set_num_threads(1)
+        x, w = torch.ones(4, 4), torch.nn.Parameter(torch.ones(4, 4))
+        end = time.monotonic() + float(sys.argv[1])
+
+        def stock():
+            while time.monotonic() < end:
+                with Mode(), torch.autocast("cpu"):
+                    x @ torch.nn.Parameter(x)
+
+        def ours():
+            while time.monotonic() < end:
+                with tp.my_autocast("cpu"):
+                    x @ w
+
+        threads = [threading.Thread(target=stock), threading.Thread(target=ours)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("done")
+        """,
+        str(seconds),
+    )
+    assert result == "done\n"
+
+
+# --- forks while other threads use the cache
+
+FORKS = """
+import sys, threading, torch
+from torch import nn
+import torch_promote as tp
+from helpers.forking import fork_for
+
+torch.set_num_threads(1)
+weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
+x = torch.ones(2, 2)
+
+
+def infer(some):
+    with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
+        for w in some:
+            x @ w
+
+
+infer(weights)
+end = False
+
+
+def work(first):
+    while not end:
+        infer(weights[first : first + 50])
+        torch.clear_autocast_cache()
+
+
+threads = [threading.Thread(target=work, args=(first,)) for first in (0, 500, 1000)]
+for thread in threads:
+    thread.start()
+
+
+def in_child():
+    weights[0].detach()
+    infer(weights[:1])
+    tp.clear_cache()
+    with tp.my_autocast("cpu", overrides={"aten::exp": "fp32"}):
+        torch.ones(1).exp()
+
+
+forks, hung = fork_for(float(sys.argv[1]), in_child)
+end = True
+for thread in threads:
+    thread.join()
+print(forks, hung)
+"""
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("program", [FORKS])
+def test_no_child_hangs_that_is_forked_while_threads(program: str, seconds: int) -> None:
+    done = run_python(program, str(seconds), quiet=True, timeout=seconds + 60)
+    assert done.returncode == 0, done.stderr
+    forks, hung = map(int, done.stdout.split())
+    assert forks > 2
+    assert hung == 0
+
+
+# The handler that the process registers first runs last, while ours holds all mutexes. A thread then calls the action
+# for the first time.
+FORKS_IN_A_FIRST_CALL = """
+import ctypes, os, signal, sys, threading, time, torch
+
+torch.set_num_threads(1)
+x, weights = torch.ones(2, 2), [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
+with torch.autocast("cpu"):
+    x @ weights[2]  # what PyTorch makes in a first call
+forks = threading.Event()
+
+
+@ctypes.CFUNCTYPE(None)
+def prepare():
+    forks.set()
+    time.sleep(0.3)
+
+
+ctypes.CDLL(None).__register_atfork(prepare, None, None, None)
+import torch_promote as tp
+
+
+def cast(w):
+    x @ w
+
+
+def cast_persistently(w):
+    with tp.my_autocast("cpu", cache="persistent"):
+        x @ w
+
+
+action = locals()[sys.argv[1]]
+
+
+def work():
+    with tp.my_autocast("cpu"):
+        forks.wait()
+        action(weights[0])
+
+
+worker = threading.Thread(target=work)
+worker.start()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    tp.cache_info()  # a cast may wait for PyTorch's mutex
+    os._exit(0)
+worker.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
+@pytest.mark.parametrize("action", ["cast", "cast_persistently"])
+def test_a_fork_while_a_thread_calls_for_the_first_time(action: str, check_casts: str) -> None:
+    env = environment(TORCH_PROMOTE_CHECK_CASTS=check_casts)
+    assert output_of(FORKS_IN_A_FIRST_CALL, action, env=env, quiet=True) == "0\n"

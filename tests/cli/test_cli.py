@@ -1,52 +1,283 @@
-"""The command line: `info`, help, errors, exit statuses, and the command as a process."""
+"""The command `torch-promote`: help, imports, exit statuses, output streams, and `info`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
-import tomllib
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 
-import torch_promote
+import torch_promote as tp
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
+from helpers.program_defaults import as_it_was
 from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
-from torch_promote.cli.program import main
+from torch_promote.cli import output
+from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
+from torch_promote.regions.defaults import spell_default_policy
 
-__all__ = ["terminal_of_80_columns", "wide"]  # fixtures
+__all__ = ["as_it_was", "terminal_of_80_columns", "wide"]  # fixtures
+
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
 
-ROOT = Path(__file__).parents[2]
+# Help
 
 
-# --- info
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(command: str, capsys: Capture) -> None:
+    """It explains each option, fits into 80 columns, and its examples are valid command lines."""
+    with pytest.raises(SystemExit) as caught:
+        main([*([command] if command else []), "--help"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    parser = make_parser(command)
+    for action in parser._actions:
+        assert action.help or isinstance(action, argparse._SubParsersAction), action
+    examples = [line.strip() for line in text.splitlines() if line.startswith("  torch-promote ")]
+    for example in examples:
+        _, *words = shlex.split(example.partition("  ")[0].partition(" > ")[0])
+        assert callable(parse_arguments(words).run)
+    if not command:
+        assert all(re.search(rf"^    {name} +{re.escape(summary)}$", text, re.M) for name, summary in COMMANDS.items())
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"torch-promote {tp.__version__} (torch {torch.__version__})\n"
+
+
+# Imports
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """The modules of a process that has run a command."""
+    code = f"""
+import sys, contextlib, io
+from torch_promote.cli.program import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main({list(arguments)})
+print(*sys.modules)
+"""
+    return set(run_python(code, env=environment()).stdout.split())
+
+
+def test_a_command_imports_no_other_command() -> None:
+    loaded = modules_after("why", "bf16[2,3]+f4[3]")
+    own = {name for name in loaded if name.startswith("torch_promote")}
+    assert len(own) <= 120
+    commands = {f"torch_promote.cli.{name.replace('-', '_')}" for name in COMMANDS}
+    assert own & commands == {"torch_promote.cli.why"}
+    assert not any(name.startswith(("torch_promote.numerics", "torch_promote.observe.trace")) for name in own)
+
+
+def test_importing_the_package_imports_no_rich() -> None:
+    done = run_python("import sys, torch_promote; print('rich' in sys.modules)", env=environment())
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+# Exit statuses and errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("", "required: COMMAND"),
+        ("polices", "invalid choice: 'polices'"),
+        ("--bogus", "required: COMMAND"),
+        ("info extra", "unrecognized arguments: extra"),
+        ("policies --device tpu", "invalid choice: 'tpu'"),
+        ("policies --op", "expected one argument"),
+        ("parity --ops", "expected at least one argument"),
+        ("parity mm", "unrecognized arguments: mm"),
+        ("why", "required: expression"),
+        ("why 1+1 --default-dtype int8", "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64"),
+        ("why 1+1 --rule matlab", "invalid choice: 'matlab'"),
+        ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
+        ("run --pol cuda x.py", "unrecognized arguments: --pol"),
+        ("run --policy", "expected one argument"),
+        ("trace -o x.json train.py", "unrecognized arguments: -o"),
+        ("tune train.py:make", "required: --tolerance"),
+        ("tune train.py:make --tolerance 1 --level line", "invalid choice: 'line'"),
+        ("tune train.py:make --tolerance 1 --dtype x", "'x' is not a dtype of autocast. Legal: float16, bfloat16"),
+    ],
+)
+def test_an_invalid_command_line_is_one_line_and_status_2(capsys: Capture, arguments: str, complaint: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(shlex.split(arguments))
+    captured = capsys.readouterr()
+    assert (caught.value.code, captured.out) == (2, "")
+    command = next(iter(shlex.split(arguments)), "")
+    asked = f"torch-promote {command}" if command in COMMANDS else "torch-promote"
+    assert re.fullmatch(rf"torch-promote: error: .+[^.]\. See `{asked} --help`\.\n", captured.err)
+    assert complaint in captured.err
+
+
+def test_it_runs_as_a_module() -> None:
+    process = run_module("torch_promote", "policies", "--op", "bmm", "--json")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert [row["op"] for row in json.loads(process.stdout)["rows"]] == ["aten::bmm"]
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_an_error_of_the_import_is_one_line_and_status_2(script: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch_promote", "info"]
+    if script:  # as pip makes it of the entry point
+        (tmp_path / "command").write_text("from _torch_promote_hooks import main\nimport sys\nsys.exit(main())\n")
+        command = [sys.executable, str(tmp_path / "command"), "info"]
+    process = subprocess.run(
+        command, env=environment(TORCH_PROMOTE_POLICY="cudda"), text=True, timeout=120, check=False, capture_output=True
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith(
+        "torch-promote: error: the environment variable TORCH_PROMOTE_POLICY is 'cudda': no policy is called 'cudda'."
+    )
+    assert process.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_torch_is_imported() -> None:
+    code = "import sys, _torch_promote_hooks as c; print('ready', flush=True); sys.exit(c.main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "parity"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)  # `import torch` takes longer
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=100) == ("", "")
+    assert process.returncode == 130
+
+
+# Streams
+
+
+@pytest.mark.parametrize("arguments", [["policies"], ["info", "--json"], ["--help"]], ids=" ".join)
+def test_a_reader_that_has_exited_is_no_error(arguments: list[str]) -> None:
+    """With a buffer, the text of --help is written at the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = run_module(
+            "torch_promote", *arguments, stdout=writer, finalize=True, env=environment(PYTHONUNBUFFERED="")
+        )
+    finally:
+        os.close(writer)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+@needs_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_one_line_and_status_2(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        process = run_module(
+            "torch_promote", "info", stdout=full.fileno(), env=environment(PYTHONUNBUFFERED=unbuffered)
+        )
+    error = "torch-promote: error: cannot write to stdout: No space left on device.\n"
+    assert (process.returncode, process.stderr) == (2, error)
+
+
+def test_a_closed_stdout_is_one_line_and_status_2() -> None:
+    command = ["sh", "-c", 'exec "$0" -W ignore -m torch_promote info >&-', sys.executable]
+    process = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (process.returncode, process.stderr) == (2, "torch-promote: error: cannot write: stdout is closed.\n")
+
+
+def test_a_pipe_has_a_line_for_each_row_and_a_terminal_wraps(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = text_of(capsys, "policies", "--op", "norm*")
+    assert max(map(len, narrow.splitlines())) <= 60
+    monkeypatch.delenv("COLUMNS")
+    piped = text_of(capsys, "policies", "--op", "norm*")
+    assert ["norm.Scalar", "fallthrough", "fp32_append_dtype", "calls", "norm.ScalarOpt_dtype"] in cells_of(piped)
+    assert len(piped.splitlines()) < len(narrow.splitlines())
+
+
+def test_policies_are_coloured_on_a_terminal_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[" not in text_of(capsys, "policies", "--op", "bmm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[36mlower_precision_fp" in text_of(capsys, "policies", "--op", "bmm")
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(True, False), (True, True), (False, False), (False, True)])
+def test_progress(terminal: bool, quiet: bool, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(output, "_SECONDS_BEFORE_FIRST_LINE", 0.01)
+    with output.progress("parity", 2, quiet=quiet) as step:
+        step("one")
+        step("two")
+        time.sleep(0.1)
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert ("2/2" in text) is terminal
+    assert ("parity: 2 of 2, two, 0 s\n" in text) is not (terminal or quiet)
+
+
+def test_a_reader_of_stderr_that_exits_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exited:
+        tried = 0
+
+        def isatty(self) -> bool:
+            return False
+
+        def flush(self) -> None:
+            pass
+
+        def write(self, text: str) -> int:
+            self.tried += 1
+            raise BrokenPipeError
+
+    stream = Exited()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(output, "_SECONDS_BEFORE_FIRST_LINE", 0.01)
+    output.say("a message")
+    with output.progress("parity", 1, quiet=False):
+        time.sleep(0.1)
+    assert stream.tried == 2
+
+
+# info
 
 
 def test_info_as_json(capsys: Capture) -> None:
     info = json_of(capsys, "info")
     devices = info.pop("devices")
-    installed = torch_promote.installed()
     assert info.pop("autoloading")  # depends on the installation
+    installed = tp.installed()
     assert info == {
-        "torch_promote": torch_promote.__version__,
+        "torch_promote": tp.__version__,
         "torch": torch.__version__,
         "built_with_torch": torch.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "dispatch_key": "AutocastPrivateUse1",
         "rows": len(op_table()),
         "installed": None if installed is None else installed.info,
-        "default_policy": torch_promote.regions.defaults.spell_default_policy(),
+        "default_policy": spell_default_policy(),
         "registered_policies": [],
         "environment": {},
     }
@@ -64,186 +295,56 @@ def test_info_as_json(capsys: Capture) -> None:
         assert device["rows_that_count"] == device["rows_with_policy"] - len(device["missing_rows"])
 
 
-def test_info_shows_what_runs_regions_of_torch_autocast(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None
-) -> None:
-    if torch_promote.installed() is None:
-        assert ["torch.autocast", "PyTorch's", "own"] in cells_of(text_of(capsys, "info"))
+def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
+    """It says what the JSON says: what runs regions of torch.autocast, defaults, variables, devices, differences."""
     monkeypatch.setenv("TORCH_PROMOTE_CACHE", "all")
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    with torch_promote.installed_as(cache="all") as installation:
-        info = json_of(capsys, "info")
-        text = text_of(capsys, "info")
-    assert info["installed"] == installation.info
-    assert info["environment"] == {"TORCH_PROMOTE_CACHE": "all"}
-    problem = "TORCH_DEVICE_BACKEND_AUTOLOAD keeps PyTorch from loading it. Unset that variable."
-    assert info["autoloading"] == problem
-    for name, value in (("torch.autocast", installation.info), ("environment", "TORCH_PROMOTE_CACHE=all")):
-        assert [name, *value.split()] in cells_of(text)
-    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    monkeypatch.setenv("TORCH_PROMOTE_POLICY", "cuda")
     monkeypatch.setattr(
         "importlib.metadata.entry_points", lambda group: [SimpleNamespace(module="_torch_promote_hooks")]
     )
-    assert json_of(capsys, "info")["autoloading"] == "works"
-
-
-def test_info_follows_the_default_dtype(capsys: Capture) -> None:
-    before = torch.get_autocast_dtype("cpu")
-    torch.set_autocast_dtype("cpu", torch.float16)
-    try:
-        assert json_of(capsys, "info")["devices"]["cpu"]["default_dtype"] == "float16"
-    finally:
-        torch.set_autocast_dtype("cpu", before)
-
-
-def test_info_as_text_says_what_the_json_says(capsys: Capture, wide: None) -> None:
-    info = json_of(capsys, "info")
-    text = text_of(capsys, "info")
-    lines = cells_of(text)
-    assert ["torch_promote", torch_promote.__version__] in lines
-    assert ["torch", f"{torch.__version__},", "built", "with", torch.__version__] in lines
-    assert ["dispatch", "key", "AutocastPrivateUse1"] in lines
-    assert ["op", "table", str(len(op_table())), "rows"] in lines
-    for name, device in info["devices"].items():
-        available = "yes" if device["available"] else "no"
-        rows = [str(device["rows_that_count"]), "of", str(device["rows_with_policy"])]
-        numbers = [str(len(device["missing_rows"])), str(len(device["unlisted_ops"]))]
-        assert [name, available, device["default_dtype"], *rows, *numbers] in lines
-        assert [[op] in lines for op in (*device["missing_rows"], *device["unlisted_ops"])].count(False) == 0
-    differs = any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values())
-    assert ("This PyTorch registers exactly the ops that the table lists." in text) is not differs
-
-
-def test_info_lists_what_is_missing_and_unlisted(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
     monkeypatch.setattr(registrations, "op_table", lambda: STRANGE_ROWS)
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op"}))
-    text = text_of(capsys, "info")
-    assert_expected_inline(
-        text[text.index("missing on") :],
-        """\
-missing on cpu (in the table, not registered by this PyTorch; falls through):
-aten::no_such_op
-aten::relu
-
-unlisted on cpu (registered by this PyTorch, no policy in the table; left to stock):
-aten::mm
-lib::op
-
-missing on cuda (in the table, not registered by this PyTorch; falls through):
-aten::relu
-
-unlisted on cuda (registered by this PyTorch, no policy in the table; left to stock):
-lib::op
-""",
-    )
-
-
-# --- what goes wrong
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize(
-    ("pattern", "closest"),
-    [
-        ("sofmax", " Closest: softmax."),
-        ("aten::sofmax", " Closest: softmax."),
-        ("*zzzz*", ""),
-        ("", ""),
-    ],
-)
-def test_a_pattern_without_a_match_is_one_line_and_status_2(
-    capsys: Capture, pattern: str, closest: str, as_json: bool
-) -> None:
-    arguments = ["policies", "--op", pattern, *(["--json"] if as_json else [])]
-    assert error_of(capsys, *arguments) == (
-        f"torch-promote: error: --op {pattern!r} matches no op.{closest} `torch-promote policies` lists the op table. "
-        f"If a library defines the op, import it: --import MODULE.\n"
-    )
+    tp.set_default_policy("cuda")
+    with tp.installed_as(cache="all") as installation, tp.register_policy("relu", "fp32", device_type="cpu"):
+        info = json_of(capsys, "info")
+        text = text_of(capsys, "info")
+    default = "Policy.named('cuda'), from TORCH_PROMOTE_POLICY=cuda"
+    assert (info["installed"], info["default_policy"]) == (installation.info, default)
+    assert info["registered_policies"] == [{"op": "aten::relu", "device": "cpu", "policy": "fp32"}]
+    assert info["environment"] == {"TORCH_PROMOTE_POLICY": "cuda", "TORCH_PROMOTE_CACHE": "all"}
+    assert info["autoloading"] == "works"
+    lines = cells_of(text)
+    for line in (
+        f"torch {torch.__version__}, built with {torch.__version__}",
+        f"torch.autocast {installation.info}",
+        f"default policy {default}",
+        "registered policies aten::relu on cpu: fp32",
+        "environment TORCH_PROMOTE_POLICY=cuda",
+        "autoloading works",
+        "missing on cuda (in the table, not registered by this PyTorch; falls through):",
+        "aten::no_such_op",
+        "unlisted on cpu (registered by this PyTorch, no policy in the table; left to stock):",
+        "lib::op",
+    ):
+        assert line.split() in lines
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "required: COMMAND"),
-        (["polices"], "invalid choice: 'polices'"),
-        (["policies", "--device", "tpu"], "invalid choice: 'tpu'"),
-        (["policies", "--op"], "expected one argument"),
-        (["info", "extra"], "unrecognized arguments: extra"),
-    ],
-)
-def test_a_wrong_command_line_is_status_2(capsys: Capture, arguments: list[str], complaint: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert complaint in captured.err
-
-
-def test_text_without_rich_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
-    for command in ("info", "policies"):
-        assert error_of(capsys, command) == (
-            "torch-promote: error: text output needs rich: pip install rich. --json works without it.\n"
-        )
-        assert json_of(capsys, command)
-
-
-# --- version
-
-
-def test_version(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    expected = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})\n"
-    assert capsys.readouterr().out == expected
-
-
-# --- as a process
-
-
-def test_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "torch_promote", "policies", "--op", "bmm", "--json"]
-    process = subprocess.run(command, env=environment(), text=True, timeout=120, check=False, capture_output=True)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert [row["op"] for row in json.loads(process.stdout)["rows"]] == ["aten::bmm"]
-    process = run_module("torch_promote", "policies", "--op", "sofmax")
-    assert (process.returncode, process.stdout) == (2, "")
-    assert "Closest: softmax" in process.stderr
-
-
-@pytest.mark.parametrize("arguments", [["policies"], ["info", "--json"], ["--help"]], ids=" ".join)
-def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
-    """With a buffer, the text of --help is written at the end."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        process = run_module(
-            "torch_promote", *arguments, stdout=writer, finalize=True, env=environment(PYTHONUNBUFFERED="")
-        )
-    finally:
-        os.close(writer)
-    assert (process.returncode, process.stderr) == (0, "")
-
-
-# --- what has to be installed
-
-
-def test_the_commands_need_nothing_beyond_the_dependencies() -> None:
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)["project"]
-    assert "rich>=13" in project["dependencies"]
-    assert not any("rich" in package for extra in project["optional-dependencies"].values() for package in extra)
+def test_info_says_why_the_package_is_not_loaded(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    problem = "TORCH_DEVICE_BACKEND_AUTOLOAD keeps PyTorch from loading it. Unset that variable."
+    assert json_of(capsys, "info")["autoloading"] == problem
 
 
 def test_no_remedy_names_an_index_where_the_package_is_not() -> None:
-    files = [*ROOT.glob("torch_promote/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("examples/*.py")]
-    assert len(files) > 100
-    named = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [one for one in named if re.search(r"pip install [^.`]*torch[-_]promote", one[1])] == []
+    root = Path(__file__).parents[2]
+    files = [*root.glob("torch_promote/**/*.py"), *root.glob("*.py"), *root.glob("examples/*.py")]
+    lines: list[Any] = [(file, line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [one for one in lines if re.search(r"pip install [^.`]*torch_promote", one[1])] == []
 
 
-def test_importing_the_package_does_not_import_rich() -> None:
-    done = run_python("import sys, torch_promote; print('rich' in sys.modules)", env=environment())
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+def test_an_error_of_a_command_is_one_line_and_status_2(capsys: Capture) -> None:
+    for as_json in ([], ["--json"]):
+        assert error_of(capsys, "policies", "--op", "sofmax", *as_json) == (
+            "torch-promote: error: --op 'sofmax' matches no op. Closest: softmax. `torch-promote policies` lists the "
+            "op table. If a library defines the op, import it: --import MODULE.\n"
+        )

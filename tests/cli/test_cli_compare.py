@@ -100,8 +100,3 @@ def test_a_target_that_raises(target_file: Path, capsys: Capture) -> None:
 def test_a_step_that_does_not_repeat_itself(target_file: Path, capsys: Capture) -> None:
     assert main(["compare", "train.py:odd"]) == 2
     assert "torch-promote: error: " in capsys.readouterr().err
-
-
-def test_a_page_needs_jinja2(target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--html needs jinja2: pip install jinja2." in error_of(capsys, "compare", TARGET, "--html", "a.html")

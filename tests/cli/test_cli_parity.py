@@ -2,119 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import itertools
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 
-from helpers.command_line import Capture, error_of, terminal_of_80_columns, wide
+from helpers import stand_in_runner
+from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
 from helpers.stand_in_runner import stand_in
-from torch_promote.cli import progress as _progress
+from helpers.subprocesses import environment, run_python
+from torch_promote import my_autocast
+from torch_promote.checking import expectation
 from torch_promote.cli.program import main
+from torch_promote.parity import entry_run
+from torch_promote.reference import promotion as promotion_table
+from torch_promote.reference.ops.infer import NO_RULE
 
 __all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures
 
+#: The package has a class of this module's name.
+crosscheck: Any = importlib.import_module("torch_promote.checking.crosscheck")
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+
 
 def printed(capsys: Capture, *arguments: str, status: int) -> str:
-    """What goes to stdout, of a command that writes nothing to stderr, without what changes between machines."""
+    """What goes to stdout, of a command that writes nothing to stderr."""
     assert main(["parity", "--jobs", "0", *arguments]) == status
     captured = capsys.readouterr()
     assert captured.err == ""
-    # The mismatch that the stand-in makes has an escape sequence in it.
-    text = captured.out.replace("\x1b[31m", "")
-    text = re.sub(r"(?m)^(parity: .*), torch \d.*$", r"\1, VERSIONS", text)
-    return re.sub(r"(?m)^seconds( +)[\d.]+", r"seconds\1T", text)
-
-
-# --- what is printed
+    return captured.out
 
 
 @pytest.mark.usefixtures("stand_in", "wide")
-def test_a_clean_run(capsys: Capture) -> None:
-    assert_expected_inline(
-        printed(capsys, "--ops", "good*", status=0),
-        """\
-parity: cpu, VERSIONS
-
-rows checked        2 of 3    with a policy on cpu
-entries             2
-samples             8         autocast dtype bfloat16
-refused             2         samples that raise the same error under both
-stock raised        0         where ours returns a result on purpose
-without bits        0         samples of nondeterministic ops
-calls checked       16 of 16  compared with the reference
-ops without a rule  0         of 2 overloads that ran
-mismatches          0
-known gaps          0         differences with a reason
-stale gaps          0
-seconds             T
-
-No mismatch, and no stale known gap.
-""",
-    )
-
-
-@pytest.mark.usefixtures("stand_in", "wide")
-def test_a_run_that_finds_all_there_is_to_find(capsys: Capture) -> None:
+def test_it_prints_the_report(capsys: Capture) -> None:
+    """The report's own tests are in tests/parity."""
+    text = printed(capsys, "--ops", "good*", status=0)
+    assert text.startswith("parity: cpu, torch ")
+    assert "\nNo mismatch, and no stale known gap.\n" in text
     names = ("good", "mismatching", "stale", "refused", "unruled", "gap")
-    assert_expected_inline(
-        printed(capsys, "--device", "fake-cuda", "--quick", "--stock-only", "--ops", *names, status=1),
-        """\
-mismatching, sample float32/0/mixed: dtype, ours against stock
-    aten.mm.default(float32[2, 3], float32[3, 2])
-    expected bfloat16
-    got      float32
-    reproduce with: torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed
-
-stale known gaps, to be removed from the list:
-    gap of stale
-
-known gaps:
-    2 times: the kernel reads what it has not written
-
-compared without bits:
-    3 samples: atomic additions
-
-samples that PyTorch cannot make:
-    refused, float16: RuntimeError: no such kernel
-
-ops without a rule, with the number of calls:
-    aten._strange.default 5
-
-parity: fake-cuda, quick, stock only, VERSIONS
-
-rows checked        2 of 3    with a policy on cuda
-entries             6
-samples             24        autocast dtype float16
-refused             9         samples that raise
-stock raised        0         where ours returns a result on purpose
-without bits        3         samples of nondeterministic ops
-calls checked       48 of 53  compared with the reference
-ops without a rule  1         of 3 overloads that ran
-mismatches          1
-known gaps          2         differences with a reason
-stale gaps          1
-seconds             T
-
-Mismatches: 1. Stale gaps: 1.
-""",
-    )
-
-
-@pytest.mark.usefixtures("stand_in", "wide")
-def test_many_mismatches_are_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_promote.cli.parity_report._SHOWN", 0)
-    text = printed(capsys, "--ops", "mismatching", status=1)
-    assert text.startswith("1 more mismatches (use --json to see them): mismatching 1\n")
+    text = printed(capsys, "--device", "fake-cuda", "--quick", "--stock-only", "--ops", *names, status=1)
+    assert "\nMismatches: 1. Stale gaps: 1.\n" in text
+    assert "torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed\n" in text
+    lines = cells_of(text)
+    for line in ("entries 6", "known gaps 2 (differences with a reason)", "aten._strange.default 5", "gap of stale"):
+        assert line.split() in lines
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_rows_that_a_whole_run_does_not_reach_are_listed(capsys: Capture) -> None:
-    assert "rows not reached:\n    aten::bmm\n" in printed(capsys, status=1)
+    assert re.search(r"rows not reached\n +aten::bmm\n", printed(capsys, status=1))
     assert "rows not reached" not in printed(capsys, "--ops", "good", status=0)
     assert "rows not reached" not in printed(capsys, "--shard", "1/2", status=0)
 
@@ -125,43 +74,6 @@ def test_what_an_op_prints_is_not_in_the_json(capfd: pytest.CaptureFixture[str])
     captured = capfd.readouterr()
     assert json.loads(captured.out)["totals"]["samples"] == 4
     assert captured.err == ""
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_what_an_op_prints_in_this_process_goes_to_stderr(capsys: Capture) -> None:
-    assert main(["parity", "--ops", "noisy", "--jobs", "0", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["totals"]["samples"] == 4
-    assert captured.err == "printed by an op\n"
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_progress_goes_to_stderr_now_and_then(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    assert main(["parity", "--ops", "mismatching", "good*", "--jobs", "0"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert [re.sub(r"\d+ s", "T", line) for line in lines] == [
-        "parity: 1 of 3, mismatches: 0, T, about T left",
-        "parity: 2 of 3, mismatches: 1, T, about T left",
-        "parity: 3 of 3, mismatches: 1, T, about T left",
-    ]
-    assert main(["parity", "--ops", "good", "--jobs", "0", "--json"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["parity", "--ops", "good*", "--jobs", "0"]) == 0
-    captured = capsys.readouterr()
-    assert "2/2" in re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", captured.err)
-    assert "\u2501" in captured.err
-    assert "2/2" not in captured.out
-
-
-# --- a wrong command line
 
 
 @pytest.mark.parametrize(
@@ -192,6 +104,18 @@ def test_progress_is_a_bar_on_a_terminal(capsys: Capture, monkeypatch: pytest.Mo
             "--merge runs nothing, so the only other options that it accepts are --json and --junit.",
         ),
         ("--merge a.json --jobs 2", "--merge runs nothing, so the only"),
+        (
+            "--ops mm --autocast-dtype float32",
+            "autocast on the CPU does not support 'float32': regions would be disabled.",
+        ),
+        ("--ops mm --autocast-dtype float64", "autocast on the CPU does not support 'float64'"),
+        ("--ops mm --device cpu:0 --stock-only", "device 'cpu:0' has an index. Use the device type only: cpu."),
+        ("--ops mm --device meta:0 --stock-only", "device 'meta:0' has an index. Use the device type only: meta."),
+        ("--ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
+        ("--ops mm --sample float32/0/plain --dtypes float32", "--sample selects a single sample."),
+        ("--ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for each."),
+        ("--ops add aten::mm --dtypes int8", "no sample of 'aten::mm' has one of the dtypes int8."),
+        ("--quick --ops aten::mm --dtypes int8", "no sample of the selected entries has dtype 'int8'."),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(capsys: Capture, arguments: str, complaint: str) -> None:
@@ -210,7 +134,7 @@ def test_nothing_checked_is_not_a_pass(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     assert main(["parity", "--ops", "refused", "--jobs", "0", "--json", str(file)]) == 2
     captured = capsys.readouterr()
-    assert captured.out.endswith("\n\nNothing was checked.\n")
+    assert "\nNothing was checked.\n" in captured.out
     assert captured.err == (
         "torch-promote: error: nothing was checked: PyTorch has no sample for this selection that it can run.\n"
     )
@@ -218,8 +142,211 @@ def test_nothing_checked_is_not_a_pass(capsys: Capture, tmp_path: Path) -> None:
     assert main(["parity", "--merge", str(file)]) == 2
 
 
+# the real samples
+
+
+def test_entries_pass(capsys: Capture, wide: None) -> None:
+    lines = cells_of(text_of(capsys, "parity", "--ops", "aten::mm", "mm", "--dtypes", "float32", "--jobs", "0"))
+    figures = {" ".join(line[:2]): line[2:] for line in lines if line}
+    assert figures["rows checked"][0] == "1"
+    assert ["entries", "2"] in lines
+    assert ["mismatches", "0"] in lines
+    assert ["No", "mismatch,", "and", "no", "stale", "known", "gap."] in lines
+
+
+def test_a_planted_bug_is_found_and_its_line_reproduces_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None
+) -> None:
+    def flipped(*arguments: Any) -> my_autocast:
+        return my_autocast(*arguments, overrides={"bmm": "fp32"})
+
+    with monkeypatch.context() as planted:
+        planted.setattr(entry_run, "my_autocast", flipped)
+        assert main(["parity", "--ops", "mm", "bmm", "--dtypes", "float32", "--jobs", "0"]) == 1
+        out = capsys.readouterr().out
+        lines = re.findall(r"(?m)^ +reproduce with: (torch-promote .*)$", out)
+        assert lines
+        assert all(" --ops bmm " in line for line in lines)
+        assert re.search(r"(?m)^ *bmm, sample float32/\d+/\w+: dtype, ours against stock$", out)
+        again = shlex.split(lines[0])[1:]
+        assert main([*again, "--jobs", "0"]) == 1
+        assert lines[0] in capsys.readouterr().out
+    assert main([*again, "--jobs", "0"]) == 0
+    assert ["samples", "1"] in [line[:2] for line in cells_of(capsys.readouterr().out)]
+
+
+def test_as_a_process_with_workers() -> None:
+    command = [sys.executable, "-m", "torch_promote", "parity", "--ops", "aten::mm", "--jobs", "2", "--json"]
+    process = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    # A PyTorch built for CUDA says where there is none.
+    said = [line for line in process.stderr.splitlines() if "No CUDA runtime is found" not in line]
+    assert (process.returncode, said) == (0, [])
+    data = json.loads(process.stdout)
+    assert (data["torch"], data["status"], data["totals"]["mismatches"]) == (torch.__version__, 0, 0)
+    assert [entry["rows"] for entry in data["entries"]] == [["aten::mm"]]
+
+
+def test_list(capsys: Capture) -> None:
+    everything = json.loads(text_of(capsys, "parity", "--list", "--json"))
+    assert {entry["source"] for entry in everything} == {"row", "promotion", "autocast_lists", "op_db"}
+    shards = [json.loads(text_of(capsys, "parity", "--list", "--shard", f"{n}/3", "--json")) for n in (1, 2, 3)]
+    assert sorted(itertools.chain(*shards), key=everything.index) == everything
+    assert text_of(capsys, "parity", "--list", "--ops", "aten::mm", "bmm") == (
+        "entry     source\naten::mm  row\nbmm       op_db\n\nentries: 2 (op_db 1, row 1)\n"
+    )
+
+
+# files and shards
+
+
 @pytest.mark.usefixtures("stand_in")
-def test_without_rich_there_is_json(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)  # importing it now fails
-    assert "pip install rich" in error_of(capsys, "parity", "--ops", "good")
-    assert main(["parity", "--ops", "good", "--jobs", "0", "--json"]) == 0
+def test_shards_in_files_are_merged(capsys: Capture, tmp_path: Path) -> None:
+    names = ("good*", "mismatching", "gap")
+    files = [str(tmp_path / f"{index}.json") for index in (1, 2)]
+    xml = tmp_path / "all.xml"
+    statuses = [
+        main(["parity", "--ops", *names, "--jobs", "0", "--shard", f"{index}/2", "--json", file])
+        for index, file in enumerate(files, start=1)
+    ]
+    assert statuses == [0, 1]
+    assert ["entries", "2", "(of", "4,", "shard", "1/2)"] in cells_of(capsys.readouterr().out)
+    assert main(["parity", "--merge", *files, "--junit", str(xml)]) == 1
+    # On a terminal, too, a command to copy is one line.
+    line = "reproduce with: torch-promote parity --device cpu --ops mismatching --sample float32/0/mixed\n"
+    assert line in capsys.readouterr().out
+    assert len(list(ElementTree.parse(xml).iter("testcase"))) == 4
+    assert main(["parity", "--merge", *files, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    whole = json_of_status(capsys, 1, "--ops", *names, "--jobs", "0")
+    for seconds_of in (data, whole):
+        seconds_of["totals"].pop("seconds")
+    assert data == {**whole, "shards": ["1/2", "2/2"]}
+    assert error_of(capsys, "parity", "--merge", files[0]) == (
+        "torch-promote: error: 2 of 4 entries are missing in the shards 1/2.\n"
+    )
+
+
+def json_of_status(capsys: Capture, status: int, *arguments: str) -> dict[str, Any]:
+    assert main(["parity", *arguments, "--json"]) == status
+    data = json.loads(capsys.readouterr().out)
+    assert isinstance(data, dict)
+    return data
+
+
+# as a process
+
+
+def test_interrupted_it_stops_its_workers_and_tells_what_it_has(capsys: Capture, tmp_path: Path) -> None:
+    marker, file = tmp_path / "pid", tmp_path / "a.json"
+    arguments = ["parity", "--ops", "good", "slow", "good.again", "--jobs", "1", "--json", str(file)]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; from helpers import stand_in_runner; sys.exit(stand_in_runner.main({arguments}))",
+    ]
+    pipe = subprocess.PIPE
+    variables = environment(**{stand_in_runner.MARKER: str(marker)})
+    # A group of its own, all of which gets the signal, as all in front of a terminal gets Ctrl-C.
+    process = subprocess.Popen(command, env=variables, text=True, stdout=pipe, stderr=pipe, start_new_session=True)
+    try:
+        worker = wait_for(marker)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    assert "\nInterrupted after 1 of 3 entries.\n" in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    data = json.loads(file.read_text())
+    assert (data["status"], data["interrupted"], [entry["name"] for entry in data["entries"]]) == (130, True, ["good"])
+    assert error_of(capsys, "parity", "--merge", str(file)) == (
+        "torch-promote: error: shard 1/1 was interrupted. Run it again.\n"
+    )
+
+
+def wait_for(marker: Path) -> int:
+    """The number in a file, once that is there."""
+    for _ in range(600):
+        if marker.exists() and (text := marker.read_text()):
+            return int(text)
+        time.sleep(0.1)
+    pytest.fail("the worker process has not come so far")
+
+
+def test_without_what_the_samples_need_it_says_so() -> None:
+    code = "import sys; sys.modules['expecttest'] = None; from torch_promote.cli.program import main"
+    process = run_python(f"{code}; sys.exit(main(['parity']))")
+    assert (process.returncode, process.stdout, process.stderr) == (
+        2,
+        "",
+        "torch-promote: error: PyTorch's samples need expecttest, which is not installed: "
+        "pip install numpy expecttest.\n",
+    )
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_dead_worker_is_found_as_a_mismatch(capsys: Capture) -> None:
+    assert main(["parity", "--ops", "segfault", "good*", "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(
+        r"segfault: crash, the entry's process\n +the process that ran it died: SIGSEGV\n +Fatal Python", out
+    )
+    assert "reproduce with: torch-promote parity --device cpu --ops segfault\n" in out
+    assert ["entries", "3"] in cells_of(out)
+
+
+def without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
+
+
+def without_the_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crosscheck, "observe_dispatch", lambda checker: contextlib.nullcontext())
+
+
+@pytest.mark.parametrize("plant", [without_rules, without_the_observer])
+@pytest.mark.parametrize("only", [[], ["--stock-only"]])
+def test_a_run_that_checks_no_call_is_no_pass(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, plant: Any, only: list[str]
+) -> None:
+    arguments = ["parity", "--ops", "aten::mm", "--dtypes", "float32", "--jobs", "0", *only]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    plant(monkeypatch)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "\nNothing was checked.\n" in captured.out
+    assert captured.err.startswith("torch-promote: error: nothing was checked")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_wrong_cell_of_two_integers_is_found(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
+    monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.uint8), torch.int32)
+    assert main(["parity", "--ops", "promotion.add", "--jobs", "0"]) == 1
+    out = capsys.readouterr().out
+    found = set(re.findall(r"(?m)^ *promotion\.add, sample (\w+)/\d+/([\w-]+): (\w+), reference", out))
+    assert ("int8", "uint8-dim-dim", "dtype") in found
+    assert {(first, second.partition("-")[0]) for first, second, _ in found} == {("int8", "uint8")}
+
+
+RUN = ("parity", "--ops", "good*", "mismatching", "--jobs", "0")
+
+
+@needs_full
+@pytest.mark.usefixtures("stand_in", "wide")
+@pytest.mark.parametrize("options", [["--json"], ["--junit"]])
+def test_a_file_that_cannot_be_written_costs_no_table(capsys: Capture, options: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    others = ["--junit" if options == ["--json"] else "--json", str(other)]
+    assert main([*RUN, *options, "/dev/full", *others]) == 2
+    captured = capsys.readouterr()
+    assert "\nMismatches: 1." in captured.out
+    assert captured.err == "torch-promote: error: cannot write /dev/full: No space left on device.\n"
+    assert "mismatching" in other.read_text()
+
+
+@needs_full
+def test_a_list_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
+    assert error_of(capsys, "parity", "--list", "--ops", "mm", "--json", "/dev/full") == (
+        "torch-promote: error: cannot write /dev/full: No space left on device.\n"
+    )

@@ -1,48 +1,84 @@
-"""`torch-promote policies`: the op table as text and as JSON, and which rows a command line chooses."""
+"""`torch-promote policies`: the op table, policies, and differences between them, two devices, and PyTorch."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from helpers.command_line import Capture, cells_of, json_of, terminal_of_80_columns, text_of, wide
+import torch_promote as tp
+from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, wide
+from helpers.library_for_policies import NAMESPACE
 from helpers.op_registrations import STRANGE_ROWS
+from helpers.program_defaults import as_it_was
 from torch_promote.cli import policies as cli_policies
-from torch_promote.cli.terminal import paint
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
+from torch_promote.cli.program import main
+from torch_promote.policy import op_table as registrations
+from torch_promote.policy.op_names import in_order
+from torch_promote.policy.op_table import (
+    DEVICE_TYPES,
+    LEFT_TO_STOCK,
+    CastPolicy,
+    missing_rows,
+    op_table,
+    registered,
+    rows_by_name,
+    schema_of,
+    spell_policy,
+    unlisted_ops,
+)
+from torch_promote.policy.policy import Policy
 
-__all__ = ["terminal_of_80_columns", "wide"]  # fixtures
+__all__ = ["as_it_was", "terminal_of_80_columns", "wide"]  # fixtures
 
 
-def test_policies_as_json_is_the_table(capsys: Capture) -> None:
-    data = json_of(capsys, "policies")
-    assert data["torch"] == torch.__version__
-    assert data["devices"] == list(DEVICE_TYPES)
-    assert data["without_policy"] == []
-    assert len(data["rows"]) == len(op_table())
-    for shown, row in zip(data["rows"], op_table(), strict=True):
-        assert (shown["op"], shown["cpu"], shown["cuda"]) == (row.name, row.cpu.value, row.cuda.value)
+def shown(capsys: Capture, *arguments: str, status: int = 0) -> str:
+    assert main(["policies", *arguments]) == status
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out.replace(torch.__version__, "VERSION")
+
+
+def data_of(capsys: Capture, *arguments: str, status: int = 0) -> dict[str, Any]:
+    return json.loads(shown(capsys, *arguments, "--json", status=status))
+
+
+@pytest.fixture
+def strange_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that no PyTorch agrees with, and a PyTorch that registers two ops."""
+    for module in (registrations, cli_policies):
+        monkeypatch.setattr(module, "op_table", lambda: STRANGE_ROWS)
+    monkeypatch.setattr(cli_policies, "rows_by_name", lambda: {row.name: row for row in STRANGE_ROWS})
+    for module in (registrations, cli_policies):
+        monkeypatch.setattr(module, "registered", lambda device: frozenset({"aten::mm", "lib::op.out"}))
+
+
+# The table
+
+
+def test_json_is_the_table(capsys: Capture) -> None:
+    data = data_of(capsys)
+    assert (data["devices"], data["without_policy"]) == (list(DEVICE_TYPES), [])
+    for shown_row, row in zip(data["rows"], op_table(), strict=True):
+        assert (shown_row["op"], shown_row["cpu"], shown_row["cuda"]) == (row.name, row.cpu.value, row.cuda.value)
         redispatch = f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None
-        assert shown["redispatch"] == redispatch
+        assert shown_row["redispatch"] == redispatch
     for device in DEVICE_TYPES:
         assert data["counts"][device] == Counter(row.policy(device).value for row in op_table())
-
-
-def test_policies_tells_where_the_running_pytorch_differs(capsys: Capture) -> None:
-    differing = {row["op"]: set(row["running_torch_differs"]) for row in json_of(capsys, "policies")["rows"]}
-    for device in DEVICE_TYPES:
         with_policy = {row.name for row in op_table() if row.policy(device) is not CastPolicy.fallthrough}
-        listed = {row.name for row in op_table()}
-        expected = (with_policy ^ registered(device)) & listed
-        assert {op for op, devices in differing.items() if device in devices} == expected
+        differing = {row["op"] for row in data["rows"] if device in row["running_torch_differs"]}
+        assert differing == (with_policy ^ registered(device)) & rows_by_name().keys()
+    assert data_of(capsys, "--op", "*") == data
 
 
-def test_policies_names_each_kind_of_difference(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
-    monkeypatch.setattr(cli_policies, "op_table", lambda: STRANGE_ROWS)
-    text = text_of(capsys, "policies").replace(torch.__version__, "VERSION")
+@pytest.mark.usefixtures("strange_table", "wide")
+def test_the_table_as_text(capsys: Capture) -> None:
+    text = shown(capsys)
     assert_expected_inline(
         text,
         """\
@@ -62,48 +98,6 @@ rows: 3. torch VERSION differs for 3 of them, see notes.
     )
 
 
-def test_policies_as_text_has_a_line_for_each_row(capsys: Capture, wide: None) -> None:
-    lines = cells_of(text_of(capsys, "policies"))
-    assert lines[0] == ["aten", "op", "cpu", "cuda", "notes"]
-    shown = [line[:3] for line in lines[1 : 1 + len(op_table())]]
-    assert shown == [[row.name.removeprefix("aten::"), row.cpu.value, row.cuda.value] for row in op_table()]
-    assert lines[1 + len(op_table())] == []
-
-
-def test_policies_of_an_op_that_calls_another_overload(capsys: Capture) -> None:
-    text = text_of(capsys, "policies", "--op", "norm")
-    # Releases differ in the overloads of named dimensions.
-    head, first, rest = text.partition("overloads without")
-    overloads, blank, last = rest.partition("\n\n")
-    kept = [word.rstrip(",") for word in overloads.partition(":")[2].split() if "names_" not in word]
-    text = "\n".join([f"{head}{first}:", *kept]) + f"{blank}{last}"
-    assert_expected_inline(
-        text.replace(torch.__version__, "VERSION"),
-        """\
-aten op             cpu          cuda               notes
-norm.Scalar         fallthrough  fp32_append_dtype  calls norm.ScalarOpt_dtype
-norm.ScalarOpt_dim  fallthrough  fp32_append_dtype  calls
-                                                    norm.ScalarOpt_dim_dtype
-
-policy             cpu  cuda  meaning
-fp32_append_dtype  0    2     Cast nothing; call the overload that takes an
-                              output dtype, with float32.
-fallthrough        2    0     Do nothing; ops inside a composite op still see
-                              autocast.
-
-overloads without:
-norm.ScalarOpt_dim_dtype
-norm.ScalarOpt_dtype
-norm.ScalarOpt_dtype_out
-norm.Scalar_out
-norm.dtype_out
-norm.out
-
-rows: 2. torch VERSION registers the ops as shown.
-""",
-    )
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -113,49 +107,308 @@ rows: 2. torch VERSION registers the ops as shown.
         ("*softmax*", ["aten::log_softmax.int", "aten::softmax.int"]),
         ("aten::norm.*", ["aten::norm.Scalar", "aten::norm.ScalarOpt_dim"]),
         ("[bm]mm", ["aten::bmm"]),
-        ("?mm", ["aten::bmm"]),
-        ("mm", ["aten::mm"]),
+        ("mm.default", ["aten::mm"]),
     ],
 )
 def test_a_pattern_chooses_rows(capsys: Capture, pattern: str, expected: list[str]) -> None:
-    assert [row["op"] for row in json_of(capsys, "policies", "--op", pattern)["rows"]] == expected
-
-
-def test_a_star_is_every_row(capsys: Capture) -> None:
-    assert json_of(capsys, "policies", "--op", "*") == json_of(capsys, "policies")
+    data = data_of(capsys, "--op", pattern)
+    assert ([row["op"] for row in data["rows"]], data["other_ops"]) == (expected, [])
 
 
 @pytest.mark.parametrize("device", DEVICE_TYPES)
 def test_a_device_leaves_its_column_and_the_rows_with_a_policy(capsys: Capture, device: str) -> None:
-    data = json_of(capsys, "policies", "--device", device)
+    data = data_of(capsys, "--device", device)
     with_policy = [row for row in op_table() if row.policy(device) is not CastPolicy.fallthrough]
-    assert data["devices"] == [device]
     assert [(row["op"], row[device]) for row in data["rows"]] == [
         (row.name, row.policy(device).value) for row in with_policy
     ]
     (other,) = set(DEVICE_TYPES) - {device}
     assert not any(other in row for row in data["rows"])
     assert set(data["without_policy"]) == {row.name for row in op_table()} - {row.name for row in with_policy}
-    assert data["counts"] == {device: Counter(row.policy(device).value for row in with_policy)}
 
 
-def test_an_op_without_a_policy_on_the_device_is_said_to_be_left_alone(capsys: Capture) -> None:
-    assert text_of(capsys, "policies", "--device", "cpu", "--op", "softmax") == (
-        "The table has no policy on cpu, where my_autocast leaves these to PyTorch:\n  softmax.int\n"
+def test_an_op_without_a_policy_on_the_device(capsys: Capture, wide: None) -> None:
+    assert shown(capsys, "--device", "cpu", "--op", "softmax") == (
+        "The table has no policy on cpu, where my_autocast leaves these to PyTorch: softmax.int\n"
     )
-    data = json_of(capsys, "policies", "--device", "cpu", "--op", "softmax")
-    assert (data["rows"], data["without_policy"]) == ([], ["aten::softmax.int"])
 
 
-def test_policies_are_coloured_on_a_terminal_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[" not in text_of(capsys, "policies", "--op", "bmm")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[36mlower_precision_fp\x1b[0m" in text_of(capsys, "policies", "--op", "bmm")
+# Ops without a row
 
 
-def test_every_policy_has_a_colour_and_a_meaning() -> None:
-    for policy in CastPolicy:
-        assert paint(policy.value).plain == policy.value
-        assert policy.meaning.endswith(".")
+@pytest.mark.parametrize(
+    ("op", "key", "sentence"),
+    [
+        ("add", "promotion", "Promoting: it computes in the common dtype of its operands, and returns it."),
+        ("relu", "promotion", "Pointwise: it returns the dtype of its input."),
+        (
+            "sigmoid",
+            "promotion",
+            "Pointwise: it keeps a floating dtype, and returns the default dtype for integers and bool.",
+        ),
+        ("eq", "promotion", "Promoting: it compares in the common dtype of its operands, and returns bool."),
+        (
+            "div",
+            "promotion",
+            "Promoting: it computes in the common dtype of its operands, or in the default dtype if that is integral.",
+        ),
+        ("embedding", "promotion", "It returns the dtype of its first tensor."),
+        ("inner", "promotion", "A matrix product: its operands need one dtype, which it returns."),
+        ("gelu", "region", "It has no policy: it runs in the dtypes of its inputs."),
+        ("square", "region", "It has no policy. PyTorch runs it as other ops, and their policies apply."),
+        ("randperm", "region", "It takes no tensor, so autocast never acts on it."),
+        ("randperm", "override", None),
+    ],
+)
+def test_an_op_without_a_row(capsys: Capture, op: str, key: str, sentence: str | None) -> None:
+    [found] = data_of(capsys, "--op", op)["other_ops"]
+    assert found[key] == sentence
+
+
+def test_an_op_without_a_row_as_text(capsys: Capture, wide: None) -> None:
+    assert_expected_inline(
+        shown(capsys, "--op", "gelu"),
+        """\
+aten::gelu
+  in a region  It has no policy: it runs in the dtypes of its inputs.
+  promotion    Pointwise: it returns the dtype of its input.
+  override     my_autocast(overrides={"gelu": "fp32"})
+  overloads    gelu, gelu.out
+""",
+    )
+    many = cells_of(shown(capsys, "--op", "rand*"))
+    assert many[0] == ["op", "promotion"]
+    assert many[-1][:2] == ["ops:", f"{len(many) - 3},"]
+
+
+@pytest.mark.parametrize("op", ["gelu", "relu", "add", "embedding", "add.out", "aten::sub_", "copy_", "view"])
+def test_the_line_that_overrides_an_op_works(capsys: Capture, op: str) -> None:
+    [found] = data_of(capsys, "--op", op)["other_ops"]
+    line = found["override"].replace("(", "('cpu', ", 1)
+    assert isinstance(eval(line, {"my_autocast": tp.my_autocast}), tp.my_autocast)
+
+
+def test_overloads_without_a_row(capsys: Capture) -> None:
+    data = data_of(capsys, "--op", "softmax")
+    assert "aten::softmax.int_out" in data["other_overloads"]
+    assert not set(data["other_overloads"]) & rows_by_name().keys()
+    assert data_of(capsys, "--op", "softmax.int")["other_overloads"] == []
+
+
+MODULE = """
+import torch
+@torch.library.custom_op("described_here::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+"""
+
+
+def test_a_custom_op(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def region(*arguments: str) -> str:
+        [found] = data_of(capsys, *arguments, "--op", "described_here::op")["other_ops"]
+        return str(found["region"])
+
+    assert "--import MODULE" in error_of(capsys, "policies", "--op", "described_here::op")
+    tmp_path.joinpath("a_library_of_ops.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert region("--import", "a_library_of_ops") == "It has no policy: it runs in the dtypes of its inputs."
+    with tp.register_policy("described_here::op", "fp32", device_type="cpu"):
+        assert region() == (
+            "register_policy gives it fp32 on cpu. Elsewhere, it has no policy: it runs in the dtypes of its inputs."
+        )
+    torch.library.register_autocast("described_here::op", "cpu", torch.bfloat16)
+    assert "registers an autocast kernel for it on cpu" in region()
+    tp.set_default_policy(Policy.stock().override({"described_here::op": "fp32"}))
+    assert "The policy gives it fp32 on cpu." in region()
+
+
+# A policy
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    monkeypatch.chdir(tmp_path)
+    policy = (
+        Policy.stock()
+        .override({"mm.default": torch.float64, f"{NAMESPACE}::many.out": "match_self"})
+        .override({f"{NAMESPACE}::join": "fallthrough", "exp.default": "fp32"}, "cpu")
+        .override_modules({"": "off", "blocks.*.attn": {"mm.default": "keep"}})
+    )
+    policy.save("mine.toml")
+    return policy
+
+
+@pytest.mark.parametrize("name", Policy.names())
+def test_json_is_the_policy(capsys: Capture, name: str) -> None:
+    data = data_of(capsys, "--policy", name)
+    policy = Policy.named(name)
+    assert (data["policy"], data["devices"]) == (name, list(DEVICE_TYPES))
+    rows = [row.name for row in op_table() if schema_of(row) is not None]
+    assert sorted([row["op"] for row in data["rows"]] + data["without_policy"]) == sorted(rows)
+    changed = {(op, device) for op, device, _ in policy.changes}
+    for row in data["rows"]:
+        for device in DEVICE_TYPES:
+            exact = row["op"] if "." in row["op"] else f"{row['op']}.default"
+            assert row[device] == spell_policy(policy.lookup(exact, device))  # type: ignore[arg-type]
+            assert (device in row["stock"]) == ((row["op"], device) in changed)
+    for device in DEVICE_TYPES:
+        assert data["counts"][device] == Counter(row[device] for row in data["rows"])
+
+
+@pytest.mark.usefixtures("wide", "mine")
+def test_a_policy_as_text(capsys: Capture) -> None:
+    assert_expected_inline(
+        shown(capsys, "--policy", "mine.toml", "--op", "mm"),
+        """\
+aten op  cpu      cuda     notes
+mm       float64  float64  cpu: stock lower_precision_fp, cuda: stock lower_precision_fp
+
+modules        aten op         policy
+(the model)    (whole module)  off
+blocks.*.attn  mm              keep
+
+policy mine.toml in torch VERSION. ops: 1, different from stock: 1.
+""",
+    )
+    lines = cells_of(shown(capsys, "--policy", "mine.toml", "--op", f"{NAMESPACE}::*"))
+    assert ["policy_tests::join", "fallthrough", "-", "cpu:", "stock", "has", "no", "entry"] in lines
+    assert data_of(capsys, "--policy", "mine.toml", "--op", "mm")["modules"] == {
+        "": {"policy": "off"},
+        "blocks.*.attn": {"aten::mm": "keep"},
+    }
+    text = shown(capsys, "--policy", "mine.toml", "--op", "gelu")
+    assert text.startswith("aten::gelu\n  in a region  It has no policy")
+    assert "(whole module)" in text
+    assert shown(capsys, "--policy", "stock", "--op", "exp", "--device", "cpu") == (
+        "The policy stock does nothing on cpu for: exp\n"
+    )
+
+
+@pytest.mark.usefixtures("wide", "mine")
+def test_two_policies(capsys: Capture) -> None:
+    text = shown(capsys, "--policy", "mine.toml", "--diff", "stock", status=1)
+    assert_expected_inline(
+        text,
+        """\
+aten op                 device                     mine.toml    stock
+exp                     cpu                        fp32         fallthrough
+mm                      cpu                        float64      lower_precision_fp
+mm                      cuda                       float64      lower_precision_fp
+policy_tests::join      cpu                        fallthrough  -
+policy_tests::many.out  cpu                        match_self   -
+policy_tests::many.out  cuda                       match_self   -
+mm                      [modules."blocks.*.attn"]  keep         -
+(whole module)          [modules.""]               off          -
+
+mine.toml compared with stock (cpu, cuda). differences: 8, ops: 4.
+""",
+    )
+    assert shown(capsys, "--diff", "mine.toml", "stock", status=1) == text
+    assert shown(capsys, "--policy", "mine.toml", "--diff", "mine.toml").startswith("mine.toml and mine.toml are equal")
+    assert shown(capsys, "--policy", "cuda", "--diff", "stock", "--device", "cuda") == (
+        "cuda and stock are equal (cuda).\n"
+    )
+
+
+@pytest.mark.parametrize("device", DEVICE_TYPES)
+def test_two_policies_as_json(capsys: Capture, device: str) -> None:
+    data = data_of(capsys, "--policy", "fp32_safe", "--diff", "off", "--device", device, status=1)
+    assert (data["policies"], data["devices"]) == (["fp32_safe", "off"], [device])
+    by_op = {each.overload: each for each in Policy.named("fp32_safe").diff("off") if each.device == device}
+    assert data["differences"] == [
+        {"op": op, "device": device, "policies": [spell_policy(value) for value in by_op[op][2:]]}  # type: ignore[arg-type]
+        for op in in_order(by_op)
+    ]
+
+
+# PyTorch and the table
+
+
+def test_pytorch_and_the_table(capsys: Capture) -> None:
+    differences = sum(len(missing_rows(d)) + len(set(unlisted_ops(d)) - LEFT_TO_STOCK) for d in DEVICE_TYPES)
+    data = data_of(capsys, "--diff", status=int(differences > 0))
+    assert (data["differences"], list(data["devices"])) == (differences, list(DEVICE_TYPES))
+
+
+@pytest.mark.usefixtures("strange_table", "wide")
+def test_each_kind_of_difference_of_pytorch(capsys: Capture) -> None:
+    assert_expected_inline(
+        shown(capsys, "--diff", status=1),
+        """\
+op           device  the table      this PyTorch
+no_such_op   cpu     fp32           no such op
+relu         cpu     fp32           not registered
+mm           cpu     left to stock  registered
+lib::op.out  cpu     left to stock  registered
+relu         cuda    promote        not registered
+lib::op.out  cuda    left to stock  registered
+
+differences: 6. torch VERSION compared with 3 rows.
+""",
+    )
+    for arguments, missing, unlisted in (
+        (["--op", "relu"], {"cpu": ["aten::relu"], "cuda": ["aten::relu"]}, {"cpu": [], "cuda": []}),
+        (["--op", "op"], {"cpu": [], "cuda": []}, {"cpu": ["lib::op.out"], "cuda": ["lib::op.out"]}),
+        (["--device", "cuda"], {"cuda": ["aten::relu"]}, {"cuda": ["lib::op.out"]}),
+    ):
+        devices = data_of(capsys, "--diff", *arguments, status=1)["devices"]
+        assert {device: [row["op"] for row in found["missing"]] for device, found in devices.items()} == missing
+        assert {device: found["unlisted"] for device, found in devices.items()} == unlisted
+
+
+# Two devices
+
+
+def test_two_columns(capsys: Capture) -> None:
+    data = data_of(capsys, "--diff", "cpu", "cuda")
+    assert data["differences"] == [
+        {"op": row.name, "policies": {"cpu": row.cpu.value, "cuda": row.cuda.value}}
+        for row in op_table()
+        if row.cpu is not row.cuda
+    ]
+    assert data["alike"] == sum(row.cpu is row.cuda for row in op_table())
+
+
+def test_a_device_without_a_column_is_compared_by_registrations(capsys: Capture, wide: None) -> None:
+    data = data_of(capsys, "--diff", "xpu", "cuda")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = torch._C._dispatch_get_all_op_names()
+    xpu, cuda = ({name for name in names if has_kernel(name, f"Autocast{key}")} for key in ("XPU", "CUDA"))
+    assert {row["op"] for row in data["differences"]} == xpu ^ cuda
+    assert data["alike"] == len(xpu & cuda)
+    known = {row.name: row.cuda.value for row in op_table()}
+    for row in data["differences"]:
+        assert row["policies"]["xpu"] == ("registered" if row["op"] in xpu else None)
+        if row["op"] in cuda and row["op"] in known:
+            assert row["policies"]["cuda"] == known[row["op"]]
+    assert shown(capsys, "--diff", "xpu", "cuda", "--op", "cudnn_convolution") == (
+        "aten op            xpu  cuda\n"
+        "cudnn_convolution  -    lower_precision_fp\n\n"
+        "xpu and cuda: 1 differ, 0 alike. Compared: registrations of torch VERSION.\n"
+    )
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--op *zzzz*", "--op '*zzzz*' matches no op. `torch-promote policies` lists the op table."),
+        ("--policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off,"),
+        ("--policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
+        ("--policy cuda --diff", "with --policy, --diff takes one policy to compare with, a name or a file, got none."),
+        ("--policy cuda --diff cpu cuda", "with --policy, --diff takes one policy to compare with, a name or a file,"),
+        ("--policy cuda --diff stokc", "no policy is called 'stokc'. Closest: stock."),
+        ("--policy cuda --op sofmax", "--op 'sofmax' matches no op. Closest: softmax."),
+        ("--diff cpu cuda --op relu", "--op 'relu': these ops have no row in the op table, so there is nothing to"),
+        ("--diff stock", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
+        ("--diff cpu cpu", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
+        ("--diff cpu cuda --device cpu", "--diff with two devices does not accept --device."),
+        ("--diff --op sofmax", "--op 'sofmax' matches no op"),
+        ("--diff cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu', 'cuda',"),
+        ("--import no_such_module", "--import no_such_module: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_errors(capsys: Capture, arguments: str, complaint: str) -> None:
+    assert error_of(capsys, "policies", *arguments.split()).startswith(f"torch-promote: error: {complaint}")

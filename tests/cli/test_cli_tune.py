@@ -66,17 +66,6 @@ def test_a_tolerance_that_float32_does_not_meet(target_file: Path, capsys: Captu
     assert not Path("mine.toml").exists()
 
 
-def test_held_out_batches_that_fail_exit_with_1(
-    target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from helpers.made_up_comparisons import gpt_tuning
-
-    monkeypatch.setattr("torch_promote.cli.tune.tune", lambda step, **options: gpt_tuning())
-    assert main([*ASK, "-o", "mine.toml"]) == 1
-    assert "met in the search, but not in the compiled step" in " ".join(capsys.readouterr().out.split())
-    assert tp.Policy.load("mine.toml") == gpt_tuning().policy
-
-
 def test_ctrl_c_reports_what_is_known(target_file: Path, capsys: Capture) -> None:
     assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "mine.toml"]) == 130
     assert "\nInterrupted. " in capsys.readouterr().out
@@ -106,13 +95,3 @@ def test_ctrl_c_before_anything_is_known(target_file: Path, capsys: Capture, mon
 )
 def test_a_wrong_command_line(target_file: Path, capsys: Capture, arguments: list[str], message: str) -> None:
     assert message in error_of(capsys, *ASK, *arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["--tolerance", "1", "--level", "line"], ["--tolerance", "1", "--dtype", "x"]]
-)
-def test_argparse_says_what_is_missing(capsys: Capture, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["tune", TARGET, *arguments])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("torch-promote: error: ")

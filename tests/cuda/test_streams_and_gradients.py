@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import cuda_stand_in
 import torch_promote as tp
 from helpers.comparison import assert_same
 
@@ -57,17 +58,24 @@ def test_gradients_have_stocks_bits(uses: tuple[tuple[int, bool], ...], cache: s
     assert_same(gradients(functools.partial(tp.my_autocast, "cuda", cache=cache), uses), expected)
 
 
-def test_each_stream_makes_a_cast_of_its_own() -> None:
-    """Another stream may use the weight before the first one has made its cast."""
-    w, x = nn.Parameter(torch.randn(8, 8, device="cuda")), torch.randn(4, 8, device="cuda")
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_another_stream_waits_once_for_the_cast(trainable: bool, cache: str) -> None:
+    """Otherwise it could use the memory before the first stream has written the cast, or after it was freed."""
+    w = nn.Parameter(torch.randn(8, 8, device="cuda"), requires_grad=trainable)
+    x = torch.randn(4, 8, device="cuda", dtype=torch.float16)
     side = torch.cuda.Stream()
     before = tp.cache_info()["misses"]
-    with tp.my_autocast("cuda"):
+    with tp.my_autocast("cuda", cache=cache):
         x @ w
-        with torch.cuda.stream(side):
+        with cuda_stand_in.counting() as counts, torch.cuda.stream(side):
             x @ w
             x @ w
-    assert tp.cache_info()["misses"] - before == 2
+        x @ w
+    kept = trainable or cache != "weights"
+    assert tp.cache_info()["misses"] - before == kept
+    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (kept, kept, kept)
 
 
 @pytest.mark.parametrize("wants", [True, False], ids=["with a gradient", "without a gradient"])

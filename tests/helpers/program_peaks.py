@@ -71,8 +71,7 @@ def bytes_beyond_stock(name: str, mode: str, device: str) -> int:
     made = _made(name, device)
     only_frozen = frozen and mode == "all"
     weights = sum(weight.nbytes for weight in made.weights if not (only_frozen and weight.requires_grad))
-    # Each slice has a cast of its own, together at most as large as the weight. Whole weights have casts of half of it.
-    casts = weights if name == "growing slices" else weights // 2
+    casts = 0 if name == "growing slices" else weights // 2  # none of views
     if mode == "persistent":
         return casts
     with _LargestCast(made.weights) as largest:

@@ -107,8 +107,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command in a separate process, with the stand-in."""
-    from torch_promote import cli
+    from torch_promote.cli.program import main as run_command
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         put_in_place(monkeypatch)
-        return cli.main(arguments)
+        return run_command(arguments)

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command_line import Capture
 from helpers.subprocesses import Program
-from torch_promote.cli import child_process
+from torch_promote.cli import user_program as child_process
 from torch_promote.cli.program import main
 
 #: In the fork, torch is imported already, so its entry point does not load this package.

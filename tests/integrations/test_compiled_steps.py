@@ -62,17 +62,6 @@ def two_optimizers(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
     return compiled(step)
 
 
-def fused_op(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
-    # An Adam that remembers nothing: each step is lr in each direction. PyTorch compiles the op with amsgrad only.
-    gradient, averages, count = torch.ones(4, 4), [[torch.zeros(4, 4)] for _ in range(3)], torch.ones(())
-    flags = {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0, "amsgrad": True, "maximize": False}
-
-    def step() -> None:
-        torch._fused_adamw_([w], [gradient], *averages, [count], **flags)
-
-    return compiled(step)
-
-
 def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
     def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
         return compiled(torch.no_grad()(lambda: write(w)))
@@ -88,7 +77,6 @@ STEPS: dict[str, Maker] = {
     "a whole step": train_step,
     "behind PyTorch's back": lambda w, compiled: compiled(BehindPyTorchsBack([w]).step),
     "two optimizers": two_optimizers,
-    "a fused op": fused_op,
     "sub_": in_place(lambda w: w.sub_(1)),
     "copy_": in_place(lambda w: w.copy_(w - 1)),
     "data": in_place(lambda w: w.data.sub_(1)),
@@ -119,7 +107,7 @@ def check(make: Maker, backend: str) -> None:
     assert len(set(seen)) == 4, seen
 
 
-EVERY_DAY = ("fused AdamW", "a fused op")
+EVERY_DAY = ("fused AdamW",)
 
 
 def chosen(backend: str) -> list[Any]:

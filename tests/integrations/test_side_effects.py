@@ -13,13 +13,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "side_effects.md").read_text(encodi
 #: By place on the page: an expression that is true while the change is in force, and code that makes the change.
 AT_IMPORT = {
     "dispatcher, key AutocastPrivateUse1": "has_kernel('aten::mm', 'AutocastPrivateUse1')",
-    "dispatcher, key ADInplaceOrView": "has_kernel('aten::_fused_adam_', 'ADInplaceOrView')",
     "higher-order operators": (
         "torch._C._dispatch_key_parse('AutocastPrivateUse1') in"
         " torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
     ),
     "torch.utils._pytree": "tp.Policy in torch.utils._pytree.SUPPORTED_NODES",
     "torch.optim.Optimizer": "count_of_ours(optimizer._global_optimizer_post_hooks) == 1",
+    "torch.clear_autocast_cache": "is_ours(torch.clear_autocast_cache)",
     "sys.meta_path": "'torch._dynamo' in waiting_for()",
     "fork": "True",
     "torch.distributed _update_default_pg": "is_ours(found(C10D, '_update_default_pg'))",
@@ -32,10 +32,6 @@ ON_USE = {
     "torch._functorch AOTAutogradCacheDetails.__init__": (
         "is_ours(found('torch._functorch._aot_autograd.autograd_cache', 'AOTAutogradCacheDetails.__init__'))",
         "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
-    ),
-    "torch._functorch RuntimeWrapper.post_compile": (
-        "is_ours(found('torch._functorch._aot_autograd.runtime_wrappers', 'RuntimeWrapper.post_compile'))",
-        "torch.compile(lambda x: x + 2, backend='aot_eager')(torch.ones(2))",
     ),
     "torch.autograd._unsafe_preserve_version_counter": (
         "is_ours(torch.autograd.grad_mode._unsafe_preserve_version_counter.__exit__)",
@@ -60,14 +56,6 @@ ON_USE = {
     "torch.cuda.CUDAGraph": (
         "is_ours(torch.cuda.CUDAGraph.replay)",
         "with tp.my_autocast('cpu', cache='persistent'): pass",
-    ),
-    "torch.Tensor.untyped_storage, set_, __dlpack__": (
-        "is_ours(torch.Tensor.untyped_storage)",
-        "with tp.my_autocast('cpu', cache='all'): pass",
-    ),
-    "dispatcher, collectives": (
-        "has_kernel('c10d::allreduce_', 'ADInplaceOrView')",
-        "with tp.my_autocast('cpu', cache='all'): pass",
     ),
     "torch._dynamo TorchCtxManagerClassVariable.call_function": (
         "is_ours(found('torch._dynamo.variables.torch', 'TorchCtxManagerClassVariable.call_function'))",

@@ -229,7 +229,7 @@ def test_other_threads_are_not_seen() -> None:
         thread.join()
     assert not report.found
     assert len(report.not_seen) == 1
-    assert "1 thread" in str(report)
+    assert "Threads started in the block: 1" in " ".join(str(report).split())
 
 
 def test_report_as_text_and_json(tmp_path: Path) -> None:

@@ -104,21 +104,6 @@ def test_no_hook_no_state_and_no_warning_stay(recwarn: pytest.WarningsRecorder) 
     assert not recwarn.list
 
 
-def test_hooks_of_the_program_run_as_without() -> None:
-    def run(around: Callable[[], Any]) -> list[str]:
-        seen: list[str] = []
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, name=name: seen.append(f"pre {name}"))
-            module.register_forward_hook(lambda *_, name=name: seen.append(f"post {name}"))
-            module.register_full_backward_hook(lambda *_, name=name: seen.append(f"backward {name}"))
-        with around():
-            model(torch.ones(1, 2)).sum().backward()
-        return seen
-
-    assert run(trace) == run(contextlib.nullcontext)
-
-
 def _ops_of(traced: Any) -> list[str]:
     return [node.kind() for node in traced.inlined_graph.nodes()]
 
@@ -195,35 +180,6 @@ def test_memory_is_bounded() -> None:
             tracemalloc.stop()
     assert (len(report.calls), report.dropped, report.total.calls) == (100, 5_500, 5_600)
     assert grown < 5_000
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_calls_of_steps_are_bounded() -> None:
-    model = nn.Sequential(Block(), Block())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.randn(2, 3, 8)
-
-    def step() -> None:
-        with tp.my_autocast("cpu"):
-            loss = model(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with trace(model, max_calls=1_000) as report:
-        for _ in range(20):
-            step()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            while report.total.calls < 100_000:
-                for _ in range(20):
-                    step()
-            grown = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-    assert grown < 40e6
-    assert report.dropped == report.total.calls - 1_000
 
 
 def _outcomes(name: str, most: int, around: Callable[[], Any]) -> list[Any]:

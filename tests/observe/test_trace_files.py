@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.made_up_traces import info, linear, made_up_call, report_of, small_report
+from helpers.made_up_traces import linear, made_up_call, report_of, small_report
 from torch_promote.errors import OptionError
 from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport
@@ -170,8 +169,3 @@ def test_slices_line_up_with_those_of_the_profiler(tmp_path: Path) -> None:
     # The profiler's clock is calibrated; most events are within microseconds. A busy machine delays single ones.
     apart = sorted(abs(one["ts"] - other["ts"]) for one, other in zip(theirs, exps, strict=True))
     assert apart[10] < 1000
-
-
-def test_a_call_reads_its_own_dict_again() -> None:
-    call = dataclasses.replace(linear("a", 0, 1), inputs=(dataclasses.replace(info("self"), strides=(1, 2)),))
-    assert type(call).from_dict(json.loads(json.dumps(call.to_dict()))) == call

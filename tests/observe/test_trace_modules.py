@@ -11,13 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.subprocesses import Program, run_together
 from helpers.traced_programs import Block
-from torch_promote.observe import observer as tracer
-from torch_promote.observe import places as node_origins
-from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call
-from torch_promote.observe.places import NodeOrigins, Origin, RunningModules
 from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport
 
@@ -132,59 +126,6 @@ def test_what_runs_when_a_backward_has_ended_has_its_own_line() -> None:
     assert call.line == f"{__file__}:{callback.__code__.co_firstlineno + 1}"
 
 
-def test_the_oldest_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_origins, "_MOST", 4)
-    origins, x = NodeOrigins(RunningModules()), torch.ones(2, requires_grad=True)
-    seen: list[Origin | None] = []
-    for number in range(10):
-        first = origins.next_number()
-        x = x * 2
-        origins.add(first, Origin("", f"line {number}"))
-        x.register_hook(lambda gradient: seen.append(origins.of_running_node()))
-    assert len(origins._first) <= 4
-    x.sum().backward()
-    assert seen[1:4] == [Origin("", f"line {number}") for number in (8, 7, 6)][:3]
-    assert seen[-1] is None
-
-
-def test_different_tensors_keep_their_own_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal ones share an object, as long as there are not too many."""
-    monkeypatch.setattr(tracer, "_MOST_CACHED", 2)
-    calls: list[Call] = []
-    watching = tracer.CallObserver(RunningModules(), lambda call, _tensors: calls.append(call))
-    made = [torch.ones(size) for size in (1, 2, 3, 4, 5, 1)]
-    with observe_dispatch(watching):
-        for one in made:
-            torch.exp(one)
-    assert [call.inputs[0].shape for call in calls] == [one.shape for one in made]
-    assert len(watching._infos) <= 3
-
-
-def test_double_backward() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    x = torch.randn(3, 4, requires_grad=True)
-    with trace(model) as report:
-        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        grad.square().sum().backward()
-    assert set(_modules(report, "tanh_backward")) == {"1"}
-    assert set(_modules(report, "mm", "backward")) == {"0", "2"}
-
-
-def test_a_second_model_does_not_have_the_first_one_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, other = (nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))) for _ in range(2))
-    searched, search = [], model.named_modules
-    monkeypatch.setattr(model, "named_modules", lambda *args, **named: searched.append(1) or search(*args, **named))
-    x = torch.ones(1, 2)
-    with trace(model) as report:
-        for _ in range(3):
-            other(model(x)).sum().backward()
-        seen = len(searched)
-        for _ in range(3):
-            other(model(x)).sum().backward()
-        assert len(searched) == seen
-    assert {"0", "3"} <= set(_modules(report, "detach", "backward"))
-
-
 def test_modules_in_threads() -> None:
     """Autograd's threads are traced; other threads of the program need their own traces."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -223,27 +164,6 @@ def test_lines() -> None:
     }
 
 
-SCRIPT = """
-import sys, torch
-from torch_promote.observe.trace import trace
-with trace() as report:
-    torch.ones(2).exp()
-assert [call.line for call in report.calls] == [__file__ + ":5"] * 2, report.calls
-"""
-
-
-@pytest.mark.parametrize("how", ["script", "-m"])
-def test_lines_of_a_script(how: str, tmp_path: Any) -> None:
-    (tmp_path / "traced_script.py").write_text(SCRIPT)
-    code = "import runpy, sys; sys.path.insert(0, sys.argv[1]); " + (
-        "runpy.run_path(sys.argv[1] + '/traced_script.py', run_name='__main__')"
-        if how == "script"
-        else "runpy.run_module('traced_script', run_name='__main__')"
-    )
-    (done,) = run_together([Program(code, str(tmp_path))], 60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_compiled_modules_compute_the_same_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     compiled = torch.compile(model, backend="eager")
@@ -254,20 +174,3 @@ def test_compiled_modules_compute_the_same_without_a_warning(recwarn: pytest.War
     assert torch.equal(compiled(x), expected)
     assert _modules(report, "tanh") == [""]
     assert not [warning for warning in recwarn if "hook" in str(warning.message)]
-
-
-def test_modules_of_a_second_model_have_their_paths_from_the_first_call_on() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = nn.Linear(2, 2)
-            self.head = nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.head(self.encoder(x))
-            return result
-
-    with tp.trace() as report:
-        nn.Linear(2, 2)(torch.ones(1, 2))
-        Net()(torch.ones(1, 2))
-    assert [call.module for call in report.calls.where(op="linear")] == ["", "Net.encoder", "Net.head"]

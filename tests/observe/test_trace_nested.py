@@ -84,23 +84,6 @@ def test_a_trace_in_a_trace() -> None:
     assert [call.op for call in outer.calls[before:]] == ["aten::ones", "aten::exp"]
 
 
-def test_the_inner_one_of_two_crosschecks_checks() -> None:
-    with tp.crosscheck() as outer, trace() as report, tp.crosscheck() as inner, tp.my_autocast("cpu"):
-        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-    assert outer.to_dict() == inner.to_dict()
-    assert outer.checked["aten.mm.default"] == 2  # on the caller's arguments, and on the cast ones
-    assert report.calls[-1].op == "aten::mm"
-
-
-def test_check_casts_inside() -> None:
-    with trace() as alone:
-        _run("attention")
-    with trace() as around, tp.check_casts():
-        _run("attention")
-    casts = [[(cast.argument, cast.to_dtype) for cast in call.casts] for call in alone.calls if call.policy]
-    assert [[(cast.argument, cast.to_dtype) for cast in call.casts] for call in around.calls if call.policy] == casts
-
-
 @pytest.mark.parametrize("raises", [False, True])
 def test_find_nonfinite_inside_and_around(raises: bool) -> None:
     def program() -> None:
@@ -170,38 +153,6 @@ def test_an_error_in_an_op() -> None:
     assert not report.calls[-1].error
 
 
-def test_an_error_in_a_module_leaves_its_path() -> None:
-    class Raises(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
-
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Raises())
-    with trace(model) as report:
-        for _ in range(2):
-            with contextlib.suppress(KeyboardInterrupt):
-                model(torch.ones(1, 2))
-        torch.ones(2).exp()
-    assert [(call.op, call.module) for call in report.calls if call.op in ("aten::linear", "aten::exp")] == [
-        ("aten::linear", "0"),
-        ("aten::linear", "0"),
-        ("aten::exp", ""),
-    ]
-
-
-def test_a_generator_that_is_closed() -> None:
-    def steps() -> Iterator[TraceReport]:
-        with trace() as report:
-            while True:
-                torch.ones(2).exp()
-                yield report
-
-    generator = steps()
-    report = next(generator)
-    generator.close()
-    torch.ones(2).exp()
-    assert [call.op for call in report.calls] == ["aten::ones", "aten::exp"]
-
-
 def test_a_block_that_ends_in_another_thread() -> None:
     block = trace()
     block.__enter__()
@@ -252,9 +203,3 @@ def test_a_fork_inside_of_a_block() -> None:
 def test_an_argument_that_is_wrong(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message), tp.trace(**options):
         pass
-
-
-def test_the_repr_of_a_report_counts() -> None:
-    with tp.trace() as report:
-        torch.ones(2).exp()
-    assert repr(report) == "<TraceReport: 2 calls, 0 casts>"

@@ -104,31 +104,6 @@ def test_a_cast_of_a_sparse_tensor_has_the_bytes_of_what_it_stores() -> None:
     assert 3 * 2 in [cast.bytes for cast in casts]
 
 
-def test_a_fault_beside_a_tensor_that_no_op_reads() -> None:
-    with torch.library._scoped_library("odd_programs", "DEF") as library:
-        library.define("divided(Tensor x, Tensor packed) -> Tensor")
-        library.impl("divided", lambda x, packed: x / 0, "CompositeExplicitAutograd")
-        with tp.find_nonfinite() as report:
-            torch.ops.odd_programs.divided(
-                torch.ones(2), torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-            )
-    assert report.origin is not None
-    assert [str(one) for one in report.origin.inputs] == ["x: float32[2] from 1 to 1", "packed: float4_e2m1fn_x2[4]"]
-
-
-def test_a_generator_of_the_program_stays_where_it_is() -> None:
-    def draw() -> torch.Tensor:
-        generator = torch.Generator().manual_seed(0)
-        torch.empty(100, dtype=torch.float16).normal_(0, 1e5, generator=generator)
-        return generator.get_state()
-
-    alone = draw()
-    with tp.find_nonfinite() as report:
-        checked = draw()
-    assert report.found
-    assert torch.equal(alone, checked)
-
-
 @pytest.mark.parametrize(
     ("make", "op", "kind"),
     [
@@ -174,20 +149,6 @@ def test_a_buffer_that_is_filled_piece_by_piece_is_no_fault() -> None:
         cache.sum()
     assert report.origin is not None
     assert report.origin.kind == "data"
-
-
-def test_arguments_that_are_not_legal() -> None:
-    with pytest.raises(tp.errors.OptionError, match="`where`"), tp.trace(where="cast"):  # type: ignore[arg-type]
-        pass
-    with pytest.raises(tp.errors.OptionError, match="`max_calls`"), tp.trace(max_calls=-1):
-        pass
-
-
-def test_a_file_of_too_many_brackets_is_no_trace(tmp_path: Any) -> None:
-    file = tmp_path / "run.json"
-    file.write_text("[" * 100_000)
-    with pytest.raises(tp.errors.OptionError, match="not JSON"):
-        tp.TraceReport.load(file)
 
 
 def test_ctrl_c_in_the_middle_of_a_record_stays_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:

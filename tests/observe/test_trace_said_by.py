@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import html
 import inspect
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,20 +61,6 @@ def test_regions() -> None:
     assert said(report, "exp") == [inner, inner]
 
 
-def test_policies_of_regions() -> None:
-    with trace() as report:
-        with tp.my_autocast("cpu", policy="cuda"):
-            whole = here(-1)
-            X.exp()
-            torch.mm(X, X)
-        with tp.my_autocast("cpu", policy="cuda", overrides={"mm": "fp32"}):
-            both = here(-1)
-            X.exp()
-            torch.mm(X, X)
-    assert said(report, "exp") == [whole, both]
-    assert said(report, "mm") == ["PyTorch's table", both]
-
-
 def test_one_object_entered_twice() -> None:
     region = tp.my_autocast("cpu", overrides={"mm": "fp32"})
     with trace() as report, region:
@@ -85,19 +70,6 @@ def test_one_object_entered_twice() -> None:
             torch.mm(X, X)
         torch.mm(X, X)
     assert said(report, "mm") == [inner, outer]
-
-
-def test_regions_that_are_off() -> None:
-    with trace() as report, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        around = here(-1)
-        with tp.my_autocast("cpu", enabled=False):
-            torch.mm(X, X)
-        with torch.autocast("cpu", enabled=False):
-            torch.mm(X, X)
-        torch.mm(X, X)
-    first, second, third = said(report, "mm")
-    assert first.startswith("autocast off by region at ")
-    assert (second, third) == ("autocast off by a region of torch.autocast inside", around)
 
 
 def test_overrides_that_cast_nothing() -> None:
@@ -172,24 +144,6 @@ def test_decorators_and_coroutines() -> None:
     assert said(report, "mm") == [call, in_generator, in_generator]
 
 
-def test_regions_of_other_threads() -> None:
-    reports: list[TraceReport] = []
-
-    def work() -> None:
-        with trace() as report, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-            torch.mm(X, X)
-        reports.append(report)
-
-    thread = threading.Thread(target=work)
-    with trace() as report, tp.my_autocast("cpu", overrides={"mm": torch.float16}):
-        line = here(-1)
-        thread.start()
-        thread.join()
-        torch.mm(X, X)
-    assert said(report, "mm") == [line]
-    assert said(reports[0], "mm") == [f"region at {__file__}:{inspect.getsourcelines(work)[1] + 1}"]
-
-
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recomputation_in_a_checkpoint(use_reentrant: bool) -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -205,26 +159,6 @@ def test_recomputation_in_a_checkpoint(use_reentrant: bool) -> None:
         y.sum().backward()
     assert said(report, "linear", "forward") == [before, after]
     assert said(report, "linear", "recompute") == [after, before]
-
-
-class _Uses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return torch.mm(grad, grad)
-
-
-def test_regions_around_and_in_a_backward() -> None:
-    x = torch.ones(2, 2, requires_grad=True)
-    with trace() as report:
-        y = _Uses.apply(x).sum()
-        with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-            line = here(-1)
-            y.backward()
-    assert said(report, "mm", "backward") == [line]
 
 
 def test_promotion() -> None:
@@ -247,15 +181,6 @@ def test_regions_that_were_open_before() -> None:
     assert said(report, "mm") == [""]
 
 
-def test_a_recomputation_of_a_region_before() -> None:
-    x = X.clone().requires_grad_()
-    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        y = checkpoint(lambda x: torch.mm(x, x).sin(), x, use_reentrant=False)
-    with trace() as report:
-        y.sum().backward()
-    assert said(report, "mm", "recompute") == ["a region that was open before the trace"]
-
-
 def test_a_librarys_autocast_kernel() -> None:
     with torch.library._scoped_library("traced_here", "DEF") as library:
         library.define("op(Tensor x) -> Tensor")
@@ -266,14 +191,6 @@ def test_a_librarys_autocast_kernel() -> None:
     assert said(report, "traced_here::op") == ["a kernel on PyTorch's autocast key"]
     text = report.explain("traced_here::op").paragraph
     assert "without a policy: a kernel on PyTorch's autocast key (1)" in text
-
-
-class Rotary(nn.Module):
-    """Switches autocast off inside, as Transformers' rotary embeddings do."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return x.float() @ x.float().t()
 
 
 def test_autocast_switched_off_by_a_module_policy() -> None:
@@ -307,15 +224,6 @@ def test_autocast_switched_off_by_a_region() -> None:
     assert said[1].startswith("autocast off by install, region at ")
     assert said[2:] == ["autocast off by a region of torch.autocast inside", "PyTorch's table"]
     assert [call.said_by for call in report.calls.where(op="add")] == [""]
-
-
-def test_autocast_switched_off_inside_of_a_model() -> None:
-    net = nn.Sequential(Rotary())
-    with tp.installed_as(), tp.trace(net) as report, torch.autocast("cpu"):
-        net(torch.ones(2, 2))
-    (call,) = report.calls.where(op="matmul")
-    assert call.module == "0"
-    assert call.said_by.startswith("autocast off by install, region at ")
 
 
 def test_a_decorated_coroutine_that_is_a_task_of_its_own() -> None:

@@ -28,13 +28,6 @@ def unused(report: TraceReport) -> list[tuple[str, str, str]]:
 X = torch.ones(2, 2)
 
 
-def test_a_block_without_overrides_has_none() -> None:
-    with tp.trace() as report, tp.my_autocast("cpu"), torch.autocast("cpu"):
-        X.mm(X)
-    assert report.asked == []
-    assert report.unused_overrides() == []
-
-
 def test_regions() -> None:
     with tp.trace() as report:
         for _ in range(3):  # one override, however often its region is entered
@@ -51,12 +44,6 @@ def test_regions() -> None:
         "policy": "lower_precision_fp",
         "said_by": one.said_by,
     }
-
-
-def test_an_override_that_restates_pytorchs_policy_is_one() -> None:
-    with tp.trace() as report, tp.my_autocast("cpu", overrides={"mm": "fp16", "bmm": "fp16"}):
-        X.mm(X)
-    assert unused(report) == [("bmm", "lower_precision_fp", "region")]
 
 
 def test_a_pattern_is_one_override() -> None:
@@ -85,24 +72,6 @@ def test_fallthrough_is_used_by_a_call_without_a_policy() -> None:
     assert unused(report) == [("bmm", "fallthrough", "region")]
 
 
-@pytest.mark.parametrize("policy", ["keep", "float64"])
-def test_other_policies(policy: str) -> None:
-    with tp.trace() as report, tp.my_autocast("cpu", overrides={"mm": policy, "bmm": policy}):
-        X.mm(X)
-    assert unused(report) == [("bmm", policy, "region")]
-
-
-def test_a_recomputation_and_a_backward_use_overrides() -> None:
-    weight = torch.ones(2, 2, requires_grad=True)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return (x @ weight).exp()
-
-    with tp.trace() as report, tp.my_autocast("cpu", overrides={"exp": "fp32", "matmul": "fp32"}):
-        torch.utils.checkpoint.checkpoint(forward, X, use_reentrant=False).sum().backward()
-    assert report.unused_overrides() == []
-
-
 def test_modules() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1), nn.Linear(2, 2), nn.Linear(2, 2))
     policies = {"0": {"linear": "fp32", "exp": "fp32"}, "1": "fp32", "2": {"linear": "fp16"}, "3": {"mm": "fp32"}}
@@ -113,23 +82,6 @@ def test_modules() -> None:
         ("exp", "fp32", 'module policy "0"'),
         ("mm", "fp32", 'module policy "3"'),  # it never ran
     ]
-
-
-def test_modules_of_no_given_model() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
-    tp.set_module_policy(model, {"0": {"exp": "fp32"}})
-    with tp.trace() as report, tp.my_autocast("cpu"):
-        model(X)
-    assert unused(report) == [("exp", "fp32", 'module policy "0"')]
-
-
-def test_a_shared_module() -> None:
-    linear = nn.Linear(2, 2)
-    model = nn.Sequential(linear, linear)
-    tp.set_module_policy(model, {"0": {"linear": "fp32", "exp": "fp32"}})
-    with tp.trace(model) as report, tp.my_autocast("cpu"):
-        model(X)
-    assert unused(report) == [("exp", "fp32", 'module policy "0"')]
 
 
 def test_a_default_policy() -> None:
@@ -180,9 +132,3 @@ def test_it_survives_a_file_and_pickle(tmp_path: object) -> None:
     assert again.unused_overrides() == report.unused_overrides() != []
     report.save(f"{tmp_path}/run.json")
     assert TraceReport.load(f"{tmp_path}/run.json").unused_overrides() == report.unused_overrides()
-
-
-def test_calls_beyond_max_calls_count() -> None:
-    with tp.trace(max_calls=0) as report, tp.my_autocast("cpu", overrides={"mm": "fp32", "exp": "fp32"}):
-        X.mm(X)
-    assert unused(report) == [("exp", "fp32", "region")]

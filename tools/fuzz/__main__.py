@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         return _one(options.program, "cpu" if options.device == "cpu" else "cuda")
 
     from fuzz import workers
-    from torch_promote.cli.progress import progress
+    from torch_promote.cli.output import progress
 
     mode = None if options.mode == "drawn" else options.mode
     work = workers.Work(

@@ -94,10 +94,6 @@ class NewOptimizer(Kind):
 # --- writes
 
 _W = "m[{0}].weight"
-_FUSED = (
-    f"torch._fused_sgd_([{_W}], [torch.ones_like({_W})], [], weight_decay=0.0, momentum=0.0, lr=0.01, dampening=0.0, "
-    "nesterov=False, maximize=False, is_first_step=True)"
-)
 #: The source, and where it may be: "inside" of regions, "outside" only, and whether it "moves" the weight's memory.
 WRITES: dict[str, tuple[str, str]] = {
     "mul": (f"{_W}.mul_(0.9)", "inside"),
@@ -107,7 +103,6 @@ WRITES: dict[str, tuple[str, str]] = {
     "detach": (f"{_W}.detach().mul_(0.75)", "inside"),
     "init": (f"nn.init.constant_({_W}, 0.03)", "inside"),
     "foreach": (f"torch._foreach_mul_([{_W}], 0.9)", "inside"),
-    "fused": (_FUSED, "inside"),
     "there_and_back": (
         f"old = {_W}.data; {_W}.data = torch.zeros_like({_W}); {_W}.data = old.mul_(0.9); del old",
         "outside moves",
@@ -118,7 +113,6 @@ WRITES: dict[str, tuple[str, str]] = {
         f"storage.resize_(size); {_W}.copy_(values); del storage",
         "outside moves cpu",
     ),
-    "storage": (f"{_W}.untyped_storage().copy_(({_W} * 0.9).untyped_storage())", "outside"),
     "numpy": (f"{_W}.detach().numpy()[:] *= 0.9", "outside cpu"),
     "dlpack": (f"torch.from_dlpack({_W}.detach()).mul_(0.9)", "outside cpu"),
     "row": (f"{_W}[0].mul_(0.5)", "inside"),

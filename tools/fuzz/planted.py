@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torch_promote as tp
 from fuzz.calls import Ours
 from torch_promote import _C
-from torch_promote.integrations import optimizers
+from torch_promote.integrations import cast_invalidation
 
 __all__ = ["BUGS"]
 
@@ -120,21 +120,11 @@ class StepsUnseen(_Planted):
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         with (
-            _patched(optimizers, "_note_step", lambda before: lambda optimizer: None),
+            _patched(cast_invalidation, "_forget_weights", lambda before: lambda optimizer: None),
             _patched(torch.optim.SGD, "step", _keeps_versions_of_weights),
             _patched(torch.optim.AdamW, "step", _keeps_versions_of_weights),
         ):
             yield
-
-
-class StorageWritesUnseen(_Planted):
-    """The cache does not see writes through a weight's storage."""
-
-    modes = ("persistent",)
-    is_rare = True
-
-    def around(self) -> Any:
-        return _patched(_C, "note_alias", lambda before: lambda tensor: None)
 
 
 class ModeIgnored(_Planted):
@@ -223,7 +213,6 @@ BUGS: dict[str, type[_Planted]] = {
         WritesToWeightsUnseen,
         WritesToActivationsUnseen,
         StepsUnseen,
-        StorageWritesUnseen,
         ModeIgnored,
         NestedCastsHaveNoGradient,
         ExceptionsLeaveRegionsOpen,

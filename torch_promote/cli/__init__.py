@@ -1,9 +1,6 @@
-"""The command `torch-promote`: a module for each subcommand, and `main`, which runs them.
+"""The command `torch-promote`.
 
-terminal and progress draw on the terminal; op_filter is the option `--op`. The commands `policies` and `parity` draw
-their output in modules of their own, which begin with the command's name.
+program.py is the entry point, and each command is a module with its name. They share output.py (printing),
+user_program.py (running a Python program), recorded_program.py (with a tool that leaves records) and target.py (a
+function that returns a model and a step).
 """
-
-from torch_promote.cli.program import main
-
-__all__ = ["main"]

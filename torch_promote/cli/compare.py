@@ -6,24 +6,16 @@ import argparse
 import math
 from collections.abc import Iterator
 
-from torch_promote.cli.report_output import (
-    add_outputs,
-    add_target,
-    check_outputs,
-    output_of_target,
-    parse_tolerance,
-    put_out,
-)
-from torch_promote.cli.target import open_target, report_errors_of_step
-from torch_promote.cli.terminal import say
+from torch_promote.cli import target as targets
+from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.compare import compare
-from torch_promote.numerics.comparison import Comparison, Metric
+from torch_promote.numerics.comparison import Comparison
 from torch_promote.report.base import spell_number
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Runs a training or evaluation step under two policies, by default in float32 and
 under the policy in force, and reports for each op in each module how much
 accuracy it loses, and what that does to the loss.
@@ -49,7 +41,7 @@ Errors are relative L2 norms. The parameters, buffers, optimizers and random
 number generators are restored after each run.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote compare train.py:make            PyTorch's policy and float32
   torch-promote compare train.py:make --html run.html
@@ -69,16 +61,9 @@ runs of the reference, for instance.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare two precisions of a step: which ops lose accuracy",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_target(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    targets.add_arguments(parser)
     parser.add_argument(
         "--candidate", metavar="P", help="the policy to judge: a name or a policy file (default: the one in force)"
     )
@@ -93,15 +78,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         help="exit with 1 if a metric's error is larger: 1e-3, or loss=1e-3; repeatable",
     )
-    add_outputs(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    check_outputs(arguments)
-    tolerance = parse_tolerance(arguments.tolerance)
-    name = arguments.target
-    with output_of_target(arguments), open_target(name) as target, report_errors_of_step(name):
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
+    targets.check_outputs(arguments)
+    tolerance = targets.parse_tolerance(arguments.tolerance)
+    with targets.open_target(arguments) as target:
         comparison = compare(
             target.step,
             model=target.model,
@@ -111,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
             batches=arguments.batches,
             restore=target.restore,
         )
-    put_out(comparison, arguments)
+    targets.put_out(comparison, arguments)
     problems = list(_problems(comparison, tolerance))
     for problem in problems:
         say(f"torch-promote: {problem}")
@@ -125,20 +108,15 @@ def _problems(comparison: Comparison, tolerance: float | dict[str, float]) -> It
         OptionError: A tolerance is for a metric that the step does not return.
     """
     names = [metric.name for metric in comparison.metrics]
-    if isinstance(tolerance, dict):
-        for name in tolerance:
-            if name not in names:
-                raise OptionError(
-                    f"--tolerance {name}=...: the step returns no {name!r}.{did_you_mean(name, names)} It returns "
-                    f"{', '.join(names)}."
-                )
+    for name in tolerance if isinstance(tolerance, dict) else ():
+        if name not in names:
+            raise OptionError(
+                f"--tolerance {name}=...: the step returns no {name!r}.{did_you_mean(name, names)} It returns "
+                f"{', '.join(names)}."
+            )
     for metric in comparison.metrics:
         limit = tolerance.get(metric.name) if isinstance(tolerance, dict) else tolerance
         if limit is not None and not metric.error <= limit:
             yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_number(limit)}."
-        elif not _is_finite(metric):
+        elif not math.isfinite(metric.error):
             yield f"{metric.name} is not finite, and the reference's is."
-
-
-def _is_finite(metric: Metric) -> bool:
-    return math.isfinite(metric.error)

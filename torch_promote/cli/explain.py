@@ -6,19 +6,19 @@ import argparse
 import json
 import os
 
-from torch_promote.cli.terminal import width_of_output, write
+from torch_promote.cli.output import width_of_output, write
 from torch_promote.errors import OptionError
 from torch_promote.observe.trace_report import TraceReport
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Explains what happened to the calls of a module, an op or a line in a trace: in
 which dtypes they came, ran and returned, by which policy and who set it, what
 was cast, and what you can change.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote trace --json run.json train.py   first: record a program
   torch-promote explain run.json blocks.3.attn   a module, with those inside it
@@ -32,15 +32,8 @@ things, match the pattern.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "explain",
-        help="explain what a trace says of a module, an op or a line",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("file", metavar="FILE.json", help="what `torch-promote trace --json` or report.save(...) wrote")
     parser.add_argument(
         "pattern",
@@ -49,10 +42,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         '("train.py:41")',
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
     if not os.path.isfile(arguments.file):
         raise OptionError(
             f"there is no file {arguments.file!r}. `torch-promote trace --json F.json train.py` writes one."

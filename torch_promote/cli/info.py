@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 import torch_promote
 from torch_promote import _C
-from torch_promote.cli.autoloading import why_not_loaded
-from torch_promote.cli.terminal import Table, show
+from torch_promote.cli.output import show, table
+from torch_promote.cli.user_program import why_not_loaded
 from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.loader import built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.environment import VARIABLES
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Shows versions, policies, the device types and what runs the regions of
 torch.autocast, and compares the op table with the running PyTorch.
 
@@ -37,18 +37,17 @@ torch.autocast, and compares the op table with the running PyTorch.
   unlisted ops     ops that PyTorch registers and the table has no policy for:
                    left to stock
 """
+EPILOG = ""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "info",
-        help="show versions and devices; compare the op table with PyTorch",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda arguments: show(_info(), _draw, arguments.json))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
+    return show(_info(), _draw, arguments.json)
 
 
 def _info() -> dict[str, Any]:
@@ -88,40 +87,41 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _draw(info: Mapping[str, Any]) -> list[Any]:
-    facts = Table("fact", "value", prose=["value"], show_header=False)
-    facts.add_row("torch_promote", info["torch_promote"])
-    facts.add_row("torch", f"{info['torch']}, built with {info['built_with_torch']}")
-    facts.add_row("python", info["python"])
-    facts.add_row("dispatch key", info["dispatch_key"])
-    facts.add_row("op table", f"{info['rows']} rows")
-    facts.add_row("torch.autocast", info["installed"] or "PyTorch's own")
-    facts.add_row("default policy", info["default_policy"] or "PyTorch's own")
+def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
     given = (f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"])
-    facts.add_row("registered policies", "\n".join(given) or "none")
     variables = (f"{name}={value}" for name, value in info["environment"].items())
-    facts.add_row("environment", "\n".join(variables) or f"none of {', '.join(VARIABLES)}")
-    facts.add_row("autoloading", info["autoloading"])
-
-    devices = Table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
-    lists: list[str] = []
+    facts = table("fact", "value", header=False)
+    for name, value in (
+        ("torch_promote", info["torch_promote"]),
+        ("torch", f"{info['torch']}, built with {info['built_with_torch']}"),
+        ("python", info["python"]),
+        ("dispatch key", info["dispatch_key"]),
+        ("op table", f"{info['rows']} rows"),
+        ("torch.autocast", info["installed"] or "PyTorch's own"),
+        ("default policy", info["default_policy"] or "PyTorch's own"),
+        ("registered policies", "\n".join(given) or "none"),
+        ("environment", "\n".join(variables) or f"none of {', '.join(VARIABLES)}"),
+        ("autoloading", info["autoloading"]),
+    ):
+        facts.add_row(name, value)
+    devices = table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
     for name, device in info["devices"].items():
-        missing, unlisted = device["missing_rows"], device["unlisted_ops"]
         devices.add_row(
             name,
             "yes" if device["available"] else "no",
             device["default_dtype"],
             f"{device['rows_that_count']} of {device['rows_with_policy']}",
-            str(len(missing)),
-            str(len(unlisted)),
+            str(len(device["missing_rows"])),
+            str(len(device["unlisted_ops"])),
         )
-        if missing:
-            lists += ["", f"missing on {name} (in the table, not registered by this PyTorch; falls through):", *missing]
-        if unlisted:
-            lists += [
-                "",
-                f"unlisted on {name} (registered by this PyTorch, no policy in the table; left to stock):",
-                *unlisted,
-            ]
-    lists = lists or ["", "This PyTorch registers exactly the ops that the table lists."]
-    return [facts, "", devices, *lists]
+    yield from (facts, "", devices, "")
+    lists = {
+        "missing on {} (in the table, not registered by this PyTorch; falls through):": "missing_rows",
+        "unlisted on {} (registered by this PyTorch, no policy in the table; left to stock):": "unlisted_ops",
+    }
+    for name, device in info["devices"].items():
+        for title, key in lists.items():
+            if device[key]:
+                yield "\n".join([title.format(name), *device[key], ""])
+    if not any(device[key] for device in info["devices"].values() for key in lists.values()):
+        yield "This PyTorch registers exactly the ops that the table lists."

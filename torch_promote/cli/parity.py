@@ -9,25 +9,23 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from torch_promote.cli import parity_report
-from torch_promote.cli.progress import progress
-from torch_promote.cli.terminal import check_rich, render, write
+from torch_promote.cli.output import progress, render, table, write
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.report import ParityReport, about, junit, merged
 from torch_promote.parity.runner import run_entries
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 _STDOUT = "-"
 #: The default number of worker processes on a GPU. Each CUDA context takes half a gigabyte of its memory.
 _MAX_ON_A_GPU = 4
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Runs PyTorch's own samples under torch.autocast (stock) and my_autocast (ours),
 forward and backward, and checks three things: ours gives the same bits as
 stock; under stock, each dispatched op returns what the reference computes
@@ -51,7 +49,7 @@ reference: promotion, strides and autocast casts. It measures what each autocast
 kernel does; `policies --diff` only sees whether there is one.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote parity --quick                     some of the samples
   torch-promote parity                             all samples
@@ -73,15 +71,8 @@ class SamplesError(TorchPromoteError):
     """PyTorch's samples are not available in this installation."""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "parity",
-        help="compare stock, ours and the reference on PyTorch's samples",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     chosen = parser.add_argument_group("selection")
     chosen.add_argument("--device", default="cpu", help="cpu (default), cuda or fake-cuda")
     chosen.add_argument("--ops", nargs="+", action="extend", metavar="GLOB", help="only entries whose name matches")
@@ -101,12 +92,10 @@ def add_parser(commands: Any) -> None:
     )
     output.add_argument("--json", nargs="?", const=_STDOUT, metavar="FILE", help="write JSON to FILE or to stdout")
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to FILE")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    if arguments.json != _STDOUT:
-        check_rich()
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
     for name in (arguments.json, arguments.junit):
         if name not in (None, _STDOUT):
             _check_writable(Path(name))
@@ -126,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return _report(dataclasses.replace(report, shards=(f"{index}/{count}",)), arguments)
 
 
-# --- options
+# Options
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -180,7 +169,7 @@ def _merge(arguments: argparse.Namespace) -> ParityReport:
     return merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge])
 
 
-# --- the run
+# The run
 
 
 def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> ParityReport:
@@ -204,7 +193,7 @@ def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs:
     return ParityReport(about(options.device), options, len(entries), results, seconds=seconds, interrupted=interrupted)
 
 
-# --- output
+# Output
 
 
 def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
@@ -213,7 +202,7 @@ def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
     failed = [
         error for name, text in files.items() if name not in (None, _STDOUT) and (error := _write_file(name, text))
     ]
-    write(as_json if arguments.json == _STDOUT else render(parity_report.draw(report)))
+    write(as_json if arguments.json == _STDOUT else render([report]))
     if failed:
         raise OptionError(" ".join(failed))
     if report.status == 2:
@@ -223,7 +212,12 @@ def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
 
 def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
     if arguments.json is None:
-        write(render(parity_report.draw_entries(entries)))
+        listing = table("entry", "source")
+        for entry in entries:
+            listing.add_row(entry.name, entry.source)
+        sources = sorted(Counter(entry.source for entry in entries).items())
+        counts = ", ".join(f"{name} {count:,}" for name, count in sources)
+        write(render([listing, f"\nentries: {len(entries)} ({counts})"]))
         return 0
     text = json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
     if arguments.json == _STDOUT:

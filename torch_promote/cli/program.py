@@ -1,114 +1,47 @@
 """The command `torch-promote`: the top-level parser and the exit statuses.
 
-Each command is a module of this folder. It collects plain data first. `--json` prints the data; the text output is
-drawn from the same data, with the functions of torch_promote/cli/terminal.py.
+Each command is a module of this folder, which is imported when the command runs. It has `DESCRIPTION` and `EPILOG` for
+`--help`, `USAGE` if argparse cannot derive it, `add_arguments`, which adds options to a parser, and `run`, which takes
+the parsed arguments and returns the exit status.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 
 import torch_promote
-from torch_promote.cli import (
-    compare,
-    explain,
-    find_nan,
-    info,
-    parity,
-    policies,
-    run,
-    trace,
-    tune,
-    why,
-)
-from torch_promote.cli.exit_status import INTERRUPTED, WRONG_COMMAND_LINE
-from torch_promote.cli.python_program import split
-from torch_promote.cli.terminal import fold, redirect_to_null, say
+from torch_promote.cli.output import redirect_to_null, say
 from torch_promote.errors import TorchPromoteError
 
-__all__ = ["main", "make_parser", "parse_arguments"]
+__all__ = ["COMMANDS", "main", "make_parser", "parse_arguments"]
 
+_WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions and examples, except on a terminal that is narrower than they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        width += 2  # which argparse leaves free
-        text = super()._fill_text(text, width, indent)
-        if max(map(len, text.splitlines()), default=0) <= width:
-            return text
-        return "\n".join(fold("\n".join(_joined(text.splitlines())), width))
-
-    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """Wraps the usage of a command that has one of its own."""
-        given = None if usage is None else "\n".join(fold(usage, self._width + 2 - len("usage: ")))
-        super().add_usage(given, actions, groups, prefix)
-
-
-def _joined(lines: Sequence[str]) -> Iterator[str]:
-    """Joins the lines of a paragraph, and those of an entry of a list, whose second line is indented further."""
-    held = ""
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        is_prose = indent == 0 and held and not held.startswith(" ") and not held.endswith(":")
-        is_entry = indent >= _DEEP and held.startswith(" ")
-        if line and (is_prose or is_entry):
-            held = f"{held} {line.lstrip()}"
-            continue
-        if held:
-            yield held
-        held = line
-        if not line:
-            yield ""
-    if held:
-        yield held
-
-
-#: The indentation of what belongs to the line above.
-_DEEP = 8
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class.
-
-    Attributes:
-        commands: The names of the commands, of the parser of all.
-        command: The command that the arguments are for, where the parser of all commands reports an error.
-    """
-
-    command = ""
-    commands: Collection[str] = ()
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "formatter_class": _HelpFormatter})
-
-    def error(self, message: str) -> NoReturn:
-        say(f"torch-promote: error: {message.rstrip('.')}. See `{self.command or self.prog} --help`.")
-        self.exit(WRONG_COMMAND_LINE)
-
-
-def make_parser() -> _Parser:
-    """Returns the parser of the whole command line. Parsed arguments have the command's function as `run`."""
-    parser = _Parser(
-        prog="torch-promote",
-        description="Shows, changes and checks what autocast does with each op.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})"
-    parser.add_argument("--version", action="version", version=version)
-    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    for command in (run, trace, find_nan, explain, compare, tune, info, policies, parity, why):
-        command.add_parser(commands)
-    parser.commands = commands.choices
-    return parser
-
+#: The commands, with a line for `--help`.
+COMMANDS = {
+    "run": "run a program with torch_promote in place of torch.autocast",
+    "trace": "run a program and report which op ran in which dtype, and why",
+    "find-nan": "run a program and report where the first inf or NaN came from",
+    "explain": "explain what a trace says of a module, an op or a line",
+    "compare": "compare two precisions of a step: which ops lose accuracy",
+    "tune": "find the fewest overrides that meet a tolerance, and save them",
+    "info": "show versions and devices; compare the op table with PyTorch",
+    "policies": "show what autocast does with each op",
+    "parity": "compare stock, ours and the reference on PyTorch's samples",
+    "why": "explain the dtype of an expression, step by step",
+}
+#: The commands whose command line ends in a program, and their options that take the next argument as their value.
+_RUN_A_PROGRAM = ("run", "trace", "find-nan")
+_WITH_VALUE = (
+    *("--policy", "--override", "--cache"),
+    *("--html", "--json", "--csv", "--perfetto", "--steps", "--max-calls"),
+)
 
 _EPILOG = """\
 examples:
@@ -140,15 +73,69 @@ program's, if it is not 0.
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
+
+    def error(self, message: str) -> NoReturn:
+        say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
+        self.exit(_WRONG_COMMAND_LINE)
+
+
+def make_parser(command: str = "") -> argparse.ArgumentParser:
+    """Returns the parser of one command; for "", of the whole command line, without the options of the commands."""
+    if command:
+        module = importlib.import_module(f"torch_promote.cli.{command.replace('-', '_')}")
+        parser = _Parser(
+            prog=f"torch-promote {command}",
+            usage=getattr(module, "USAGE", None),
+            description=module.DESCRIPTION,
+            epilog=module.EPILOG,
+            allow_abbrev=command not in _RUN_A_PROGRAM,  # `_split` knows whole names
+        )
+        module.add_arguments(parser)
+        parser.set_defaults(run=module.run)
+        return parser
+    parser = _Parser(
+        prog="torch-promote", description="Shows, changes and checks what autocast does with each op.", epilog=_EPILOG
+    )
+    version = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    return parser
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parses a command line. Those of `run`, `trace` and `find-nan` have the program and its arguments as `program`."""
-    own, program = split(argv)
-    parser = make_parser()
-    if own and own[0] in parser.commands:  # argparse reports an unknown option by the parser of all commands
-        parser.command = f"{parser.prog} {own[0]}"
-    arguments = parser.parse_args(own)
+    """Parses a command line. The result has the command's function as `run`, and the program to run as `program`."""
+    command, *rest = argv or [""]
+    if command not in COMMANDS:
+        return make_parser().parse_args(argv)
+    own, program = _split(rest) if command in _RUN_A_PROGRAM else (rest, [])
+    arguments = make_parser(command).parse_args(own)
     arguments.program = program
     return arguments
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits a command line into our options, and the program with its own.
+
+    Example:
+        >>> _split(["--cache", "all", "-m", "train", "--cache", "none"])
+        (['--cache', 'all'], ['-m', 'train', '--cache', 'none'])
+    """
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        if word == "--":
+            return list(argv[:position]), list(argv[position + 1 :])
+        if not word.startswith("-") or word == "-" or word.startswith(("-m", "-c")):
+            break
+        position += 2 if word in _WITH_VALUE else 1
+    return list(argv[:position]), list(argv[position:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,28 +156,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     try:
-        return _run(argv)
-    finally:
-        _flush()
-
-
-def _flush() -> None:
-    """Flushes what argparse printed for --help. At exit, Python would print a traceback if that fails."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:  # most likely the reader of a pipe has exited
-        redirect_to_null(sys.stdout)
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         arguments.is_process = argv is None
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:
         say(f"torch-promote: error: {error}")
-        return WRONG_COMMAND_LINE
+        return _WRONG_COMMAND_LINE
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _INTERRUPTED
+    finally:
+        try:  # what argparse printed for --help; at exit, Python would print a traceback if that fails
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:  # most likely the reader of a pipe has exited
+            redirect_to_null(sys.stdout)
     return status

@@ -1,11 +1,4 @@
-"""The command `torch-promote run`: a Python program whose torch.autocast regions are ours.
-
-NOTE [ A fresh interpreter ]
-This process has imported PyTorch to check the command line. A program that runs in it would find its own settings
-ignored that PyTorch reads when it is imported (OMP_NUM_THREADS, TORCH_LOGS, PYTORCH_CUDA_ALLOC_CONF). So the command
-checks everything, sets the environment variables of torch_promote/regions/environment.py, and replaces itself with
-`python script.py`. The rest is Python's own: `__main__`, sys.argv, tracebacks, signals, the exit status.
-"""
+"""The command `torch-promote run`: a Python program whose torch.autocast regions are ours."""
 
 from __future__ import annotations
 
@@ -13,21 +6,16 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import get_args
 
-from torch_promote.checking import crosscheck as crosscheck_process
-from torch_promote.checking.checker import Level
-from torch_promote.checking.report import CrosscheckReport
-from torch_promote.cli.child_process import end_as, run_to_end
-from torch_promote.cli.progress import follow
-from torch_promote.cli.python_program import add_policy_options, command_of, settings
-from torch_promote.cli.terminal import say
+from torch_promote.cli.output import follow, say
+from torch_promote.cli.user_program import LEFT_NO_REPORT, add_policy_options, command_of, end_as, run_to_end, settings
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+USAGE = "torch-promote run [options] PROGRAM [arguments of the program]"
+
+DESCRIPTION = """\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:
 every region of torch.autocast on cpu and cuda is ours, whether the program, a
 library or PyTorch opens it, in the program's child processes too.
@@ -38,7 +26,7 @@ It runs in a Python process of its own, which takes the place of this one, so
 input and output, exit status, tracebacks and signals are the program's.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote run train.py --lr 0.1            same bits as without it
   torch-promote run --override softmax=lower train.py
@@ -72,35 +60,29 @@ no report.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "run",
-        help="run a program with torch_promote in place of torch.autocast",
-        usage="torch-promote run [options] PROGRAM [arguments of the program]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # `split` knows the whole names
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     add_policy_options(parser)
     parser.add_argument(
         "--crosscheck",
         nargs="?",
         const="dtype",
-        choices=get_args(Level),
+        choices=("dtype", "bits"),
         help="check every op of the program, and print a report at its end. dtype (the default level): dtypes, casts "
         "and strides against the reference; bits: also results against stock autocast, bit for bit",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="print what is installed to stderr first")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the program, and returns its exit status. Without --crosscheck, the program takes the place of this process.
+
+    See NOTE [ A fresh interpreter ] in user_program.py.
+    """
     command = command_of(arguments, "run")
     variables, info = settings(arguments)
     if arguments.verbose:
-        print(f"torch-promote: {info}", file=sys.stderr, flush=True)
+        say(f"torch-promote: {info}")
     if arguments.crosscheck is not None:
         return _run_checked(command, variables, arguments.crosscheck, arguments.is_process)
     if arguments.is_process:
@@ -108,31 +90,25 @@ def _run(arguments: argparse.Namespace) -> int:
     return end_as(run_to_end(command, variables).returncode, arguments.is_process)
 
 
-# --- under crosscheck
-
-
 def _run_checked(command: list[str], variables: dict[str, str], level: str, is_process: bool) -> int:
     """Runs the program, prints the report of its processes, and returns the exit status."""
+    from torch_promote.checking import crosscheck as crosscheck_process
+    from torch_promote.checking.report import CrosscheckReport
+
+    title = f"torch-promote: crosscheck, level {level}"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[crosscheck_process.VARIABLE] = f"{level}:{folder}"
-        began = time.monotonic()
-        watched = sys.stderr is not None and sys.stderr.isatty()
-        line = f"torch-promote: crosscheck, level {level}, "
-        with follow(lambda: f"{line}{time.monotonic() - began:.0f} s so far", quiet=not watched):
+        with follow(lambda: title, quiet=sys.stderr is None or not sys.stderr.isatty()):
             program = run_to_end(command, variables)
         reports = crosscheck_process.read_reports(Path(folder))
     whole = CrosscheckReport()
     for _, report in sorted(reports.items()):
         whole.add(report)
-    count = "1 process" if len(reports) == 1 else f"{len(reports)} processes"
-    say(f"torch-promote: crosscheck, level {level}, {count}")
+    say(f"{title}, processes: {len(reports)}")
     if reports:
-        say(str(whole), is_report=True)
+        say(whole)
     if program.pid not in reports:
-        say(
-            "torch-promote: the program left no report: it did not import torch, or it ended without Python's exit "
-            "handlers (a signal, os._exit)."
-        )
+        say(f"torch-promote: {LEFT_NO_REPORT}")
     if program.returncode == 0 and (not whole.ok or program.pid not in reports):
         return 1
     return end_as(program.returncode, is_process)

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
-from collections.abc import Sequence
 
-from torch_promote.cli.child_process import end_as
-from torch_promote.cli.terminal import say, width_of_output
-from torch_promote.cli.traced_program import (
-    add_options,
-    check_file,
-    name_records,
-    parse_steps,
-    path_for,
-    run_program,
-    spell_tag,
-    why_nothing,
-)
-from torch_promote.errors import MissingPackageError, OptionError, TorchPromoteError
+from torch_promote.cli.output import check_file, say
+from torch_promote.cli.recorded_program import add_options, parse_steps, path_for, run_program, tell_each
+from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.numerics.traced_process import Record, Request
-from torch_promote.observe.trace_report import TraceReport
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+USAGE = "torch-promote trace [options] PROGRAM [arguments of the program]"
+
+DESCRIPTION = """\
 Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
@@ -34,7 +22,7 @@ PROGRAM is what python takes: a script, a folder or zip file with __main__.py,
 -m MODULE, -c CODE, or - for stdin. All arguments after it are the program's.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote trace --html run.html train.py --lr 0.1
                                                  a page to open in a browser
@@ -65,17 +53,8 @@ shown in the summary, and is no error.
 _FILES = {"html": ".html", "json": ".json", "csv": ".csv", "perfetto": ".trace.json"}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "trace",
-        help="run a program and report which op ran in which dtype, and why",
-        usage="torch-promote trace [options] PROGRAM [arguments of the program]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
     parser.add_argument("--html", metavar="F.html", help="write a page, which needs no network")
     parser.add_argument("--json", metavar="F.json", help="write all that was recorded, for `torch-promote explain`")
     parser.add_argument("--csv", metavar="F.csv", help="write a table with a row for each call")
@@ -91,62 +70,38 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how many calls are kept one by one (default: 50000); sums include all",
     )
     add_options(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
     for option, suffix in _FILES.items():
         check_file(f"--{option}", getattr(arguments, option), suffix)
-    if arguments.html is not None and importlib.util.find_spec("jinja2") is None:
-        raise MissingPackageError(
-            "--html needs jinja2: pip install jinja2. --json, --csv and --perfetto work without it."
-        )
     if arguments.max_calls < 0:
         raise OptionError(f"--max-calls {arguments.max_calls}: the number of calls to keep is 0 or more.")
     first, end = parse_steps(arguments.steps)
     options = {"values": arguments.values, "max_calls": arguments.max_calls}
-    request = Request("", options, first=first, end=end)
-    status, program, records = run_program(arguments, "trace", request)
-    named = name_records(records, program)
-    reports = {tag: record.report for tag, record in named.items() if record.report}
-    for report in list(reports.values())[:1]:
-        report.not_seen += _left_out([one for one in records.values() if one not in named.values()])
-    failed = False
-    for tag, report in reports.items():
-        if tag or len(reports) > 1:
-            say(f"torch-promote: {spell_tag(tag)}")
-        say(_summary(report), as_is=True)
-        failed |= not _write(report, arguments, tag)
-    missing = why_nothing(records, program, arguments.steps)
-    if missing is not None and not reports:
-        say(f"torch-promote: {missing}")
-    if status == 0 and (failed or not reports):
-        return 1
-    return end_as(status, arguments.is_process)
+    outcome = run_program(arguments, "trace", Request("", options, first=first, end=end))
+    named = outcome.named()
+    records = {tag: record for tag, record in named.items() if record.report is not None}
+    left_out = [one.report.total.calls for one in outcome.records.values() if one not in named.values() and one.report]
+    for record in list(records.values())[:1]:
+        if any(left_out) and record.report is not None:
+            record.report.not_seen.append(
+                f"other processes, such as workers that load data: {sum(left_out):,} calls, none with a policy."
+            )
+    return tell_each(arguments, outcome, records, lambda tag, record: _tell(arguments, tag, record))
 
 
-def _summary(report: TraceReport) -> str:
-    """Returns the summary, as wide as the terminal if stderr is one; otherwise not wrapped."""
-    return str(report) if sys.stderr is None else report.text(width_of_output(sys.stderr))
-
-
-def _left_out(records: Sequence[Record]) -> list[str]:
-    counts = [record.report.total.calls for record in records if record.report is not None]
-    calls, processes = sum(counts), sum(count > 0 for count in counts)
-    if not calls:
-        return []
-    who = "1 other process" if processes == 1 else f"{processes} other processes"
-    return [f"{who} of the program, such as a worker that loads data: autocast had no policy for its {calls:,} calls."]
-
-
-def _write(report: TraceReport, arguments: argparse.Namespace, tag: str) -> bool:
-    """Writes the files, and returns whether that worked."""
+def _tell(arguments: argparse.Namespace, tag: str, record: Record) -> bool:
+    """Prints the summary, writes the files, and returns whether that worked."""
+    report = record.report
+    assert report is not None
+    say(report)
     written, worked = [], True
     for option, suffix in _FILES.items():
-        asked = getattr(arguments, option)
-        if asked is None:
+        if getattr(arguments, option) is None:
             continue
-        path = path_for(asked, suffix, tag)
+        path = path_for(getattr(arguments, option), suffix, tag)
         try:
             report.save(path)
         except (OSError, TorchPromoteError) as error:

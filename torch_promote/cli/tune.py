@@ -7,28 +7,17 @@ import json
 
 import torch
 
-from torch_promote.cli.report_output import (
-    STDOUT,
-    add_outputs,
-    add_target,
-    check_outputs,
-    output_of_target,
-    parse_tolerance,
-    put_out,
-)
-from torch_promote.cli.target import open_target, report_errors_of_step
-from torch_promote.cli.terminal import say, write
-from torch_promote.cli.traced_program import check_file
+from torch_promote.cli import target as targets
+from torch_promote.cli.output import check_file, say, write
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
-from torch_promote.numerics.tuning import Tuning
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.dtype_names import dtype_of_name
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Finds the smallest set of overrides with which a step in lower precision stays
 within a tolerance of float32, and saves it as a policy. It searches on top of
 the policy in force: PyTorch's own, or that of TORCH_PROMOTE_POLICY.
@@ -52,7 +41,7 @@ directions:
   speed     which ops that run in float32 may run in lower precision
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
   torch-promote tune train.py:make --tolerance 1e-3 --html run.html
@@ -80,26 +69,10 @@ differ by more than the tolerance between two runs in float32, for instance. 130
 if it was interrupted.
 """
 
-_DTYPES = (torch.float16, torch.bfloat16)
 
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = dtype_of_name(name)
-    if dtype in _DTYPES:
-        return dtype
-    raise argparse.ArgumentTypeError(f"{name!r} is not a dtype of autocast. Legal: float16, bfloat16.")
-
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to an argparse subparsers object."""
-    parser = commands.add_parser(
-        "tune",
-        help="find the fewest overrides that meet a tolerance, and save them",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_target(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    targets.add_arguments(parser)
     parser.add_argument(
         "--tolerance",
         metavar="T",
@@ -120,41 +93,43 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
     parser.add_argument("-o", "--output", metavar="F.toml", help="save the policy")
-    add_outputs(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    check_outputs(arguments)
+def _dtype(name: str) -> torch.dtype:
+    dtype = dtype_of_name(name)
+    if dtype in (torch.float16, torch.bfloat16):
+        return dtype
+    raise argparse.ArgumentTypeError(f"{name!r} is not a dtype of autocast. Legal: float16, bfloat16.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
+    targets.check_outputs(arguments)
     check_file("-o", arguments.output, ".toml")
-    tolerance = parse_tolerance(arguments.tolerance, zero=False)
-    found: Tuning | TuningError
-    with output_of_target(arguments), open_target(arguments.target) as target:
-        try:
-            with report_errors_of_step(arguments.target):
-                found = tune(
-                    target.step,
-                    model=target.model,
-                    tolerance=tolerance,
-                    metric=target.metric,
-                    batches=arguments.batches,
-                    check=target.check,
-                    budget=arguments.budget,
-                    level=arguments.level,
-                    direction=arguments.direction,
-                    dtype=arguments.dtype,
-                    seed=arguments.seed,
-                    resume=arguments.resume,
-                    restore=target.restore,
-                )
-        except (NothingToTuneError, Fp32FailsError) as error:
-            found = error
-        except KeyboardInterrupt:
-            say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
-            raise
-    if isinstance(found, TuningError):
-        return _end_without_search(found, arguments)
-    put_out(found, arguments, arguments.output)
+    tolerance = targets.parse_tolerance(arguments.tolerance, zero=False)
+    try:
+        with targets.open_target(arguments) as target:
+            found = tune(
+                target.step,
+                model=target.model,
+                tolerance=tolerance,
+                metric=target.metric,
+                batches=arguments.batches,
+                check=target.check,
+                budget=arguments.budget,
+                level=arguments.level,
+                direction=arguments.direction,
+                dtype=arguments.dtype,
+                seed=arguments.seed,
+                resume=arguments.resume,
+                restore=target.restore,
+            )
+    except (NothingToTuneError, Fp32FailsError) as error:
+        return _end_without_search(error, arguments)
+    except KeyboardInterrupt:
+        say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
+        raise
+    targets.put_out(found, arguments, arguments.output)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -165,8 +140,8 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
     met = isinstance(error, NothingToTuneError)
     sentence = f"{'nothing to do' if met else 'not met'}: {error}"
     data = json.dumps({"met": met, "why": sentence}, indent=2) + "\n"
-    write(data if arguments.json == STDOUT else f"{sentence}\n")
-    if arguments.json not in (None, STDOUT):
+    write(data if arguments.json == targets.STDOUT else f"{sentence}\n")
+    if arguments.json not in (None, targets.STDOUT):
         write_atomically(arguments.json, data)
         say(f"torch-promote: wrote {arguments.json}")
     if met and arguments.output is not None:

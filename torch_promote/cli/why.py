@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torch_promote.checking.expression import ExpressionError
 from torch_promote.checking.why import Derivation, why
-from torch_promote.cli.terminal import say, width_of_output, write
+from torch_promote.cli.output import say, width_of_output, write
 from torch_promote.errors import TorchPromoteError
 from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-else:
-    Subparsers = Any
+__all__ = ["DESCRIPTION", "EPILOG", "EXAMPLES", "add_arguments", "run"]
 
-__all__ = ["EXAMPLES", "add_parser", "run"]
-
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Explains the dtype of an expression, step by step: which casts autocast makes,
 how the operands are promoted, and which values overflow.
 """
@@ -41,7 +36,7 @@ EXAMPLES = (
     ('--rule jax "int32[3] + 5.5"', "Result: float32 of shape [3]"),
 )
 
-_EPILOG = """\
+EPILOG = """\
 expressions:
   int32[2, 3], f2[3]     a tensor: its dtype and its sizes
   int64[]                a 0-dim tensor
@@ -61,7 +56,7 @@ examples:
 
 exit status: 0 for a result, 1 if PyTorch or the rule raises, 2 if the
 expression is invalid.
-"""
+""".format(examples="\n".join(f"  torch-promote why {line}\n{' ' * 25}{result}" for line, result in EXAMPLES))
 
 
 def _dtype(text: str) -> torch.dtype:
@@ -78,17 +73,12 @@ def _default_dtype(name: str) -> torch.dtype:
     raise argparse.ArgumentTypeError(f"{name!r} is not a default dtype. Legal: float16, bfloat16, float32, float64")
 
 
-def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
-    """Adds the command `why`.
-
-    Args:
-        subparsers: The result of `ArgumentParser.add_subparsers`.
-
-    Returns:
-        The command's parser; its `run` default is `run`.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command.
 
     Example:
-        >>> parser = add_parser(argparse.ArgumentParser().add_subparsers())
+        >>> parser = argparse.ArgumentParser()
+        >>> add_arguments(parser)
         >>> _ = run(parser.parse_args(["int8[3] + int8[3]"]))
         int8[3] + int8[3]
         1. int8[3] is a tensor with dimensions: state dim, int8.
@@ -97,14 +87,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         4. + computes in int8 and returns int8.
         Result: int8 of shape [3]
     """
-    examples = "\n".join(f"  torch-promote why {line}\n{' ' * 25}{result}" for line, result in EXAMPLES)
-    parser = subparsers.add_parser(
-        "why",
-        help="explain the dtype of an expression, step by step",
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(examples=examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     # argparse would take -int8[3] for an option.
     parser._negative_number_matcher = re.compile(r"-(?=[^-])[^=]*[\[(\d]")  # type: ignore[assignment]
     parser.add_argument("expression", nargs="+", help='such as "int32[2, 3] + 5.5" or "cat([int8[2], f2[2]])"')
@@ -132,8 +114,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "the standard's; strict refuses tensors of different dtypes",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,13 +17,11 @@ from torch import nn
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
-from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
+from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.watching import watch_regions
 
 __all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]
 
@@ -232,7 +230,7 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._finder = finder
     try:
-        with watch_unseen(report.not_seen, modules), watch_regions(finder.sources.entered), observe_dispatch(finder):
+        with observe(finder, report.not_seen):
             yield report
     finally:
         finder.finish()

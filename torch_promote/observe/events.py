@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
+from torch_promote.report.codec import decode, encode
 
 __all__ = [
     "AUTOCAST_OFF",
@@ -180,12 +181,13 @@ class Call:
     @property
     def policy_name(self) -> str:
         """The policy's name: "lower_precision_fp", "float32" for a dtype; "" without a policy."""
-        return "" if self.policy is None else _policy(self.policy) or ""
+        return "" if self.policy is None else str(encode(self.policy))
 
     @property
     def dtypes(self) -> str:
         """The dtypes of inputs, of cast inputs if they differ, and of outputs: "float32 -> bfloat16 -> bfloat16"."""
-        inputs, ran_with, outputs = (_dtypes(infos) for infos in (self.inputs, self.ran_with, self.outputs))
+        infos_of_call = (self.inputs, self.ran_with, self.outputs)
+        inputs, ran_with, outputs = (_names(tuple(info.dtype for info in infos)) for infos in infos_of_call)
         return " -> ".join([inputs, *([] if ran_with == inputs else [ran_with]), outputs])
 
     @property
@@ -193,109 +195,49 @@ class Call:
         """The overload's full name: "aten::softmax.int"."""
         return f"{self.op}.{self.overload}" if self.overload else self.op
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the call as JSON-compatible values."""
-        return {
-            "op": self.op,
-            "overload": self.overload,
-            "module": self.module,
-            "phase": self.phase,
-            "line": self.line,
-            "inputs": [_tensor(info) for info in self.inputs],
-            "ran_with": [_tensor(info) for info in self.ran_with],
-            "outputs": [_tensor(info) for info in self.outputs],
-            "casts": [_cast(cast) for cast in self.casts],
-            "policy": _policy(self.policy),
-            "said_by": self.said_by,
-            "composite": self.composite,
-            "thread": self.thread,
-            "error": self.error,
-            "autocast": {device: dtype_name(dtype) for device, dtype in self.autocast},
-            "dtype_arguments": {name: dtype_name(dtype) for name, dtype in self.dtype_arguments},
-            "start": self.start,
-            "duration": self.duration,
-            "cast_time": self.cast_time,
-            "values": [values.to_dict() for values in self.values],
-        }
+    def to_dict(self, tensor: Callable[[TensorInfo], Any] = encode) -> dict[str, Any]:
+        """Returns the call as JSON-compatible values.
+
+        Args:
+            tensor: Returns the value of a tensor among the arguments or results.
+        """
+        data = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        data |= {name: [tensor(info) for info in getattr(self, name)] for name in TENSORS}
+        data |= {name: encode(dict(getattr(self, name))) for name in ("autocast", "dtype_arguments")}
+        data["casts"], data["policy"] = encode(self.casts), encode(self.policy)
+        data["values"] = [values.to_dict() for values in self.values]
+        return {name: data[name] for name in self.__slots__}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Call:
-        """Returns the call from the data of `to_dict`, except for `values`, which stay a dict."""
-        policy = data["policy"]
-        return cls(
-            **{
-                **data,
-                **{name: tuple(_read_tensor(one) for one in data[name]) for name in ("inputs", "ran_with", "outputs")},
-                "casts": tuple(
-                    Cast(**{**one, "from_dtype": _dtype(one["from_dtype"]), "to_dtype": _dtype(one["to_dtype"])})
-                    for one in data["casts"]
-                ),
-                "policy": policy if policy is None else _read_policy(policy),
-                "autocast": tuple((name, _dtype(dtype)) for name, dtype in data["autocast"].items()),
-                "dtype_arguments": tuple((name, _dtype(dtype)) for name, dtype in data["dtype_arguments"].items()),
-                "values": tuple(data["values"]),
-            }
-        )
+    def from_dict(cls, data: Mapping[str, Any], tensor: Callable[[Any], TensorInfo] | None = None) -> Call:
+        """Returns the call from the data of `to_dict`, except for `values`, which stay dicts.
+
+        Args:
+            data: The data.
+            tensor: Returns a tensor from its value. Default: from its dict.
+        """
+        tensor = functools.partial(decode, TensorInfo) if tensor is None else tensor
+        found = dict(data)
+        found |= {name: tuple(map(tensor, data[name])) for name in TENSORS}
+        found |= {
+            name: tuple(decode(dict[str, torch.dtype], data[name]).items()) for name in ("autocast", "dtype_arguments")
+        }
+        found["casts"] = decode(tuple[Cast, ...], data["casts"])
+        found["policy"] = decode(CastPolicy | torch.dtype | None, data["policy"])
+        return cls(**{**found, "values": tuple(data["values"])})
 
 
-def _read_tensor(data: dict[str, Any]) -> TensorInfo:
-    strides = data["strides"]
-    return TensorInfo(
-        data["name"],
-        _dtype(data["dtype"]),
-        tuple(data["shape"]),
-        data["device"],
-        None if strides is None else tuple(strides),
-    )
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _read_policy(name: str) -> CastPolicy | torch.dtype:
-    return CastPolicy(name) if name in CastPolicy.__members__ else _dtype(name)
-
-
-def _tensor(info: TensorInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "dtype": dtype_name(info.dtype),
-        "shape": list(info.shape),
-        "device": info.device,
-        "strides": None if info.strides is None else list(info.strides),
-    }
-
-
-def _cast(cast: Cast) -> dict[str, Any]:
-    return {
-        "argument": cast.argument,
-        "from_dtype": dtype_name(cast.from_dtype),
-        "to_dtype": dtype_name(cast.to_dtype),
-        "bytes": cast.bytes,
-        "kind": cast.kind,
-        "reused": cast.reused,
-        "tensor": cast.tensor,
-        "earlier": cast.earlier,
-        "cache": cast.cache,
-    }
-
-
-def _dtypes(infos: tuple[TensorInfo, ...]) -> str:
-    return _names(tuple(info.dtype for info in infos))
+#: The fields of `Call` that are tensors, and those that JSON has as they are.
+TENSORS = ("inputs", "ran_with", "outputs")
+_PLAIN_FIELDS = (
+    *("op", "overload", "module", "phase", "line", "said_by", "composite", "thread", "error"),
+    *("start", "duration", "cast_time"),
+)
 
 
 @functools.lru_cache(maxsize=10_000)
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(dict.fromkeys(map(dtype_name, dtypes))) or "none"
-
-
-def _policy(policy: CastPolicy | torch.dtype | None) -> str | None:
-    if policy is None:
-        return None
-    return policy.value if isinstance(policy, CastPolicy) else dtype_name(policy)
 
 
 # --- Sums over calls by op, module or line, and sums over casts.

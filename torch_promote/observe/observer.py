@@ -29,6 +29,7 @@ Each observed call has a token until it ends, and the class of the token is the 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -41,6 +42,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call, Cast, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
@@ -57,10 +59,12 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
 from torch_promote.observe.policy_sources import PolicySources
+from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
+from torch_promote.regions.watching import watch_regions
 
-__all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun"]
+__all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun", "observe"]
 
 _PYTHON = torch._C.DispatchKey.Python
 #: Excluded inside an op's kernel, and included in the autograd kernel that calls it.
@@ -186,14 +190,15 @@ class CallObserver:
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
-        sources: Finds the source of a policy. Its method `entered` has to be told of regions, by `watch_regions`.
+        modules: Tracks which module runs.
+        sources: Finds the source of a policy.
     """
 
     def __init__(
         self, modules: RunningModules, add: Callable[[Call, list[torch.Tensor]], None], only_casting: bool = False
     ) -> None:
         self.sources = PolicySources(modules)
-        self._modules = modules
+        self.modules = modules
         self._add = add
         self._only_casting = only_casting
         self._nodes = NodeOrigins(modules)
@@ -299,7 +304,7 @@ class CallObserver:
             return None
         recorded = self._nodes.of_running_node(found.called_backward) if found.phase == "backward" else None
         if recorded is None:
-            path = "" if found.module is None else self._modules.path_at(found.module)
+            path = "" if found.module is None else self.modules.path_at(found.module)
             where = path, found.line
         else:
             where = recorded.module, recorded.line or found.line
@@ -452,6 +457,25 @@ class CallObserver:
             found = self._plans[key] = autocast_plan(facts.op, args, {}, state), facts, inputs, state
         plan: AutocastPlan = found[0]
         return plan
+
+
+@contextlib.contextmanager
+def observe(observer: CallObserver, not_seen: list[str]) -> Iterator[None]:
+    """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
+
+    Args:
+        observer: The observer, which makes a `Call` of each call for its subscriber.
+        not_seen: Gets a sentence for each kind of computation in the block that cannot be observed.
+
+    Example:
+        >>> calls: list[Call] = []
+        >>> with observe(CallObserver(RunningModules(), lambda call, results: calls.append(call)), []):
+        ...     _ = torch.ones(2).exp()
+        >>> [call.name for call in calls]
+        ['aten::ones', 'aten::exp']
+    """
+    with watch_unseen(not_seen, observer.modules), watch_regions(observer.sources.entered), observe_dispatch(observer):
+        yield
 
 
 @dataclass(slots=True)

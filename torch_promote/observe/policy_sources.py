@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,37 +60,39 @@ _ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """An override that was set."""
+class UnusedOverride:
+    """An override that no call used: it names the wrong op, or the op ran outside of the region or module.
+
+    Attributes:
+        op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
+        device: Its device types: "cpu", "cpu, cuda".
+        policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
+        said_by: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
+
+    Example:
+        >>> print(UnusedOverride("exp", "cpu", "fp32", 'module policy "blocks.3"'))
+        exp: fp32, asked for by module policy "blocks.3"
+    """
 
     op: str
     device: str
     policy: str
     said_by: str
-    overloads: frozenset[str]
 
-    def is_used(
-        self, names: Collection[str], used: Iterable[tuple[str, str, str]], without_policy: Iterable[str]
-    ) -> bool:
-        """Whether one of the (overload, policy, source) comes from this override, whose source has these names.
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the override as JSON-compatible values."""
+        return asdict(self)
 
-        A call under "fallthrough" is recorded without a policy, so any call without a policy may be one.
-        """
-        if self.policy == CastPolicy.fallthrough.value and not self.overloads.isdisjoint(without_policy):
-            return True
-        return any(
-            op in self.overloads
-            and policy in (self.policy, policy if self.op == _ALL else "")
-            and (said_by in names or said_by.partition(",")[0] == INSTALLED in names)
-            for op, policy, said_by in used
-        )
+    def __str__(self) -> str:
+        what = self.policy if self.op == "*" else f"{self.op}: {self.policy}"
+        return f"{what}, asked for by {self.said_by}"
 
 
 class AskedOverrides:
     """Collects overrides while a trace runs. Each is listed once, however often its region is entered."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[str, str, str], _Asked] = {}
+        self._asked: dict[UnusedOverride, frozenset[str]] = {}  # with the overloads that each names
         self._seen: set[tuple[str, int]] = set()
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names: weakref.WeakKeyDictionary[my_autocast, str] = weakref.WeakKeyDictionary()
@@ -156,14 +158,24 @@ class AskedOverrides:
                 used.add((op, policy, said_by))
             if group.policies.total() < group.calls:
                 others.add(op)
-        fields = ("op", "device", "policy", "said_by")
         return [
-            {
-                **{name: getattr(one, name) for name in fields},
-                "used": one.is_used({one.said_by, *self._more_names.get(one.said_by, ())}, used, others),
-            }
-            for one in list(self._asked.values())
+            {**one.to_dict(), "used": self._is_used(one, overloads, used, others)}
+            for one, overloads in list(self._asked.items())
         ]
+
+    def _is_used(
+        self, one: UnusedOverride, overloads: frozenset[str], used: set[tuple[str, str, str]], others: set[str]
+    ) -> bool:
+        # A call under "fallthrough" is recorded without a policy, so any call without a policy may be one.
+        if one.policy == CastPolicy.fallthrough.value and not overloads.isdisjoint(others):
+            return True
+        names = {one.said_by, *self._more_names.get(one.said_by, ())}
+        return any(
+            op in overloads
+            and policy in (one.policy, policy if one.op == _ALL else "")
+            and (said_by in names or said_by.partition(",")[0] == INSTALLED in names)
+            for op, policy, said_by in used
+        )
 
     def _add(
         self,
@@ -176,31 +188,27 @@ class AskedOverrides:
             self._add_policy(Policy.of(policy), said_by)
         for key, value in (overrides or {}).items():
             chosen, overloads = select(key, value)
-            self._put(_Asked(spell_key(key), devices, spell_policy(chosen), said_by, frozenset(overloads)))
+            self._put(UnusedOverride(spell_key(key), devices, spell_policy(chosen), said_by), overloads)
 
     def _add_policy(self, policy: Policy, said_by: str) -> None:
         name = next((name for name in Policy.names() if Policy.named(name) == policy), None)
         if name is not None:
             ops = frozenset(overload for overload, _, _ in policy.changes)
             if ops and name != "off":
-                self._put(_Asked(_ALL, ", ".join(DEVICE_TYPES), f'policy "{name}"', said_by, ops))
+                self._put(UnusedOverride(_ALL, ", ".join(DEVICE_TYPES), f'policy "{name}"', said_by), ops)
             return
-        for asked in _by_op(policy, said_by):
-            self._put(asked)
+        # The entries by op, over its overloads and devices.
+        found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+        for overload, device, value in policy.changes:
+            devices, overloads = found.setdefault((overload.partition(".")[0], spell_policy(value)), (set(), set()))
+            devices.add(device)
+            overloads.add(overload)
+        for (op, spelled), (devices, overloads) in found.items():
+            one = UnusedOverride(op.removeprefix("aten::"), ", ".join(sorted(devices)), spelled, said_by)
+            self._put(one, overloads)
 
-    def _put(self, asked: _Asked) -> None:
-        self._asked.setdefault((asked.op, asked.policy, asked.said_by), asked)
-
-
-def _by_op(policy: Policy, said_by: str) -> Iterator[_Asked]:
-    """The entries of a policy, grouped by op over its overloads and devices."""
-    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-    for overload, device, value in policy.changes:
-        devices, overloads = found.setdefault((overload.partition(".")[0], spell_policy(value)), (set(), set()))
-        devices.add(device)
-        overloads.add(overload)
-    for (op, spelled), (devices, overloads) in found.items():
-        yield _Asked(op.removeprefix("aten::"), ", ".join(sorted(devices)), spelled, said_by, frozenset(overloads))
+    def _put(self, one: UnusedOverride, overloads: Iterable[str]) -> None:
+        self._asked.setdefault(one, frozenset(overloads))
 
 
 STOCK = "PyTorch's table"
@@ -344,38 +352,6 @@ def _devices_of(owner: object) -> dict[str, bool]:
 def _described(change: int) -> tuple[str, frozenset[tuple[str, str]]]:
     base, ops = _C.describe_change(change)
     return base, frozenset((name, DEVICE_TYPES[device]) for name, device in ops)
-
-
-# --- `TraceReport.unused_overrides`: overrides of regions, modules and the default policy that no call used.
-
-
-@dataclass(frozen=True, slots=True)
-class UnusedOverride:
-    """An override that no call used: it names the wrong op, or the op ran outside of the region or module.
-
-    Attributes:
-        op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
-        device: Its device types: "cpu", "cpu, cuda".
-        policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
-        said_by: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
-
-    Example:
-        >>> print(UnusedOverride("exp", "cpu", "fp32", 'module policy "blocks.3"'))
-        exp: fp32, asked for by module policy "blocks.3"
-    """
-
-    op: str
-    device: str
-    policy: str
-    said_by: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the override as JSON-compatible values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        what = self.policy if self.op == "*" else f"{self.op}: {self.policy}"
-        return f"{what}, asked for by {self.said_by}"
 
 
 def unused_overrides(report: TraceRecords) -> list[UnusedOverride]:

@@ -1,4 +1,4 @@
-"""Notifies listeners after each optimizer step in this process.
+"""What happens around a block that is observed: optimizer steps, and computations that cannot be observed.
 
 NOTE [ One hook for all listeners ]
 PyTorch iterates over its post-step hooks without a copy, so the optimizer raises if a hook adds or removes another one.
@@ -83,7 +83,7 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
-_unseen_lock = fork_safe_lock()
+_blocks_lock = fork_safe_lock()
 _blocks: list[_Block] = []
 _before: Any = None
 
@@ -116,48 +116,38 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         ...     thread.start()
         ...     thread.join()
         >>> said
-        ['1 thread was started in the block; its ops are not in the trace. Open a block in each thread.']
+        ['Threads started in the block: 1. Their ops are not in the trace. Open a block in each thread.']
     """
     block = _Block()
-    threads, processes = set(threading.enumerate()), _processes_so_far()
+    before, processes = set(threading.enumerate()), _processes_so_far()
     started = _threads_so_far()
     try:
         _open(block)
         yield
     finally:
         _close(block)
-        alive = [one for one in threading.enumerate() if one not in threads and _is_the_programs(one)]
-        sentences += _sentences(
-            block.compiled, max(len(alive), _threads_so_far() - started), _processes_so_far() - processes
-        )
+        alive = [one for one in threading.enumerate() if one not in before and _is_the_programs(one)]
+        if block.compiled:
+            sentences.append(
+                f"Calls of compiled functions: {block.compiled}. Of a compiled graph, the trace contains only ops that "
+                "run PyTorch's own kernels. To see all ops, call the uncompiled function."
+            )
+        threads = max(len(alive), _threads_so_far() - started)
+        if threads:
+            sentences.append(
+                f"Threads started in the block: {threads}. Their ops are not in the trace. Open a block in each thread."
+            )
+        processes = _processes_so_far() - processes
+        if processes:
+            sentences.append(
+                f"Processes started in the block, such as workers of a DataLoader: {processes}. Their ops are not in "
+                "the trace."
+            )
         if modules is not None and modules.missed:
             sentences.append(
                 "The given model was not called in the block, so calls have no module paths. Pass the module that the "
                 "program calls, such as the wrapped one, or no model."
             )
-
-
-def _sentences(compiled: int, threads: int, processes: int) -> Iterator[str]:
-    if compiled:
-        times = "once" if compiled == 1 else f"{compiled} times"
-        yield (
-            f"Compiled functions were called {times}; of a compiled graph, the trace contains only ops that run "
-            "PyTorch's own kernels. To see all ops, call the uncompiled function."
-        )
-    if threads:
-        yield (
-            f"{_count(threads, 'thread')} started in the block; {'its' if threads == 1 else 'their'} ops are not in "
-            "the trace. Open a block in each thread."
-        )
-    if processes:
-        yield (
-            f"{_count(processes, 'process')} started in the block, such as a worker of a DataLoader; "
-            f"{'its' if processes == 1 else 'their'} ops are not in the trace."
-        )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"1 {noun} was" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'} were"
 
 
 def _is_the_programs(thread: threading.Thread) -> bool:
@@ -182,7 +172,7 @@ def _number(counter: Any) -> int:
 
 def _open(block: _Block) -> None:
     global _before
-    with _unseen_lock:
+    with _blocks_lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
         _blocks.append(block)
@@ -190,7 +180,7 @@ def _open(block: _Block) -> None:
 
 def _close(block: _Block) -> None:
     global _before
-    with _unseen_lock:
+    with _blocks_lock:
         if block in _blocks:  # not if an interrupt came before
             _blocks.remove(block)
         if not _blocks:

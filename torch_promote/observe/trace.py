@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
-from torch_promote.observe.observer import CallObserver
+from torch_promote.observe.observer import CallObserver, observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.observe.surroundings import watch_steps, watch_unseen
+from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, ValuesCollector
-from torch_promote.regions.watching import watch_regions
 
 __all__ = ["trace"]
 
@@ -79,17 +77,12 @@ def trace(
         report.steps += 1
         collector.transfer()
 
-    tracer = CallObserver(modules, add, where == "casts")
+    observer = CallObserver(modules, add, where == "casts")
     try:
-        with (
-            watch_steps(stepped),
-            watch_unseen(report.not_seen, modules),
-            watch_regions(tracer.sources.entered),
-            observe_dispatch(tracer),
-        ):
+        with watch_steps(stepped), observe(observer, report.not_seen):
             yield report
     finally:
         collector.transfer()
-        tracer.sources.asked.add_modules(modules.named())
-        report.asked = tracer.sources.asked.records(report._totals)
+        observer.sources.asked.add_modules(modules.named())
+        report.asked = observer.sources.asked.records(report._totals)
         report.name_devices()

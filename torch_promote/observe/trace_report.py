@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import Call, CallGroup, Totals, TraceRecords
+from torch_promote.observe.events import TENSORS, Call, CallGroup, TensorInfo, Totals, TraceRecords
 from torch_promote.observe.explanation import Explanation, explain
 from torch_promote.observe.findings import (
     by_weight,
@@ -40,10 +40,9 @@ from torch_promote.report.base import (
     to_csv,
     to_html,
 )
+from torch_promote.report.codec import decode, encode
 
 __all__ = ["GroupTable", "TraceReport"]
-
-_TENSORS = ("inputs", "ran_with", "outputs")
 
 
 class GroupTable(list[CallGroup]):
@@ -274,7 +273,7 @@ class TraceReport(TraceRecords, Report):
             rows.append(
                 [
                     *(getattr(call, name) for name in scalars),
-                    *(_joined(getattr(call, name)) for name in _TENSORS),
+                    *(_joined(getattr(call, name)) for name in TENSORS),
                     *(_joined(call.casts), sum(cast.bytes for cast in call.casts if not cast.reused)),
                     *(call.policy_name, call.said_by, call.composite, call.error, _joined(autocast)),
                     *(call.thread, call.start, call.duration, call.cast_time),
@@ -282,7 +281,7 @@ class TraceReport(TraceRecords, Report):
                 ]
             )
         header = (
-            *(*scalars, *_TENSORS, "casts", "cast_bytes", "policy", "said_by", "composite", "error", "autocast"),
+            *(*scalars, *TENSORS, "casts", "cast_bytes", "policy", "said_by", "composite", "error", "autocast"),
             *("thread", "start", "duration", "cast_time", *measured),
         )
         return to_csv(header, rows)
@@ -296,11 +295,8 @@ class TraceReport(TraceRecords, Report):
             because a program has few kinds of tensors), "groups" (the calls by op, module and line) and "casts" (by
             argument, op, module and line).
         """
-        tensors: dict[str, int] = {}
-        calls = [call.to_dict() for call in list(self.calls)]
-        for call in calls:
-            for name in _TENSORS:
-                call[name] = [tensors.setdefault(json.dumps(info), len(tensors)) for info in call[name]]
+        tensors: dict[TensorInfo, int] = {}
+        calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -311,7 +307,7 @@ class TraceReport(TraceRecords, Report):
             "not_seen": list(self.not_seen),
             "asked": list(self.asked),
             "totals": self.total.to_dict(),
-            "tensors": [json.loads(text) for text in tensors],
+            "tensors": encode(list(tensors)),
             "calls": calls,
             "groups": self._totals.to_list(),
             "casts": [group.to_dict() for group in self.casts()],
@@ -325,10 +321,10 @@ class TraceReport(TraceRecords, Report):
             KeyError, TypeError, ValueError: The data is incomplete or was changed.
         """
         report = cls(max_calls=sys.maxsize)
+        tensors = decode(list[TensorInfo], data["tensors"])
         for one in data["calls"]:
-            named = {name: [data["tensors"][place] for place in one[name]] for name in _TENSORS}
             values = tuple(Values.from_dict(values) for values in one["values"])
-            report.add(dataclasses.replace(Call.from_dict({**one, **named}), values=values))
+            report.add(dataclasses.replace(Call.from_dict(one, tensors.__getitem__), values=values))
         if data["dropped"]:
             report._sums, report._summed = Totals.from_lists(data["groups"], data["casts"]), len(report.calls)
         for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):

@@ -23,7 +23,7 @@ from torch_promote.errors import (
     did_you_mean,
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, numbered, register_change
-from torch_promote.integrations import checkpoint, unversioned_writes
+from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides
@@ -122,7 +122,7 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         )
     if cache in _C.CACHE_MODES[1:]:
         _install_checkpoint_hooks()
-        unversioned_writes.watch()
+        cast_invalidation.watch()
     return allowed
 
 

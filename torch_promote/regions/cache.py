@@ -12,7 +12,7 @@ def cache_info() -> dict[str, int]:
 
     While a region is open in the thread, the cache holds casts of float32 leaves that require a gradient, like stock:
     one for each target dtype. With `cache="persistent"` and `cache="all"` it also holds casts of other weights (frozen
-    ones, other dtypes) and of views of weights, and with `cache="all"` the last four casts of activations. An entry is
+    ones, other dtypes), and with `cache="all"` the last four casts of activations. An entry is
     valid as long as its source is unchanged: same version (`tensor._version`), same storage, same data pointer. It does
     not keep its source alive. The end of the thread's outermost autocast region, ours or PyTorch's, drops all entries,
     and so does `torch.clear_autocast_cache()`. With `cache="persistent"`, casts outlive regions: they are stored with
@@ -42,7 +42,7 @@ def cache_info() -> dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Drops all casts of this thread and of suspended regions, and the process's casts that outlive regions.
+    """Drops all casts of the process: of every thread, of suspended regions, and those that outlive regions.
 
     Call it after a write to a weight that does not increase its version, if a region is open or you have used
     `cache="persistent"`; see `cache_info`.

@@ -13,14 +13,16 @@ import math
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, Union
 
 import torch
 
 from torch_promote.reference.dtypes import dtype_name
 
 __all__ = ["decode", "decode_fields", "encode"]
+
+Decoder: TypeAlias = Callable[[Any], Any]
 
 
 def encode(value: Any) -> Any:
@@ -64,68 +66,85 @@ def decode(kind: Any, data: Any) -> Any:
         >>> decode(tuple[float, ...], [1, "inf"]), decode(torch.dtype | None, "float16")
         ((1.0, inf), torch.float16)
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return data
-    if origin in (Union, types.UnionType):
-        return _decode_union(arguments, data)
-    if origin is Literal:
-        return _expect(data in arguments, kind, data)
-    if origin is not None:
-        return _decode_container(origin, arguments, data)
-    if kind is float:
-        is_number = isinstance(data, int | float) and not isinstance(data, bool)
-        return float(_expect(is_number or data in ("inf", "-inf", "nan"), kind, data))
-    if kind is torch.dtype:
-        return _dtype_named(data)
-    if issubclass(kind, enum.Enum):
-        return kind(data)
-    if hasattr(kind, "from_dict"):
-        return kind.from_dict(data)
-    if dataclasses.is_dataclass(kind):
-        return decode_fields(kind, data)
-    # A bool is an int to Python, but not in a file.
-    return _expect(isinstance(data, kind) and isinstance(data, bool) == (kind is bool), kind, data)
+    return _decoder(kind)(data)
 
 
 def decode_fields(kind: Any, data: Mapping[str, Any]) -> Any:
     """Returns a dataclass from a dict of its fields, whether or not the class has `from_dict`."""
-    hints = _hints(kind)
-    return kind(**{field.name: decode(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})
+    return kind(**{name: decoder(data[name]) for name, decoder in _fields(kind)})
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _fields(kind: Any) -> list[tuple[str, Decoder]]:
+    hints = typing.get_type_hints(kind)
+    return [(field.name, _decoder(hints[field.name])) for field in dataclasses.fields(kind)]
 
 
-def _decode_union(kinds: tuple[Any, ...], data: Any) -> Any:
-    if data is None:
-        return _expect(types.NoneType in kinds, kinds, data)
+@functools.cache
+def _decoder(kind: Any) -> Decoder:
+    """Returns the function that reads values of a type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return lambda data: data
+    if origin in (Union, types.UnionType):
+        return functools.partial(_read_union, types.NoneType in arguments, list(map(_decoder, arguments)))
+    if origin is Literal:
+        return lambda data: _expect(data in arguments, kind, data)
+    if origin is Counter:
+        return lambda data: Counter(_read_mapping(_decoder(int), data))
+    if origin is not None and issubclass(origin, Mapping):
+        return functools.partial(_read_mapping, _decoder(arguments[1]))
+    if origin is not None and issubclass(origin, tuple) and arguments[-1] is not Ellipsis:
+        return functools.partial(_read_record, list(map(_decoder, arguments)))
+    if origin is not None:
+        return functools.partial(_read_sequence, list if issubclass(origin, list) else tuple, _decoder(arguments[0]))
+    if kind is float:
+        return _read_float
+    if kind is torch.dtype:
+        return _read_dtype
+    if issubclass(kind, enum.Enum):
+        return lambda data: kind(data)
+    if hasattr(kind, "from_dict"):
+        return lambda data: kind.from_dict(data)
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(decode_fields, kind)
+    # A bool is an int to Python, but not in a file.
+    return lambda data: _expect(isinstance(data, kind) and isinstance(data, bool) == (kind is bool), kind, data)
+
+
+def _read_union(has_none: bool, decoders: list[Decoder], data: Any) -> Any:
+    if data is None and has_none:
+        return None
     errors: list[Exception] = []
-    for kind in kinds:
-        if kind is not types.NoneType:
-            try:
-                return decode(kind, data)
-            except (KeyError, TypeError, ValueError) as error:
-                errors.append(error)
-    raise errors[-1]
+    for decoder in decoders:
+        try:
+            return decoder(data)
+        except (KeyError, TypeError, ValueError) as error:
+            errors.append(error)
+    raise errors[0]
 
 
-def _decode_container(origin: Any, arguments: tuple[Any, ...], data: Any) -> Any:
-    if issubclass(origin, Mapping):
-        _expect(isinstance(data, Mapping), origin, data)
-        kind = int if origin is Counter else arguments[1]
-        found = {key: decode(kind, item) for key, item in data.items()}
-        return Counter(found) if origin is Counter else found
-    _expect(isinstance(data, Sequence) and not isinstance(data, str), origin, data)
-    if issubclass(origin, tuple) and arguments[-1] is not Ellipsis:
-        return tuple(decode(kind, item) for kind, item in zip(arguments, data, strict=True))
-    items = [decode(arguments[0], item) for item in data]
-    return items if issubclass(origin, list) else tuple(items)
+def _read_mapping(decoder: Decoder, data: Any) -> dict[str, Any]:
+    _expect(isinstance(data, Mapping), Mapping, data)
+    return {key: decoder(item) for key, item in data.items()}
 
 
-def _dtype_named(name: Any) -> torch.dtype:
+def _read_record(decoders: list[Decoder], data: Any) -> tuple[Any, ...]:
+    _expect(isinstance(data, list | tuple), tuple, data)
+    return tuple(decoder(item) for decoder, item in zip(decoders, data, strict=True))
+
+
+def _read_sequence(kind: Any, decoder: Decoder, data: Any) -> Any:
+    _expect(isinstance(data, list | tuple), kind, data)
+    return kind(map(decoder, data))
+
+
+def _read_float(data: Any) -> float:
+    is_number = isinstance(data, int | float) and not isinstance(data, bool)
+    return float(_expect(is_number or data in ("inf", "-inf", "nan"), float, data))
+
+
+def _read_dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"expected the name of a dtype, got {name!r}")

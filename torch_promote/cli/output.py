@@ -1,0 +1,295 @@
+"""What the commands print: results on stdout, messages and progress on stderr.
+
+rich draws tables and bars. It is imported when something is drawn, so that `--json` does not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torch_promote.errors import OptionError, TorchPromoteError
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.report.base import Report, load_renderer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = [
+    "OutputError",
+    "check_file",
+    "follow",
+    "paint",
+    "progress",
+    "redirect_to_null",
+    "render",
+    "say",
+    "show",
+    "table",
+    "width_of_output",
+    "write",
+]
+
+_STYLES = {
+    CastPolicy.lower_precision_fp: "cyan",
+    CastPolicy.fp32: "yellow",
+    CastPolicy.fp32_set_opt_dtype: "yellow",
+    CastPolicy.fp32_append_dtype: "yellow",
+    CastPolicy.promote: "magenta",
+    CastPolicy.match_self: "green",
+    CastPolicy.fallthrough: "dim",
+    CastPolicy.keep: "blue",
+    CastPolicy.banned: "bold red",
+}
+_UNLIMITED = 100_000  # characters in a line
+_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BEFORE_FIRST_LINE = 10.0
+
+
+class OutputError(TorchPromoteError):
+    """The output cannot be written."""
+
+
+# Tables and texts
+
+
+def table(*columns: str, header: bool = True) -> Table:
+    """Returns an empty table without borders. Cells wrap if the terminal is too narrow, and nothing is cut.
+
+    Args:
+        columns: The headers.
+        header: Whether to print them.
+    """
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
+    for name in columns:
+        made.add_column(name, overflow="fold")
+    return made
+
+
+def paint(policy: str | None) -> Text | str:
+    """Returns the name of a policy or dtype in its colour; "-" for None."""
+    from rich.text import Text
+
+    if policy is None:
+        return "-"
+    return Text(policy, style=_STYLES[CastPolicy(policy)] if policy in CastPolicy.__members__ else "yellow")
+
+
+def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = None) -> str:
+    """Renders texts, tables and reports for a stream: in colour and as wide as the terminal, if the stream is one.
+
+    Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width of
+    both.
+
+    Args:
+        parts: What to draw.
+        stream: The stream; None: stdout. Nothing is written.
+    """
+    from rich.console import Console
+
+    stream = sys.stdout if stream is None else stream
+    is_terminal = stream is not None and stream.isatty()
+    width = width_of_output(stream)
+    # Not stdout: if the reader of a pipe exits, rich exits with 1; if a disk is full, it prints a traceback.
+    drawn = io.StringIO()
+    console = Console(
+        file=drawn,
+        force_terminal=is_terminal or None,
+        width=width or _UNLIMITED,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for part in parts:
+        if isinstance(part, Report) and not is_terminal:
+            drawn.write(f"{part.text(width)}\n")
+        else:
+            console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
+
+
+def width_of_output(stream: TextIO | None = None) -> int | None:
+    """Returns the width of a line for a stream, in characters; None if lines are not to be wrapped, as in a pipe.
+
+    Args:
+        stream: The stream; None: stdout.
+    """
+    from rich.console import Console
+
+    stream = sys.stdout if stream is None else stream
+    asked = os.environ.get("COLUMNS", "")
+    if (asked.isdecimal() and int(asked) > 0) or (stream is not None and stream.isatty()):
+        return Console(file=io.StringIO()).width  # rich reads COLUMNS, and asks the terminal
+    return None
+
+
+# Writing
+
+
+def show(
+    data: Mapping[str, Any],
+    draw: Callable[[Mapping[str, Any]], Iterable[RenderableType | Report]],
+    as_json: bool,
+    status: int = 0,
+) -> int:
+    """Prints a command's data, as JSON or as text.
+
+    Args:
+        data: Plain data.
+        draw: Yields texts and tables for the data.
+        as_json: Whether to print JSON.
+        status: The exit status of the command.
+
+    Returns:
+        `status`.
+    """
+    write(json.dumps(data, indent=2) + "\n" if as_json else render(draw(data)))
+    return status
+
+
+def write(text: str) -> None:
+    """Writes text to stdout. It is not an error if the reader of a pipe (head, less) has exited.
+
+    Raises:
+        OutputError: stdout is closed, or its disk is full.
+    """
+    if sys.stdout is None:
+        raise OutputError("cannot write: stdout is closed.")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        redirect_to_null(sys.stdout)
+    except OSError as error:
+        redirect_to_null(sys.stdout)
+        raise OutputError(f"cannot write to stdout: {error.strerror}.") from error
+
+
+def say(*parts: Any) -> None:
+    """Prints messages and reports to stderr. stdout is for the command's result, or the program's.
+
+    Args:
+        parts: A text is printed as it is; anything else, such as a report, is rendered.
+    """
+    if sys.stderr is None:
+        return
+    texts = (f"{part}\n" if isinstance(part, str) else render([part], sys.stderr) for part in parts)
+    with contextlib.suppress(BrokenPipeError):
+        print("".join(texts), end="", file=sys.stderr, flush=True)
+
+
+def redirect_to_null(stream: TextIO) -> None:
+    """Redirects stdout or stderr to the null device, so that Python's flush at exit does not fail again."""
+    try:
+        number = stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # a Python object without a file descriptor, as in tests
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def check_file(option: str, path: str | None, suffix: str) -> None:
+    """Checks before anything runs that a file can be written, and the page of a report be made.
+
+    Args:
+        option: The option that names it.
+        path: The file; None: none.
+        suffix: How its name has to end.
+
+    Raises:
+        OptionError: The name does not end as it has to, or the file cannot be written.
+        MissingPackageError: A package that pages need is not installed.
+    """
+    if path is None:
+        return
+    if not path.endswith(suffix) or (suffix == ".json" and path.endswith(".trace.json")):
+        other = ". A file for Perfetto is an option of its own, --perfetto" if path.endswith(".trace.json") else ""
+        raise OptionError(f"{option} {path}: the file's name has to end in {suffix}{other}.")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise OptionError(f"{option} {path}: there is no folder {folder!r}. Create it first.")
+    if os.path.isdir(path):
+        raise OptionError(f"{option} {path}: this is a folder. Name a file in it.")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise OptionError(f"{option} {path}: it cannot be written (permission denied).")
+    if suffix == ".html":
+        load_renderer("page")
+
+
+# Progress
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows progress on stderr while the block runs: a bar on a terminal, a line every 30 s elsewhere.
+
+    Args:
+        what: The name of the work.
+        total: The number of steps.
+        quiet: Print no lines if stderr is not a terminal.
+
+    Yields:
+        A function to call after each step, with a remark to show.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        remark = TextColumn("{task.fields[remark]}")
+        # Steps take from milliseconds to a minute, so the speed is averaged over many.
+        with Progress(*columns, remark, console=Console(stderr=True), speed_estimate_period=600) as bar:
+            task = bar.add_task(what, total=total, remark="")
+            yield lambda remark: bar.update(task, advance=1, remark=remark)
+        return
+    done, last = 0, ""
+
+    def step(remark: str) -> None:
+        nonlocal done, last
+        done, last = done + 1, remark
+
+    with follow(lambda: f"{what}: {done} of {total}, {last}", quiet=quiet):
+        yield step
+
+
+@contextlib.contextmanager
+def follow(describe: Callable[[], str], *, quiet: bool) -> Iterator[None]:
+    """Prints a line to stderr about work that runs during the block: after 10 s, then every 30 s.
+
+    Args:
+        describe: Returns the line without the time, "" if there is nothing to say. It is called in another thread.
+        quiet: Print nothing.
+    """
+    if quiet or sys.stderr is None:
+        yield
+        return
+    done, began = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        seconds = _SECONDS_BEFORE_FIRST_LINE
+        while not done.wait(seconds):
+            seconds = _SECONDS_BETWEEN_LINES
+            line = describe()
+            if line:
+                with contextlib.suppress(OSError):
+                    print(f"{line}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
