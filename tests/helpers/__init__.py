@@ -76,7 +76,6 @@ Commands and checks
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.
     plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
-    parsed_pages: pages of reports, parsed, and checks that hold for every page.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
     step_products: steps that are one product in a region, and its dtype in a run.
     state_bits: the bits of models, optimizers and generators, to compare before and after.
