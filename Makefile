@@ -22,7 +22,7 @@ BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
 .PHONY: demo demo-tune docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
-	tuned-models sanitize soak fuzz parity lint bench bench-instructions gpu build clean force help size
+	tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
@@ -69,6 +69,9 @@ tuned-models: build ## tune small models of transformers and timm, and print the
 
 parity: build ## compare PyTorch's op database under stock and ours (ARGS=--quick for a minute's worth)
 	$(PY) -m torch_promote parity $(ARGS)
+
+parity-stand-in: build ## the same by CUDA's policies, on the stand-in device
+	PYTHONPATH=tools $(PY) -m cuda_stand_in -m torch_promote parity --device cuda $(ARGS)
 
 fuzz: build ## compare random training programs bit for bit (ARGS="--programs 100000 --seed 1 --device cuda-stand-in")
 	$(PY) tools/fuzz --jobs $(JOBS) $(ARGS)

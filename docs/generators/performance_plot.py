@@ -11,12 +11,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-__all__ = ["draw", "main", "measured"]
+__all__ = ["draw", "main"]
 
 _DOCS = Path(__file__).parents[1]
-_PAGE = _DOCS / "performance.md"
 _PICTURE = _DOCS / "images" / "performance.svg"
 
 #: Each bar: its group, its label, and the first cell of the row that has its figure, the row's second cell.
@@ -40,37 +38,14 @@ _WIDTH, _LABELS, _STEP, _TOP = 760, 250, 22, 58
 _SCALE = 400  # pixels for the time of stock
 
 
-class Figure(NamedTuple):
-    """Ours / stock: the median, and the quartiles where the page has them."""
-
-    median: float
-    low: float | None
-    high: float | None
-
-
-def measured(page: str, row: str) -> Figure:
-    """Reads a figure from the page.
-
-    Args:
-        page: The page, as Markdown.
-        row: The first cell of a row. If several rows have it, the first one counts.
-
-    Raises:
-        ValueError: No row begins with this cell, or its second cell is not a figure.
-
-    Example:
-        >>> measured("| construct | 0.24 (0.23 to 0.25) | |", "construct")
-        Figure(median=0.24, low=0.23, high=0.25)
-        >>> measured("| `mm`, `cat` | 1.02, 1.00 |", "`mm`, `cat`").median
-        1.02
-    """
+def _figures(page: str, row: str) -> tuple[float, float, float]:
+    """Ours / stock in the first row with a first cell: the median and quartiles, which may be missing."""
     cell = re.escape(row.replace("&quot;", '"'))
     found = re.search(rf"^\| {cell} \| (\d\.\d+)(?: \((\d\.\d+) to (\d\.\d+)\))?", page, re.MULTILINE)
     if found is None:
-        raise ValueError(f"{_PAGE.name} has no row {row!r} with a figure.")
-    median, low, high = (None if part is None else float(part) for part in found.groups())
-    assert median is not None
-    return Figure(median, low, high)
+        raise ValueError(f"performance.md has no row {row!r} with a figure.")
+    median, low, high = found.groups()
+    return float(median), float(low or median), float(high or median)
 
 
 def draw(page: str) -> str:
@@ -85,16 +60,14 @@ def draw(page: str) -> str:
             y += 8 if group else 0
             parts.append(f'<text x="12" y="{y + 15}" class="group">{name}</text>')
             y, group = y + _STEP, name
-        figure = measured(page, row)
-        width = round(figure.median * _SCALE)
+        median, low, high = _figures(page, row)
+        width = round(median * _SCALE)
         parts.append(f'<text x="{_LABELS - 10}" y="{y + 14}" text-anchor="end">{label}</text>')
         parts.append(f'<rect x="{_LABELS}" y="{y + 3}" width="{width}" height="{_STEP - 7}" class="bar"/>')
-        end = figure.median
-        if figure.low is not None and figure.high is not None:
-            left, right = (_LABELS + round(value * _SCALE) for value in (figure.low, figure.high))
+        if low < high:
+            left, right = (_LABELS + round(value * _SCALE) for value in (low, high))
             parts.append(f'<path d="M{left} {y + 10}H{right}" class="spread"/>')
-            end = figure.high
-        parts.append(f'<text x="{_LABELS + round(max(end, 1) * _SCALE) + 8}" y="{y + 14}">{figure.median:.2f}</text>')
+        parts.append(f'<text x="{_LABELS + round(max(high, 1) * _SCALE) + 8}" y="{y + 14}">{median:.2f}</text>')
         y += _STEP
     stock = _LABELS + _SCALE
     return "\n".join(
@@ -117,23 +90,15 @@ def draw(page: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrites or checks the picture.
-
-    Args:
-        argv: The arguments. None: those of the process.
-
-    Returns:
-        0, or 1 if `--check` finds the picture out of date.
-    """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    """Rewrites or checks the picture. Returns 1 if `--check` finds it out of date, otherwise 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the picture is out of date")
-    check = parser.parse_args(argv).check
-    picture = draw(_PAGE.read_text(encoding="utf-8"))
-    if check and (not _PICTURE.exists() or _PICTURE.read_text(encoding="utf-8") != picture):
+    picture = draw((_DOCS / "performance.md").read_text(encoding="utf-8"))
+    if not parser.parse_args(argv).check:
+        _PICTURE.write_text(picture, encoding="utf-8")
+    elif not _PICTURE.exists() or _PICTURE.read_text(encoding="utf-8") != picture:
         print(f"{_PICTURE} is out of date. Run python docs/generators/performance_plot.py.", file=sys.stderr)
         return 1
-    if not check:
-        _PICTURE.write_text(picture, encoding="utf-8")
     return 0
 
 

@@ -7,20 +7,22 @@ lines of both pages. With `--check`, it only reports whether they are up to date
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_promote.checking.why import why
-from torch_promote.reference.dtypes import TYPECODES, dtype_name, typecode
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.reference.promotion import (
-    TABLE_DTYPES,
+    PROMOTION_TABLE,
     Casting,
     Operand,
     PromotionError,
@@ -67,6 +69,14 @@ PUZZLES = (
     "int64[3] / 5",
 )
 
+#: Expressions for which the rules give different results.
+TELLING = (
+    *("int32[3] + 5.5", "int32[3] + float32[3]", "int64[3] + float16[3]", "float16[3] + bfloat16[3]"),
+    *("int8[3] + int64[]", "float16[3] * float32[]", "bfloat16[3] + 1.5", "uint8[3] + int8[3]"),
+    *("uint16[3] + int32[3]", "uint64[3] + int64[3]", "bool[3] + 1", "int32[3] / int32[3]"),
+    *("int64[3] / int64[3]", "float32[3] + 1j"),
+)
+
 #: Shape and strides of two operands, for examples of result strides.
 STRIDES = (
     (((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))),
@@ -84,39 +94,22 @@ FORMATS = (
     ((2, 3, 4, 4), (96, 1, 24, 6)),
 )
 
-#: One dtype for each family outside the table.
-_FAMILY_NAMES = ("uint16", "uint4", "int4", "float8_e5m2", "float4_e2m1fn_x2", "bits8", "qint8")
-
-#: Expressions for which the rules give different results.
-TELLING = (
-    "int32[3] + 5.5",
-    "int32[3] + float32[3]",
-    "int64[3] + float16[3]",
-    "float16[3] + bfloat16[3]",
-    "int8[3] + int64[]",
-    "float16[3] * float32[]",
-    "bfloat16[3] + 1.5",
-    "uint8[3] + int8[3]",
-    "uint16[3] + int32[3]",
-    "uint64[3] + int64[3]",
-    "bool[3] + 1",
-    "int32[3] / int32[3]",
-    "int64[3] / int64[3]",
-    "float32[3] + 1j",
-)
+#: The names of libraries in the table of exceptions.
+LIBRARIES = {"numpy": "NumPy", "jax": "JAX", "jax_without_x64": "JAX without 64-bit dtypes", "array_api": "standard"}
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows])
 
 
-def _code(items: Sequence[object]) -> list[str]:
-    return [f"`{dtype_name(item) if isinstance(item, torch.dtype) else item}`" for item in items]
+def _code(items: Iterable[object], none: str = "raises") -> list[str]:
+    """The items as code; dtypes by their names."""
+    names = (dtype_name(item) if isinstance(item, torch.dtype) else item for item in items)
+    return [none if name is None else f"`{name}`" for name in names]
 
 
-def _derivation(expression: str, rule: str = "torch") -> str:
-    return _text(str(why(expression, default_dtype=torch.float32, rule=rule)))
+def _names(dtypes: Iterable[torch.dtype | None]) -> list[str]:
+    return ["raises" if dtype is None else dtype_name(dtype) for dtype in dtypes]
 
 
 def _text(text: str) -> str:
@@ -130,67 +123,51 @@ def _matrix(rows: Sequence[Sequence[str]]) -> str:
     return _text("\n".join(aligned))
 
 
-def _typecodes() -> str:
-    return ", ".join(f"`{typecode(dtype)}` {dtype_name(dtype)}" for dtype in TABLE_DTYPES)
+def _square(text: str) -> str:
+    """A table in typecodes."""
+    header, *rows = (line.split() for line in text.strip().splitlines())
+    return _matrix([["", *header], *rows])
 
 
-def _promotion() -> str:
-    codes = [code for code in TYPECODES if TYPECODES[code] in TABLE_DTYPES]
-    rows = [[a, *(str(typecode(promote_types(TYPECODES[a], TYPECODES[b]))) for b in codes)] for a in codes]
-    return _matrix([["", *codes], *rows])
+def _codes(text: str) -> str:
+    """The typecodes of a table."""
+    return ", ".join(f"`{code}` {dtype_name(CODES[code])}" for code in text.split("\n")[1].split())
+
+
+def _promoted(a: str, b: str) -> torch.dtype | None:
+    try:
+        return promote_types(a, b)
+    except PromotionError:
+        return None
 
 
 def _younger() -> str:
     """Promotions of one dtype of each family outside the table, with itself and with others."""
-    families = tuple(getattr(torch, name) for name in _FAMILY_NAMES if hasattr(torch, name))
-    others = (torch.bool, torch.int32, torch.uint32, torch.float16, torch.complex64)
-    rows = []
-    for dtype in families:
-        results = []
-        for other in (dtype, *others):
-            try:
-                results.append(f"`{dtype_name(promote_types(dtype, other))}`")
-            except PromotionError:
-                results.append("error")
-        rows.append([f"`{dtype_name(dtype)}`", *results])
-    return _table(["", "itself", *(f"`{dtype_name(d)}`" for d in others)], rows)
+    others = ("bool", "int32", "uint32", "float16", "complex64")
+    families = ("uint16", "uint4", "int4", "float8_e5m2", "float4_e2m1fn_x2", "bits8", "qint8")
+    rows = [_code([a, *(_promoted(a, b) for b in (a, *others))], "error") for a in families if hasattr(torch, a)]
+    return _table(["", "itself", *_code(others)], rows)
 
 
 def _states() -> str:
     """A row for the operand with dimensions, a column for a weaker one."""
-    strong = (torch.bool, torch.int8, torch.int64, torch.float16, torch.float64, torch.complex64)
-    weak: tuple[tuple[str, Operand | float | complex | int], ...] = (
-        ("int64[]", Operand(torch.int64)),
-        ("float64[]", Operand(torch.float64)),
-        ("complex128[]", Operand(torch.complex128)),
-        ("1", 1),
-        ("1.0", 1.0),
-        ("1j", 1j),
-    )
-    rows = [
-        [f"`{dtype_name(d)}[3]`", *(f"`{dtype_name(result_type(d, w, default_dtype=torch.float32))}`" for _, w in weak)]
-        for d in strong
-    ]
-    return _table(["", *(f"`{name}`" for name, _ in weak)], rows)
+    zeros = {f"{name}[]": Operand(getattr(torch, name)) for name in ("int64", "float64", "complex128")}
+    weak: dict[str, Any] = {**zeros, "1": 1, "1.0": 1.0, "1j": 1j}
+    rows = []
+    for strong in ("bool", "int8", "int64", "float16", "float64", "complex64"):
+        results = (result_type(strong, operand, default_dtype=torch.float32) for operand in weak.values())
+        rows.append(_code([f"{strong}[3]", *results]))
+    return _table(["", *_code(weak)], rows)
 
 
 def _casting() -> str:
     rules: tuple[Casting, ...] = ("torch", "no", "safe", "same_kind", "unsafe")
     casts = (
-        (torch.int64, torch.int8),
-        (torch.int8, torch.uint8),
-        (torch.int64, torch.bool),
-        (torch.int64, torch.float32),
-        (torch.float32, torch.float16),
-        (torch.float16, torch.bfloat16),
-        (torch.float32, torch.int64),
-        (torch.complex64, torch.float64),
+        *(("int64", "int8"), ("int8", "uint8"), ("int64", "bool"), ("int64", "float32"), ("float32", "float16")),
+        *(("float16", "bfloat16"), ("float32", "int64"), ("complex64", "float64")),
     )
-    rows = [
-        [f"`{dtype_name(a)}` to `{dtype_name(b)}`", *("yes" if can_cast(a, b, rule) else "no" for rule in rules)]
-        for a, b in casts
-    ]
-    return _table(["", *(f"`{rule}`" for rule in rules)], rows)
+    rows = [[f"`{a}` to `{b}`", *("yes" if can_cast(a, b, rule) else "no" for rule in rules)] for a, b in casts]
+    return _table(["", *_code(rules)], rows)
 
 
 def _presets() -> str:
@@ -210,16 +187,12 @@ def _operators() -> str:
     return "; ".join(f"{', '.join(symbols)}: `{preset}`" for preset, symbols in found.items()) + "."
 
 
-def _puzzles() -> str:
-    return "\n\n".join(map(_derivation, PUZZLES))
-
-
 def _strides() -> str:
     rows = []
     for operands in STRIDES:
         result = infer_elementwise(*(Operand(torch.float32, *layout) for layout in operands))
-        described = [f"{list(shape)}, strides {list(strides)}" for shape, strides in operands]
-        rows.append([*described, f"{list(result.shape)}, strides {list(result.strides)}"])
+        layouts = [*operands, (result.shape, result.strides)]
+        rows.append([f"{list(shape)}, strides {list(strides)}" for shape, strides in layouts])
     return _table(["first", "second", "result"], rows)
 
 
@@ -227,28 +200,21 @@ def _formats() -> str:
     rows = []
     for shape, strides in FORMATS:
         formats = [suggest_memory_format(shape, strides, exact_match=exact) for exact in (False, True)]
-        rows.append([str(list(shape)), str(list(strides)), *(f"`{str(f).removeprefix('torch.')}`" for f in formats)])
+        names = _code(str(memory_format).removeprefix("torch.") for memory_format in formats)
+        rows.append([str(list(shape)), str(list(strides)), *names])
     return _table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
 
 
-def _result(expression: str, rule: str) -> str:
-    derivation = why(expression, default_dtype=torch.float32, rule=rule)
-    return "raises" if derivation.dtype is None else f"`{dtype_name(derivation.dtype)}`"
+def _derivation(expression: str, rule: str = "torch") -> str:
+    return _text(str(why(expression, default_dtype=torch.float32, rule=rule)))
 
 
 def _telling() -> str:
-    rows = [[f"`{expression}`", *(_result(expression, rule) for rule in RULE_NAMES)] for expression in TELLING]
-    return _table(["", *(f"`{rule}`" for rule in RULE_NAMES)], rows)
-
-
-def _codes() -> str:
-    used = NUMPY_TABLE.split("\n")[1].split()
-    return ", ".join(f"`{code}` {dtype_name(CODES[code])}" for code in used)
-
-
-def _square(text: str) -> str:
-    header, *rows = (line.split() for line in text.strip().splitlines())
-    return _matrix([["", *header], *rows])
+    rows = []
+    for expression in TELLING:
+        found = (why(expression, default_dtype=torch.float32, rule=rule).dtype for rule in RULE_NAMES)
+        rows.append(_code([expression, *found]))
+    return _table(["", *_code(RULE_NAMES)], rows)
 
 
 def _lattice() -> str:
@@ -262,54 +228,45 @@ def _lattice() -> str:
 
 
 def _numbers() -> str:
-    shown = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64)
+    shown = [getattr(torch, name) for name in ["bool", "uint8", "int64", "float16", "float32", "float64", "complex64"]]
     rows = []
-    for name in RULE_NAMES:
+    for name, number in itertools.product(RULE_NAMES, NUMBER_TYPES):
         rule = promotion_rule(name, torch.float32)
-        for number in NUMBER_TYPES:
-            found = [rule.of_number(number, dtype) for dtype in shown]
-            rows.append([name, number.__name__, *("raises" if d is None else dtype_name(d) for d in found)])
+        rows.append([name, number.__name__, *_names(rule.of_number(number, dtype) for dtype in shown)])
     return _matrix([["rule", "number", *map(dtype_name, shown)], *rows])
 
 
 def _division() -> str:
-    shown = (torch.bool, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.float16, torch.float32)
-    rows = []
-    for name in RULE_NAMES:
-        found = [promotion_rule(name, torch.float32).of_float(dtype) for dtype in shown]
-        rows.append([name, *("raises" if dtype is None else dtype_name(dtype) for dtype in found)])
-    return _matrix([["rule", *map(dtype_name, shown)], *rows])
+    shown = [getattr(torch, name) for name in ["bool", "uint8", "int32", "uint32", "int64", "float16", "float32"]]
+    rules = [promotion_rule(name, torch.float32) for name in RULE_NAMES]
+    return _matrix(
+        [["rule", *map(dtype_name, shown)], *([rule.name, *_names(map(rule.of_float, shown))] for rule in rules)]
+    )
 
 
 def _exceptions() -> str:
-    libraries = {
-        "numpy": "NumPy",
-        "jax": "JAX",
-        "jax_without_x64": "JAX without 64-bit dtypes",
-        "array_api": "standard",
-    }
     entries = tomllib.loads(_EXCEPTIONS.read_text(encoding="utf-8"))["exception"]
-    rows = [[libraries[entry["library"]], entry["shown"], entry["reason"].strip()] for entry in entries]
+    rows = [[LIBRARIES[entry["library"]], entry["shown"], entry["reason"].strip()] for entry in entries]
     return _table(["library", "operands", "reason"], rows)
 
 
 #: The pages, each with its blocks by name.
 PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
     "promotion.md": {
-        "typecodes": _typecodes,
-        "promotion": _promotion,
+        "typecodes": lambda: _codes(PROMOTION_TABLE),
+        "promotion": lambda: _square(PROMOTION_TABLE),
         "younger": _younger,
         "states": _states,
         "casting": _casting,
         "presets": _presets,
         "operators": _operators,
-        "puzzles": _puzzles,
+        "puzzles": lambda: "\n\n".join(map(_derivation, PUZZLES)),
         "strides": _strides,
         "formats": _formats,
     },
     "promotion_rules.md": {
         "telling": _telling,
-        "codes": _codes,
+        "codes": lambda: _codes(NUMPY_TABLE),
         "numpy": lambda: _square(NUMPY_TABLE),
         "array_api": lambda: _square(ARRAY_API_TABLE),
         "lattice": _lattice,

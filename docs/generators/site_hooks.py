@@ -1,17 +1,25 @@
 """What the site has beyond docs/*.md: README.md and its neighbours as pages, and the files that pages link to.
 
-mkdocs.yml names this module as a hook. In the sources, links are those that work on GitHub. The hook rewrites those
-that point out of docs/, and those of the pages of the root.
+mkdocs.yml names this module as a hook, and as an extension of griffe, which reads docstrings for mkdocstrings. In the
+sources, links are those that work on GitHub. The hook rewrites those that point out of docs/, and those of the pages of
+the root.
 """
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT_PAGES", "on_files", "on_page_markdown", "rewrite_links"]
+__all__ = ["ROOT_PAGES", "ExampleSections", "on_files", "on_page_markdown", "rewrite_links"]
+
+Extension: Any
+try:
+    Extension = importlib.import_module("griffe").Extension
+except ImportError:  # nothing builds the site here
+    Extension = object
 
 _ROOT = Path(__file__).parents[2]
 
@@ -22,6 +30,15 @@ ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBU
 _SOURCES = "source"
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
+
+
+class ExampleSections(Extension):  # type: ignore[misc]
+    """Lets the API reference show the section `Example:` of a docstring as code: griffe knows only `Examples:`."""
+
+    def on_instance(self, *, obj: Any, **_: Any) -> None:
+        """Rewrites the docstring of an object that griffe has found."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
 
 
 def rewrite_links(text: str, folder: str) -> tuple[str, set[str]]:
@@ -37,8 +54,6 @@ def rewrite_links(text: str, folder: str) -> tuple[str, set[str]]:
     Example:
         >>> rewrite_links("[a](../examples/x.py), [b](../CHANGELOG.md), [c](casts.md#limits)", "docs")
         ('[a](source/examples/x.py), [b](changelog.md), [c](casts.md#limits)', {'examples/x.py'})
-        >>> rewrite_links("[a](docs/casts.md#limits), [b](LICENSE), [c](https://pytorch.org)", "")
-        ('[a](casts.md#limits), [b](source/LICENSE), [c](https://pytorch.org)', {'LICENSE'})
     """
     files: set[str] = set()
 

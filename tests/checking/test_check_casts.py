@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import pickle
-import queue
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +21,7 @@ import torch_promote as tp
 from helpers.casts import ours
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
-from helpers.subprocesses import environment, output_of, run_python
+from helpers.subprocesses import environment, run_python
 from torch_promote.checking.check_casts import check_casts
 from torch_promote.errors import StaleCastError
 
@@ -263,34 +260,6 @@ def test_bits_are_compared() -> None:
             torch.ones(1, 1) @ w
 
 
-def test_threads_that_write_what_others_read() -> None:
-    """A write that the cache detects raises nothing, even if it happens between a use and its comparison."""
-    w = nn.Parameter(torch.zeros(256, 256))
-    x = torch.ones(2, 256)
-    stop, errors = threading.Event(), []
-
-    def serve() -> None:
-        try:
-            while not stop.is_set():
-                with ours(cache="persistent"), torch.no_grad():
-                    x @ w
-        except StaleCastError as error:
-            errors.append(error)
-
-    with check_casts() as checks:
-        threads = [threading.Thread(target=serve) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        with torch.no_grad():
-            for _ in range(300):
-                w.add_(1)
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not errors
-    assert checks.checked > 0
-
-
 # --- kinds of tensors
 
 
@@ -370,15 +339,6 @@ def test_subclasses(kind: Any) -> None:
             EYE @ w
 
 
-def test_a_part_of_another_shape() -> None:
-    w = Pair(torch.ones(4, 4))
-    with check_casts(), ours():
-        EYE @ w
-        w.inner = torch.ones(2, 4)  # behind PyTorch's back: nothing says that the wrapper has changed
-        with pytest.raises(StaleCastError, match=r"its shape is \(4, 4\), that of a fresh cast \(2, 4\)"):
-            EYE @ w
-
-
 def test_tensors_that_cannot_be_compared_are_counted() -> None:
     with FakeTensorMode(), check_casts() as fake, ours():
         w = weight()
@@ -432,30 +392,15 @@ def test_the_error_names_the_weight_the_mode_and_both_lines() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == text
 
 
-class Closed(nn.Linear):
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("not yet")
-
-
-def test_the_name_of_a_weight() -> None:
-    model = Closed(4, 4)
-    for w, name in ((model.weight, "weight (Parameter, 4 x 4, float32)"), (weight(), "a Parameter (4 x 4, float32)")):
-        with ours():
-            with check_casts(False):
-                EYE @ w
-            w.data.mul_(2)
-            with check_casts(), pytest.raises(StaleCastError, match="made before the check began") as caught:
-                EYE @ w
-        assert caught.value.weight == name
-
-
-def test_a_thread_without_a_line_of_the_program() -> None:
-    # As in a thread of C++, nothing calls the function.
-    result: queue.SimpleQueue[str] = queue.SimpleQueue()
-    code = compile("put(line_of_this_thread())", check_casts_module.__file__, "exec")
-    call = types.FunctionType(code, {**vars(check_casts_module), "put": result.put})
-    _thread.start_new_thread(call, ())
-    assert result.get(timeout=60) == "a thread that runs no Python, such as one of autograd's"
+def test_a_cast_from_before_the_check_and_a_weight_without_a_name() -> None:
+    w = weight()
+    with ours():
+        with check_casts(False):
+            EYE @ w
+        w.data.mul_(2)
+        with check_casts(), pytest.raises(StaleCastError, match="made before the check began") as caught:
+            EYE @ w
+    assert caught.value.weight == "a Parameter (4 x 4, float32)"
 
 
 # --- blocks, threads and the environment
@@ -602,37 +547,3 @@ def test_compiled_code_around_a_cached_cast(fresh_dynamo: None) -> None:
         compiled(EYE)
     assert checks.checked > 0
     assert not [name for name in torch._dynamo.utils.counters["frames"] if "hook" in name]
-
-
-DIES_WITH_THE_LAST_WEAK_REFERENCE = """
-import weakref, torch, torch_promote as tp
-from torch.utils._python_dispatch import TorchDispatchMode
-
-x, w, kept, died = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True), [], []
-
-def on_death(_):
-    died.append(1)
-    with tp.my_autocast("cpu"):
-        x @ torch.ones(4, 4, requires_grad=True)
-
-class Watch(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() == w.data_ptr():
-            kept.append(weakref.ref(out, on_death))
-        return out
-
-def loss(w):
-    with tp.my_autocast("cpu"):
-        return (x @ w).float().sum()
-
-with tp.check_casts(), Watch():
-    for _ in range(80):
-        torch.func.grad(loss)(w)
-print(len(died) > 0)
-"""
-
-
-def test_what_dies_with_the_last_weak_reference_to_a_cast_may_use_regions() -> None:
-    """Functorch's wrappers hold their tensors until then."""
-    assert output_of(DIES_WITH_THE_LAST_WEAK_REFERENCE, timeout=60) == "True\n"

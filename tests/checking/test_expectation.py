@@ -23,9 +23,7 @@ import torch_promote as tp
 from helpers.subprocesses import run_python
 from torch_promote.checking import expectation
 from torch_promote.checking.expectation import Finding, JoinedOperands, expect, has_fake, operands_of
-from torch_promote.observe.autocast_state import overrides_in_force, state_in_force
 from torch_promote.observe.ops import find_overload
-from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import Operand
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 from torch_promote.reference.ops.infer import functional_of, rule_table
@@ -160,23 +158,6 @@ def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, over
     assert planned > 0
     assert len(report.mismatches) >= planned, str(report)
     assert {"casts"} <= {mismatch.kind for mismatch in report.mismatches} <= {"casts", "dtype", "error", "strides"}
-
-
-@pytest.mark.usefixtures("custom_ops")
-def test_the_state_has_the_overrides_in_force() -> None:
-    overrides = {"relu": "fp32", aten.mm.default: F64, "index_put_": "match_self", "crosschecked::mixed": "banned"}
-    with tp.my_autocast("cpu", overrides=overrides):
-        with tp.my_autocast("cpu", overrides={"relu": "keep"}):
-            assert overrides_in_force()["aten::relu"] == {"cpu": CastPolicy.keep, "cuda": CastPolicy.keep}
-        state = state_in_force()
-        assert state is not None
-        assert {name: state.override(name, "cpu") for name in state.overrides} == {
-            "aten::relu": CastPolicy.fp32,
-            "aten::mm": F64,
-            "aten::index_put_": CastPolicy.match_self,
-            "crosschecked::mixed": CastPolicy.banned,
-        }
-    assert overrides_in_force() == {}
 
 
 @levels

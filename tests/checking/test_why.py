@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import random
 import re
@@ -20,13 +19,11 @@ from torch_promote.checking.expression import ExpressionError, parse
 from torch_promote.checking.why import Derivation
 from torch_promote.errors import OptionError
 from torch_promote.observe.autocast_state import pretend_cuda
-from torch_promote.policy.op_table import op_table
 from torch_promote.reference import promotion as promotion_module
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
-from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRuleError, make_rule, promotion_rule
+from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRuleError, promotion_rule
 
 #: A module whose name its function has too.
-infer_module = importlib.import_module("torch_promote.reference.ops.infer")
 
 DTYPES = ("bool", "u1", "i1", "int32", "i8", "bf16", "half", "f4", "double", "c4")
 _TENSOR = re.compile(r"\b(?!math)([a-z]+\d*\w*)\[([\d, ]*)\](?!\()")
@@ -77,57 +74,34 @@ def agree(derivation: Derivation, result: Any) -> bool:
 CALLS = (
     "cat([int8[2], float16[2]])",
     "torch.cat((int8[2], f4[2], f2[3]), dim=0)",
-    "stack([u1[2], i1[2]])",
     "where(bool[2], int8[2], float16[2])",
-    "where(bool[2], int8[2], 2.5)",
     "abs(complex64[2])",
-    "abs(c8[2]) + f2[2]",
     "F.linear(f4[2, 3], f4[4, 3], f4[4])",
     "softmax(bf16[2, 3], -1)",
     "torch.nn.functional.softmax(f2[2, 3], dim=-1, dtype=torch.double)",
     "f2[2, 3].sum(1, dtype=f4)",
-    "sum(int8[3]) + f2[2]",
     "sum(bool[3])",
     "mean(int8[3])",
-    "mean(f2[3])",
-    "-int8[3]",
     "-(int8[3] + f2[3])",
-    "-bool[3]",
     "~bool[3]",
-    "~u1[3]",
     "~f4[3]",
-    "+i1[3]",
     "bf16[2, 3] @ bf16[3, 4]",
     "bf16[2, 3] @ f2[3, 4]",
-    "int8[2, 3] @ int8[3]",
-    "f2[3] @ f2[4]",
     "max(f2[2, 3], 1)",
     "sort(f2[3])[1] + int8[3]",
-    "topk(f4[4], 2)",
     "exp(int64[2])",
     "lerp(f4[2], f2[2], 0.5)",
-    "addcmul(f4[2], f2[2], i4[2])",
-    "torch.add(half[3], f8[], alpha=2)",
     "clamp(u1[3], max=1000)",
-    "clamp(u1[3], 0, 2.5)",
     "F.layer_norm(f2[2, 3], [3])",
     "F.cross_entropy(f4[2, 3], i8[2])",
-    "F.conv2d(f4[1, 1, 4, 4], f4[2, 1, 3, 3])",
-    "F.gelu(int8[3])",
     "einsum('ij,jk->ik', f4[2, 3], f4[3, 2])",
     "linalg.norm(c4[3])",
-    "polar(f4[2], f4[2])",
     "bincount(i4[3], f2[3])",
     "nonzero(f4[3])",
-    "torch.ops.aten.mm(f4[2, 2], f4[2, 2])",
-    "cumsum(bool[3], 0)",
     "f4[2, 3].t().half().softmax(0)",
     "arange(3) * f2[3]",
-    "argmax(f4[2, 3], dim=1)",
     "masked_fill(u1[2], bool[2], 1000)",
-    "true_divide(i4[2], i4[2])",
     "div(i4[2], i4[2], rounding_mode='floor')",
-    "fft.rfft(f4[8])",
 )
 
 
@@ -178,11 +152,6 @@ def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
             else:
                 result = torch.ones(2, dtype=torch.bool if symbol == "<" else common)
                 assert agree(derivation, result), str(derivation)
-
-
-def test_functions_of_functional_have_their_defaults() -> None:
-    assert tp.why("dropout(f2[3])").dtype is torch.float16
-    assert tp.why("embedding(i8[2], f2[10, 3])").shape == (2, 3)
 
 
 def test_large_tensors_are_not_allocated() -> None:
@@ -298,10 +267,6 @@ class TestAutocast:
             "F.conv2d(f4[1, 1, 4, 4], f4[2, 1, 3, 3])",
             "cat([f4[2], bf16[2]])",
             "2 ** bf16[3]",
-            "cdist(bf16[2, 3], bf16[2, 3])",
-            "f8[2, 3] @ f8[3, 2]",
-            "F.normalize(bf16[2, 3])",
-            "torch.ops.aten.addmm(f4[2], f4[2, 2], f4[2, 2])",
             "einsum('ij,jk->ik', f4[2, 3], f4[3, 2])",
             "F.scaled_dot_product_attention(f4[1, 1, 2, 2], f4[1, 1, 2, 2], f4[1, 1, 2, 2])",
         ],
@@ -323,14 +288,7 @@ class TestAutocast:
             "F.cross_entropy(f2[2, 3], i8[2])",
             "cat([f4[2], f2[2]])",
             "2 ** f2[3]",
-            "2 / f2[3]",
-            "f2[3] / 2",
-            "exp(f2[2]) + f2[2]",
-            "f2[3].sum()",
             "F.normalize(f2[2, 3])",
-            "cdist(f2[2, 3], f2[2, 3])",
-            "dot(f4[3], f2[3])",
-            "F.gelu(f2[3]) * f4[]",
         ],
     )
     def test_cuda_as_in_a_region_of_pytorchs(self, expression: str) -> None:
@@ -362,25 +320,6 @@ Result: float32 of shape [2, 4]""",
         derivation = tp.why("f4[2, 2] @ f4[2, 2] + f4[2]", autocast="cpu", policy=policy)
         assert derivation.dtype is torch.bfloat16
         assert "Autocast has the policy lower_precision_fp for aten::add.Tensor (an override)" in str(derivation)
-
-    def test_every_row_that_takes_one_tensor(self) -> None:
-        """Under autocast, each unary op of the table returns the dtype that PyTorch returns."""
-        checked = 0
-        for row in op_table():
-            overload = row.name.removeprefix("aten::")
-            if "." in overload or not hasattr(torch.ops.aten, overload):
-                continue
-            schema = getattr(torch.ops.aten, overload).default._schema if overload else None
-            if schema is None or [str(a.type) for a in schema.arguments if not a.has_default_value()] != ["Tensor"]:
-                continue
-            expression = f"torch.ops.aten.{overload}(f4[2, 2])"
-            with torch.autocast("cpu"):
-                result = run(expression)
-            if isinstance(result, str) or not isinstance(result, torch.Tensor):
-                continue
-            assert tp.why(expression, autocast="cpu").dtype is result.dtype, expression
-            checked += 1
-        assert checked > 20
 
     def test_options_need_a_region(self) -> None:
         with pytest.raises(OptionError, match='pass autocast="cpu"'):
@@ -446,41 +385,6 @@ class TestOverflow:
 
 
 class TestWords:
-    def test_more_than_two_operands_of_all_states(self) -> None:
-        assert_expected_inline(
-            str(tp.why("addcmul(int8[2], uint8[2], f4[]) + lerp(f4[2], f4[2], f4[2])", default_dtype="float32")),
-            """\
-addcmul(int8[2], uint8[2], float32[]) + lerp(float32[2], float32[2], float32[2])
-1. int8[2] is a tensor with dimensions: state dim, int8.
-2. uint8[2] is a tensor with dimensions: state dim, uint8.
-3. float32[] is a 0-dim tensor: state zero, float32.
-4. In state dim, int8 and uint8 are promoted. The table has int16 for them (row i1, column u1).
-5. dim int16 with zero float32: float32 is floating, a higher kind than integral, so the two are
-   promoted. The table has float32 for them (row i2, column f4).
-6. aten::addcmul computes in float32 and returns float32.
-7. float32[2] is a tensor with dimensions: state dim, float32.
-8. float32[2] is a tensor with dimensions: state dim, float32.
-9. float32[2] is a tensor with dimensions: state dim, float32.
-10. All are float32 in state dim: nothing is promoted.
-11. aten::lerp.Tensor computes in float32 and returns float32.
-12. addcmul(int8[2], uint8[2], float32[]) is a tensor with dimensions: state dim, float32.
-13. lerp(float32[2], float32[2], float32[2]) is a tensor with dimensions: state dim, float32.
-14. Both are float32 in state dim: nothing is promoted.
-15. + computes in float32 and returns float32.
-Result: float32 of shape [2]""",
-        )
-
-    def test_an_op_without_a_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rules = {name: entry for name, entry in infer_module.rule_table().items() if name != "aten::sin"}
-        monkeypatch.setattr(infer_module, "rule_table", lambda: rules)
-        assert_expected_inline(
-            str(tp.why("sin(int8[2])", default_dtype="float32")),
-            """\
-sin(int8[2])
-1. The reference has no rule for aten::sin. PyTorch returns float32.
-Result: float32 of shape [2]""",
-        )
-
     def test_a_custom_op_is_explained_by_its_fake(self) -> None:
         @torch.library.custom_op("why_tests::twice", mutates_args=())
         def twice(x: torch.Tensor) -> torch.Tensor:
@@ -615,24 +519,4 @@ def test_a_derivation_by_jaxs_rule() -> None:
 13. In JAX's lattice, int* is below float64, which stays.
 14. / computes in float64 and returns float64.
 Result: float64 of shape [2, 3]""",
-    )
-
-
-def test_a_derivation_by_a_rule_of_ones_own() -> None:
-    rule = make_rule("mine", {(torch.int32, torch.float32): torch.float64}, over="torch")
-    assert_expected_inline(
-        str(tp.why("int32[3] + float32[] + 1j", default_dtype="float32", rule=rule)),
-        """\
-(int32[3] + float32[]) + 1j, by the rule mine
-1. int32[3] is a tensor of int32.
-2. float32[] is a 0-dim tensor of float32, which is weaker than a tensor with dimensions.
-3. The rule has float64 for int32 with a weaker float32.
-4. int32[3] and float32[] are cast to float64.
-5. + computes in float64 and returns float64.
-6. (int32[3] + float32[]) is a tensor of float64.
-7. 1j is a Python complex: it is weak, so a tensor's dtype takes precedence.
-8. A Python complex is of a higher kind than float64, and the two give complex128.
-9. (int32[3] + float32[]) is cast to complex128.
-10. + computes in complex128 and returns complex128.
-Result: complex128 of shape [3]""",
     )

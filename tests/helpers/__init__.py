@@ -59,7 +59,6 @@ Regions and policies
     op_registrations: how this PyTorch's registrations differ from the op table.
 
 Reference
-    op_db_coverage: measures `infer` over PyTorch's op database; also a script.
     random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
     array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.

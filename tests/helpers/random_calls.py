@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 from torch.testing._internal import common_methods_invocations as op_dbs
-from torch.testing._internal.opinfo.core import OpInfo
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from helpers.op_db_coverage import Run, backward, forward, op_db, samples, variants
 from torch_promote.reference.ops.call import Signature, signature_of
-from torch_promote.reference.ops.infer import rule_table
+from torch_promote.reference.ops.infer import Inference, rule_table
 
 aten = torch.ops.aten
 #: The dtypes that a tensor is changed to; the first are the likeliest.
@@ -35,6 +34,8 @@ DTYPES = (
 )
 NUMBERS = (True, 2, 1, 0, -1, 2.5, 1 + 1j)
 DEFAULT_DTYPES = (torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+#: What to do with a sample.
+Run = Callable[[OpInfo, SampleInput], None]
 #: A change of one tensor.
 Change = Callable[[torch.Tensor, random.Random], Any]
 
@@ -86,7 +87,7 @@ def recorded(most: int, limit: int = 1) -> dict[Any, list[RandomCall]]:
         for op in getattr(op_dbs, name)
     ]
     sources: Iterable[tuple[Run, Iterable[OpInfo]]] = (
-        *((run, op_db) for run in (forward, backward, variants)),
+        *((run, op_dbs.op_db) for run in (forward, backward, variants)),
         *((run, foreach) for run in (forward, in_place)),
     )
     with warnings.catch_warnings():
@@ -99,6 +100,69 @@ def recorded(most: int, limit: int = 1) -> dict[Any, list[RandomCall]]:
                 except Exception:  # keep the calls dispatched until then
                     continue
     return {op: list(calls.values()) for op, calls in recorder.calls.items() if calls}
+
+
+def differs(inferred: Inference, op: Any, result: Any) -> str | None:
+    """The difference between an inference and a result, or None."""
+    returns = op._schema.returns
+    results = (
+        [leaf for leaf in tree_leaves(result) if leaf is None or isinstance(leaf, torch.Tensor)] if returns else []
+    )
+    dtypes = tuple(None if leaf is None else leaf.dtype for leaf in results)
+    if inferred.dtypes != dtypes:
+        return f"dtypes {inferred.dtypes} against {dtypes}"
+    if inferred.shape is not None and inferred.shape != tuple(results[0].shape):
+        return f"shape {inferred.shape} against {tuple(results[0].shape)}"
+    if inferred.strides is not None and inferred.strides != results[0].stride():
+        return f"strides {inferred.strides} against {results[0].stride()}"
+    return None
+
+
+def described(tree: Any) -> str:
+    """The arguments of a call, with dtype, shape and strides for tensors."""
+
+    def describe(tensor: torch.Tensor) -> str:
+        strides = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{strides}"
+
+    return str(tree_map_only(torch.Tensor, describe, tree))
+
+
+def forward(op: OpInfo, sample: SampleInput) -> None:
+    """Runs a sample."""
+    op(sample.input, *sample.args, **sample.kwargs)
+
+
+def backward(op: OpInfo, sample: SampleInput) -> None:
+    """Runs a sample and its backward."""
+    outputs = [out for out in tree_leaves(op(sample.input, *sample.args, **sample.kwargs)) if torch.is_tensor(out)]
+    outputs = [out for out in outputs if out.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+
+
+def variants(op: OpInfo, sample: SampleInput) -> None:
+    """Runs a sample's in-place and out= variants, where there are any."""
+    inplace = op.get_inplace()
+    if inplace is not None:
+        copy = tree_map_only(torch.Tensor, torch.clone, (sample.input, sample.args, sample.kwargs))
+        inplace(copy[0], *copy[1], **copy[2])
+    if op.supports_out:
+        made = op(sample.input, *sample.args, **sample.kwargs)
+        op(sample.input, *sample.args, **sample.kwargs, out=tree_map_only(torch.Tensor, torch.empty_like, made))
+
+
+def samples(ops: Iterable[OpInfo], grad: bool, limit: int | None) -> Iterator[tuple[OpInfo, SampleInput]]:
+    """Yields samples of every dtype that an op supports, or is differentiable in."""
+    for op in ops:
+        if grad and not op.supports_autograd:
+            continue
+        torch.manual_seed(0)
+        for dtype in sorted(op.supported_dtypes("cpu"), key=str):
+            if not grad or dtype.is_floating_point or dtype.is_complex:
+                # Not through op.sample_inputs, which walks the stack for each sample to name the test that it is for.
+                for sample in itertools.islice(op.sample_inputs_func(op, "cpu", dtype, grad), limit):
+                    yield op, sample
 
 
 def in_place(op: OpInfo, sample: Any) -> None:

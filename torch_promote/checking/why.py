@@ -206,7 +206,7 @@ class _Call:
         op: The overload.
         args: Its arguments, in the schema's order.
         expectation: What the reference expects.
-        overrides: Whether an override gives the op's policy.
+        overridden: Whether an override gives the op's policy.
         inner: The ops that it called.
         results: Its results; None if it raised.
     """
@@ -258,10 +258,11 @@ class _Call:
 
 
 class _Calls:
-    """An observer that keeps the calls, with those inside of each."""
+    """An observer that keeps the calls, with those inside of each, and the first error that the reference expects."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
+        self.expected_error: str | None = None
         self._open: list[_Call] = []
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
@@ -270,6 +271,7 @@ class _Calls:
             expectation = expect(op, args, state)
         except ShapeError as error:
             expectation = Expectation(op, None, None, str(error), {})
+        self.expected_error = self.expected_error or expectation.error
         device = None if expectation.plan is None else expectation.plan.device
         overridden = state is not None and device is not None and state.override(overload_name(op), device) is not None
         call = _Call(op, args, expectation, overridden)
@@ -283,16 +285,6 @@ class _Calls:
 
     def failed(self, token: _Call) -> None:
         self._open.remove(token)
-
-    def expected_error(self) -> str | None:
-        """Why the reference expects one of the calls to raise, or None."""
-        waiting = self.calls
-        while waiting:
-            for call in waiting:
-                if call.expectation.error is not None:
-                    return call.expectation.error
-            waiting = [inner for call in waiting for inner in call.inner]
-        return None
 
 
 @dataclass(slots=True)
@@ -444,7 +436,7 @@ class _Explainer:
         result, error = (None, None) if self.autocast == "cuda" else self._on_real_tensors(function, args, kwargs)
         if error is not None:
             return PromotionError(_one_line(error)) if _ABOUT_DTYPES.search(str(error)) else None
-        expected = observer.expected_error() if result is None else None
+        expected = observer.expected_error if result is None else None
         return None if expected is None else PromotionError(expected)
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
