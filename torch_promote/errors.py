@@ -1,4 +1,8 @@
-"""The errors of this package. Each text names the input, what is legal and what to do."""
+"""The errors of this package. Each text names the input, what is legal and what to do.
+
+Each error is a `TorchPromoteError` and the built-in error that fits it, so that code that catches a ValueError,
+TypeError, RuntimeError or ImportError catches it, too.
+"""
 
 from __future__ import annotations
 

@@ -99,22 +99,6 @@ def test_only_the_modes_beyond_stock_attach_something_to_a_weight(make: Callable
     tp.clear_cache()
 
 
-def test_a_cast_made_in_inference_mode_is_kept_for_later_uses_there_if_the_mode_is_all() -> None:
-    """Stock makes an inference tensor, which it cannot keep. A graph has its own cast, as under stock."""
-    w, x = weight(), torch.randn(8, 16, requires_grad=True)
-    with ours(cache="all"):
-        with torch.inference_mode(), CastCount(of=w) as count:
-            kept_alive = [X @ w, X @ w]
-        assert all(product.is_inference() for product in kept_alive)
-        assert tp.cache_info()["entries"] == 1
-        with CastCount(of=w) as later:
-            (x @ w).sum().backward()
-    assert (count.casts, later.casts) == (1, 1)
-    assert torch.equal(kept_alive[0], X @ half(w))
-    assert torch.equal(w.grad, (half(x).t() @ torch.ones(8, 4, dtype=torch.bfloat16)).float())
-    assert torch.equal(x.grad, (torch.ones(8, 4, dtype=torch.bfloat16) @ half(w).t()).float())
-
-
 # --- as many casts as stock, program by program
 
 PROGRAMS: dict[str, Program] = {}
@@ -133,14 +117,6 @@ def two_uses(region: Region) -> None:
 
 
 @program
-def graphs_that_died(region: Region) -> None:
-    w = weight()
-    with region():
-        for _ in range(3):
-            (X @ w).sum().backward()
-
-
-@program
 def no_grad_first(region: Region) -> None:
     w = weight()
     with region():
@@ -156,16 +132,6 @@ def nested_regions(region: Region) -> None:
         for _ in range(2):
             with region():
                 X @ w
-        X @ w
-
-
-@program
-def cache_off_inside(region: Region) -> None:
-    w = weight()
-    with region():
-        X @ w
-        with region(cache_enabled=False):
-            X @ w, X @ w
         X @ w
 
 

@@ -215,29 +215,3 @@ def test_a_clearing_frees_the_memory_of_every_threads_casts_at_once(cache: str, 
         cleared.set()
         holder.result(60)
     suspended.close()
-
-
-def test_the_threads_go_on_with_new_casts() -> None:
-    w, ready, cleared = weight(), threading.Event(), threading.Event()
-
-    def work() -> list[Any]:
-        with ours(cache="all"):
-            products = [X @ w]
-            with torch.no_grad():
-                products.append(X @ w)
-            ready.set()
-            assert cleared.wait(60)
-            products += [X @ w, X @ w]
-            products[-1].float().sum().backward()
-            return products
-
-    with ThreadPoolExecutor(1) as pool:
-        worker = pool.submit(work)
-        assert ready.wait(60)
-        torch.clear_autocast_cache()
-        cleared.set()
-        products = worker.result(60)
-    for product in products:
-        assert torch.equal(product, half(X) @ half(w))
-    assert node_of_cast(products[2]) is node_of_cast(products[3])
-    assert node_of_cast(products[2]) is not node_of_cast(products[0])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,40 +33,6 @@ async def others_enter_regions(region: Region) -> None:
         with region():
             X @ weight()
         await asyncio.sleep(0)
-
-
-async def others_hold_a_region(region: Region) -> None:
-    with region():
-        for _ in range(3):
-            X @ weight()
-            await asyncio.sleep(0)
-
-
-OTHERS = (others_enter_regions, others_hold_a_region)
-
-
-@pytest.mark.parametrize("others", OTHERS, ids=lambda others: others.__name__)
-@pytest.mark.parametrize("nested", [False, True], ids=["one region", "nested"])
-def test_a_region_held_across_await_has_stocks_gradients(others: Callable[..., Awaitable[None]], nested: bool) -> None:
-    def program(region: Region) -> list[Any]:
-        w = weight()
-
-        async def held() -> list[Any]:
-            outputs = []
-            with region(), region() if nested else contextlib.nullcontext():
-                for _ in range(4):
-                    outputs += [X @ w, torch.relu(X) @ w]
-                    await asyncio.sleep(0)
-            return outputs
-
-        async def main() -> list[Any]:
-            outputs, _ = await asyncio.gather(held(), others(region))
-            return outputs
-
-        outputs = asyncio.run(main())
-        return [*outputs, gradient_of(outputs, w)]
-
-    assert_same(program(ours), program(stock))
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
@@ -165,19 +130,4 @@ def test_another_thread_may_go_on() -> None:
     outputs = [next(steps), resume_in_another_thread(steps), next(steps), resume_in_another_thread(steps)]
     assert len({output.grad_fn.next_functions[1][0] for output in outputs}) == 1
     assert resume_in_another_thread(steps) is None
-    assert entries() == 0
-
-
-def test_inside_a_region_the_casts_stay_with_that() -> None:
-    w = weight()
-    with ours():
-        steps = products(w, 3)
-        next(steps)
-        assert entries() == 1
-        with CastCount(of=w) as count:
-            X @ w
-            next(steps)
-        assert count.casts == 0
-    assert entries() == 0
-    assert torch.equal(next(steps), X.bfloat16() @ w.detach().bfloat16())
     assert entries() == 0

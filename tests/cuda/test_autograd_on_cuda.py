@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.casts import Region
@@ -79,72 +79,7 @@ def test_several_uses_share_a_node() -> None:
     assert not torch.equal(shared, program(apart))
 
 
-def test_two_graphs_and_two_passes_over_one_cast() -> None:
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        with region("cuda"):
-            first, second = uses_of(w, x), uses_of(w, x * 2).square()
-            first.backward(retain_graph=True)
-            second.backward()
-            first.backward()
-        return grads(w)
-
-    assert_like_stock(program)
-
-
-def test_uses_in_nested_regions_and_after_a_change() -> None:
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        seen = []
-        for _ in range(3):
-            with region("cuda", dtype=torch.bfloat16):
-                loss = uses_of(w, x)
-                with region("cuda", dtype=torch.bfloat16), torch.no_grad():
-                    seen.append(uses_of(w, x))
-                loss = loss + uses_of(w, x * 2)
-            loss.backward()
-            with torch.no_grad():
-                w.sub_(w.grad * 1e-3)
-        return seen, grads(w), w
-
-    assert_like_stock(program)
-
-
 # --- checkpointing
-
-
-def block() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.3), nn.GELU(), nn.Linear(12, 8), nn.LayerNorm(8)).cuda()
-
-
-@INSIDE
-@REENTRANT
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_checkpoint(dtype: torch.dtype, use_reentrant: bool, inside: bool) -> None:
-    def program(region: Region) -> Any:
-        first, second, x = block(), block(), torch.randn(4, 8).cuda().requires_grad_()
-
-        def loss() -> Tensor:
-            hidden = checkpoint(first, x, use_reentrant=use_reentrant)
-            return checkpoint(second, hidden, use_reentrant=use_reentrant).float().square().mean()
-
-        return run_backward(region("cuda", dtype=dtype), loss, inside), grads(first, second, x)
-
-    assert_like_stock(program)
-
-
-@INSIDE
-@REENTRANT
-def test_a_checkpoint_that_uses_a_weight_several_times(use_reentrant: bool, inside: bool) -> None:
-    """The recomputation runs on the device's thread: there too, all uses share one cast and one node."""
-
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        x.requires_grad_()
-        loss = functools.partial(checkpoint, uses_of, w, x, use_reentrant=use_reentrant)
-        return run_backward(region("cuda"), loss, inside), grads(w, x)
-
-    assert_like_stock(program)
 
 
 @MODES
@@ -173,43 +108,6 @@ def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache
 
     ours = run(functools.partial(tp.my_autocast, "cuda", torch.bfloat16, cache=cache))
     assert_same(ours, run(functools.partial(tp.stock_autocast, "cuda", torch.bfloat16)))
-
-
-def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-@INSIDE
-@pytest.mark.parametrize("name", ["mlp", "qkv", "tied", "frozen", "encoder"])
-def test_selective_checkpoint(name: str, inside: bool) -> None:
-    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
-
-    def program(region: Region) -> Any:
-        model, x = made(name)
-        model, x = model.cuda(), x.cuda().requires_grad_()
-
-        def loss() -> Tensor:
-            return checkpoint(model, x * 2, use_reentrant=False, context_fn=contexts).float().square().mean()
-
-        return run_backward(region("cuda"), loss, inside), grads(model, x)
-
-    assert_like_stock(program)
-
-
-@REENTRANT
-def test_a_region_inside_what_is_checkpointed(use_reentrant: bool) -> None:
-    def program(region: Region) -> Any:
-        model, x = block(), torch.randn(4, 8).cuda().requires_grad_()
-
-        def body(x: Tensor) -> Tensor:
-            with region("cuda", dtype=torch.bfloat16):
-                return model(model(x))
-
-        checkpoint(body, x, use_reentrant=use_reentrant).float().square().mean().backward()
-        return grads(model, x)
-
-    assert_like_stock(program)
 
 
 @REENTRANT
@@ -282,32 +180,6 @@ def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, inside: bool
 
 
 @INSIDE
-def test_hooks(inside: bool) -> None:
-    """The arguments of module and tensor hooks, and ops inside hooks; backward hooks run on the device's thread."""
-
-    def program(region: Region) -> Any:
-        seen: list[Tensor] = []
-        first, second = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
-        x = torch.randn(4, 8).cuda().requires_grad_()
-
-        def watch(*values: Any) -> None:
-            seen.extend(v.detach().clone() for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, Tensor))
-
-        def of_backward(module: Any, given: Any, grad: Any) -> None:
-            watch(given, grad, grad[0].float() @ second.weight)
-
-        first.register_forward_hook(lambda module, given, result: watch(result, result @ second.weight))
-        first.register_full_backward_hook(of_backward)
-        second.weight.register_hook(lambda grad: watch(grad, grad.float() @ second.weight))
-        first.weight.register_post_accumulate_grad_hook(lambda p: watch(p.grad, p.grad @ p))
-        loss = run_backward(region("cuda"), lambda: second(first(x)).float().square().mean(), inside)
-        assert len(seen) == 2 + 3 + 2 + 2
-        return loss, seen, grads(first, second, x)
-
-    assert_like_stock(program)
-
-
-@INSIDE
 def test_derivatives_of_derivatives(inside: bool) -> None:
     def program(region: Region) -> Any:
         w, x = leaves()
@@ -318,23 +190,5 @@ def test_derivatives_of_derivatives(inside: bool) -> None:
                 (first,) = torch.autograd.grad(y, x, create_graph=True)
                 (first.square().sum() + y).backward()
         return first.detach(), grads(w, x)
-
-    assert_like_stock(program)
-
-
-def test_saved_tensor_hooks_see_what_they_see_under_stock() -> None:
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        x.requires_grad_()
-        saved: list[Any] = []
-
-        def pack(tensor: Tensor) -> Tensor:
-            saved.append((tensor.dtype, tuple(tensor.shape), tensor.device.type))
-            return tensor.cpu()
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.cuda()), region("cuda"):
-            loss = F.linear(F.linear(x, w), w).float().square().sum()
-        loss.backward()
-        return grads(w, x), str(saved)
 
     assert_like_stock(program)

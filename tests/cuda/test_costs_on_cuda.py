@@ -66,15 +66,6 @@ def frozen(region: Region, model: nn.Module, x: Tensor) -> None:
     model.requires_grad_(True)
 
 
-def partly_frozen(region: Region, model: nn.Module, x: Tensor) -> None:
-    parameters = list(model.parameters())
-    for parameter in parameters[::2]:
-        parameter.requires_grad_(False)
-    train(region, model, x.detach().requires_grad_())
-    for parameter in parameters[::2]:
-        parameter.requires_grad_(True)
-
-
 PROGRAMS: dict[str, Program] = {
     "train": train,
     "train, backward inside": train_inside,
@@ -85,7 +76,6 @@ PROGRAMS: dict[str, Program] = {
     "no_grad": functools.partial(evaluate, without=torch.no_grad),
     "inference_mode": functools.partial(evaluate, without=torch.inference_mode),
     "frozen": frozen,
-    "partly frozen": partly_frozen,
 }
 
 

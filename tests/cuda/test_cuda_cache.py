@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,17 +14,19 @@ from torch import nn
 
 import cuda_stand_in
 import torch_promote as tp
+from helpers.comparison import assert_same
 from torch_promote import _C
-from torch_promote.integrations import cast_invalidation as cuda_graphs
+
+pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
 ours = functools.partial(tp.my_autocast, "cuda", dtype=torch.bfloat16)
+stock = functools.partial(tp.stock_autocast, "cuda", dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept() -> Iterator[None]:
-    tp.clear_cache()
+def graphs_are_gone() -> Iterator[None]:
     yield
-    tp.clear_cache()
+    gc.collect()
 
 
 def weight(requires_grad: bool = True) -> nn.Parameter:
@@ -102,36 +105,6 @@ def test_gradients_inside_and_outside_of_a_capture() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_captures_are_counted_from_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[object] = []
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda self, pool=None: begun.append(pool))
-    cuda_graphs._count_captures()
-    w, x = weight(), activation()
-    with ours(), cuda_stand_in.capturing():
-        x @ w
-        torch.cuda.CUDAGraph.capture_begin(object(), pool=1)  # type: ignore[arg-type]
-        assert kept_in(lambda: x @ w) == 1
-    assert begun == [1]
-
-
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-def test_streams_share_a_persistent_cast(grad: bool) -> None:
-    w, x = weight(), activation()
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    right = product(x, w)
-
-    def use() -> None:
-        for stream in streams:
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream), torch.set_grad_enabled(grad), ours(cache="persistent"):
-                assert torch.equal(x @ w, right)
-            torch.cuda.current_stream().wait_stream(stream)
-
-    assert kept_in(use) == 1
-    assert [kept_in(use) for _ in range(3)] == [0, 0, 0]
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_streams_wait_for_a_persistent_cast_and_not_for_one_another() -> None:
     w, x = weight(requires_grad=False), activation()
 
@@ -170,3 +143,133 @@ def test_a_fused_step_on_the_engines_thread(cache: str) -> None:
             assert torch.equal(x @ w, product(x, w))
             loss.backward()
             assert torch.equal(x @ w, product(x, w))
+
+
+# --- casts in captures
+
+
+def casts_of(run: Callable[[], Any]) -> int:
+    """The number of casts from float32 that an action makes."""
+    with cuda_stand_in.counting() as counts:
+        run()
+    return len([cast for cast in counts.casts if cast.source == "Float"])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_activations_and_frozen_weights_are_shared_within_a_capture(frozen: bool) -> None:
+    torch.manual_seed(0)
+    heads = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3)).cuda().requires_grad_(not frozen)
+    x = torch.linspace(-1, 1, 32, device="cuda").view(4, 8)
+    results = {}
+    for name, region in {"stock": stock, "all": functools.partial(ours, cache="all")}.items():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hidden = x + 1
+            with region():
+                out = [head(hidden) for head in heads for _ in range(2)]
+        x.mul_(0.5)
+        casts = casts_of(graph.replay)
+        results[name] = (casts, [part.clone() for part in out])
+        x.mul_(2)
+    assert results["all"][0] == 1 + 3
+    assert results["stock"][0] == 6 + (6 if frozen else 3)
+    assert_same(results["all"][1], results["stock"][1])
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_check_casts_compares_nothing_within_a_capture() -> None:
+    head = nn.Linear(8, 8, bias=False).cuda()
+    x = torch.ones(4, 8, device="cuda")
+    with tp.check_casts() as checks, torch.cuda.graph(torch.cuda.CUDAGraph()), ours():
+        for _ in range(3):
+            head(x)
+    assert (checks.checked, checks.skipped) == (0, 2)
+
+
+# --- streams: gradients are summed in one place, as under stock
+
+MODES = ("weights", "persistent", "all", "none")
+#: The streams of the uses, 0 for the current one, and whether each use wants a gradient.
+USES = {
+    "there and back": ((0, True), (1, True), (0, True)),
+    "three streams": ((1, True), (2, True), (0, True), (2, True)),
+    "first without a gradient": ((1, False), (0, True), (1, True)),
+    "without a gradient between": ((0, True), (1, False), (1, True)),
+}
+
+
+def gradients(region: Any, uses: tuple[tuple[int, bool], ...]) -> list[torch.Tensor]:
+    """The gradients of two weights, in regions with the backward outside and inside."""
+    torch.manual_seed(0)
+    first, second = (nn.Parameter(torch.randn(8, 8, device="cuda")) for _ in range(2))
+    x = torch.linspace(-2, 2, 32, device="cuda").view(4, 8)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    seen = []
+    for inside in (False, True):
+        with region():
+            h = x
+            for stream, wants in uses:
+                streams[stream].wait_stream(streams[0])
+                with torch.cuda.stream(streams[stream]), torch.set_grad_enabled(wants):
+                    h = torch.tanh(h @ first) @ second
+                streams[0].wait_stream(streams[stream])
+            loss = h.float().square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        seen += [loss.detach(), *(w.grad.clone() for w in (first, second) if w.grad is not None)]
+    return seen
+
+
+@pytest.mark.parametrize("cache", MODES)
+@pytest.mark.parametrize("uses", USES.values(), ids=USES)
+def test_gradients_have_stocks_bits(uses: tuple[tuple[int, bool], ...], cache: str) -> None:
+    expected = gradients(functools.partial(tp.stock_autocast, "cuda", cache_enabled=cache != "none"), uses)
+    assert len(expected) == 6
+    assert_same(gradients(functools.partial(tp.my_autocast, "cuda", cache=cache), uses), expected)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("cache", MODES[:3])
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_another_stream_waits_once_for_the_cast(trainable: bool, cache: str) -> None:
+    """Otherwise it could use the memory before the first stream has written the cast, or after it was freed."""
+    w = nn.Parameter(torch.randn(8, 8, device="cuda"), requires_grad=trainable)
+    x = torch.randn(4, 8, device="cuda", dtype=torch.float16)
+    side = torch.cuda.Stream()
+    before = tp.cache_info()["misses"]
+    with tp.my_autocast("cuda", cache=cache):
+        x @ w
+        with cuda_stand_in.counting() as counts, torch.cuda.stream(side):
+            x @ w
+            x @ w
+        x @ w
+    kept = trainable or cache != "weights"
+    assert tp.cache_info()["misses"] - before == kept
+    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (kept, kept, kept)
+
+
+@pytest.mark.parametrize("wants", [True, False], ids=["with a gradient", "without a gradient"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "dropped"])
+def test_the_stream_of_a_gradient_is_that_of_its_first_living_graph(wants: bool, keeps: bool) -> None:
+    """As without autocast. Under stock it is that of the first use."""
+
+    def accumulates_on_side(region: Any) -> bool:
+        w, x = nn.Parameter(torch.randn(8, 8, device="cuda")), torch.randn(4, 8, device="cuda")
+        side, streams = torch.cuda.Stream(), []
+        w.register_post_accumulate_grad_hook(lambda _: streams.append(torch.cuda.current_stream()))
+        with region:
+            with torch.cuda.stream(side), torch.set_grad_enabled(wants):
+                first = x @ w
+            if not keeps:
+                del first
+            torch.cuda.current_stream().wait_stream(side)
+            loss = (x @ w).sum()
+        loss.backward()
+        return streams == [side]
+
+    assert accumulates_on_side(tp.stock_autocast("cuda"))
+    assert accumulates_on_side(tp.my_autocast("cuda")) is (wants and keeps)
+    assert accumulates_on_side(contextlib.nullcontext()) is (wants and keeps)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import cuda_stand_in
 import torch_promote as tp
 from helpers.comparison import assert_same
+from helpers.subprocesses import environment
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -100,123 +104,6 @@ def test_results_and_gradients_are_the_cpus(name: str) -> None:
         assert_same(ours.cpu().contiguous(), cpus.contiguous())
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: torch.arange(5), lambda: torch.full((2,), 3.0), lambda: torch.tril_indices(3, 3)]
-)
-def test_factories_make_what_they_make_on_the_cpu(make: Callable[[], Tensor]) -> None:
-    expected = make()
-    with torch.device("cuda"):
-        actual = make()
-    assert actual.is_cuda
-    assert_same(actual.cpu(), expected)
-
-
-def test_random_numbers_are_the_cpus() -> None:
-    torch.manual_seed(3)
-    expected = torch.randn(4)
-    torch.manual_seed(3)
-    assert_same(torch.randn(4, device="cuda").cpu(), expected)
-
-
-def test_tensors_show_their_values_and_numbers() -> None:
-    x = torch.tensor([1.0, 2.0], device="cuda")
-    assert repr(x) == "tensor([1., 2.], device='cuda:0')"
-    assert x.tolist() == [1.0, 2.0]
-    assert x.sum().item() == 3.0
-
-
-def test_forward_mode_derivatives_are_the_cpus() -> None:
-    def tangent(device: str) -> Tensor:
-        torch.manual_seed(0)
-        source, direction, weight = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4).to(device)
-        with forward_ad.dual_level():
-            base = torch.ones(4, 4, device=device)
-            part = base[:2].t()
-            base.mul_(forward_ad.make_dual(source.to(device), direction.to(device)))
-            return forward_ad.unpack_dual(torch.softmax(weight @ part, 0)).tangent
-
-    actual = tangent("cuda")
-    assert actual.is_cuda
-    assert_same(actual.cpu(), tangent("cpu"))
-
-
-# --- views, writes
-
-
-def test_views_share_storage_and_a_write_into_one_is_seen() -> None:
-    x = torch.zeros(2, 3, device="cuda")
-    row, flat = x[1], x.view(-1)
-    assert row._is_view()
-    assert row.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    before = x._version
-    row.add_(1)
-    flat[0] = 5
-    assert x.tolist() == [[5, 0, 0], [1, 1, 1]]
-    assert x._version == row._version == before + 2
-
-
-def test_in_place_returns_the_tensor_itself() -> None:
-    x = torch.ones(3, device="cuda")
-    address = x.data_ptr()
-    assert x.add_(1).mul_(2) is x
-    assert x.data_ptr() == address
-    assert x.tolist() == [4, 4, 4]
-
-
-def test_out_is_written_and_resized() -> None:
-    x = torch.arange(6.0, device="cuda").view(2, 3)
-    out = torch.empty(0, device="cuda")
-    assert torch.add(x, x, out=out) is out
-    assert_same(out.cpu(), 2 * x.cpu())
-    values, places = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
-    torch.max(x, 1, out=(values, places))
-    assert (values.tolist(), places.tolist()) == ([2, 5], [2, 2])
-    part = torch.zeros(4, device="cuda")
-    torch.mul(x[0], 2, out=part[1:])
-    assert part.tolist() == [0, 0, 2, 4]
-
-
-def test_storages_are_set_and_resized() -> None:
-    x = torch.arange(4.0, device="cuda")
-    y = torch.empty(0, device="cuda")
-    y.set_(x)
-    assert y.data_ptr() == x.data_ptr()
-    y.set_(x.untyped_storage(), 1, (2,), (2,))
-    assert y.tolist() == [1, 3]
-    y.set_(x.untyped_storage())
-    assert y.tolist() == [0, 1, 2, 3]
-    assert x.resize_(2).tolist() == [0, 1]
-    assert x.resize_(6).tolist()[:2] == [0, 1]
-    y.set_()
-    assert y.shape == (0,)
-    x.data = torch.full((2,), 7.0, device="cuda")
-    assert x.tolist() == [7, 7]
-
-
-def test_a_deep_copy_is_on_the_device() -> None:
-    x = torch.arange(4.0, device="cuda:1").requires_grad_()
-    y = copy.deepcopy(x)
-    assert y.device == x.device
-    assert y.requires_grad
-    assert y.tolist() == x.tolist()
-    assert y.data_ptr() != x.data_ptr()
-
-
-def test_inference_mode() -> None:
-    normal = torch.ones(2, 2, device="cuda")
-    with torch.inference_mode():
-        made = torch.randn(2, 2, device="cuda") @ normal
-        view_of_normal, view_of_made = normal[0], made[0].t()
-        normal.add_(1)
-        made.add_(1)
-    assert made.is_inference()
-    assert view_of_made.is_inference()
-    assert not view_of_normal.is_inference()
-    assert normal.tolist() == [[2, 2], [2, 2]]
-    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
-        made.add_(1)
-
-
 # --- programs
 
 
@@ -254,37 +141,6 @@ def test_training_a_transformer_gives_the_cpus_bits() -> None:
         assert_same(ours, cpus)
 
 
-@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax])
-def test_softmax_of_halves_in_float32(op: Callable[..., Tensor]) -> None:
-    half = torch.randn(3, 4, dtype=torch.float16).requires_grad_()
-    x = half.detach().cuda().requires_grad_()
-    expected, actual = op(half.float(), -1), op(x, -1, dtype=torch.float32)
-    weights = torch.randn(3, 4)
-    (expected * weights).sum().backward()
-    (actual * weights.cuda()).sum().backward()
-    assert_same(actual.detach().cpu(), expected.detach())
-    assert_same(x.grad.cpu(), half.grad)
-
-
-@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
-def test_fused_cells_are_close_to_the_cpus_which_are_not_fused(cell: type[nn.Module]) -> None:
-    net, x = cell(5, 6, 2), torch.randn(4, 3, 5)
-    on_device = copy.deepcopy(net).cuda()
-    expected, actual = net(x)[0], on_device(x.cuda())[0]
-    torch.testing.assert_close(actual.cpu(), expected)
-    weights = torch.randn_like(expected)
-    (expected * weights).sum().backward()
-    (actual * weights.cuda()).sum().backward()
-    for ours, cpus in zip(on_device.parameters(), net.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.cpu(), cpus.grad)
-
-
-def test_tied_weights_stay_tied() -> None:
-    net = Net().cuda()
-    assert net.head.weight is net.embedding.weight
-    assert all(p.is_cuda for p in net.parameters())
-
-
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
 def test_backward_runs_on_a_thread_of_the_device(device: str) -> None:
     threads = []
@@ -297,57 +153,6 @@ def test_backward_runs_on_a_thread_of_the_device(device: str) -> None:
     assert current == torch.device(device).index
 
 
-def test_autocast_regions_of_stock_and_ours_are_on() -> None:
-    x, w = torch.randn(3, 4, device="cuda"), torch.randn(4, 5, device="cuda", requires_grad=True)
-    for region in (tp.stock_autocast("cuda"), tp.my_autocast("cuda")):
-        with region:
-            assert (x @ w).dtype == torch.float16
-            assert torch.exp(x.half()).dtype == torch.float32
-    (half,) = torch.autograd.grad((x.half() @ w.half()).sum(), w)
-    with tp.my_autocast("cuda"):
-        (actual,) = torch.autograd.grad((x @ w).sum(), w)
-    assert_same(actual, half)
-
-
-def test_an_op_inside_a_kernel_sees_no_autocast() -> None:
-    """The kernels are the CPU's, and a region of the CPU must not act inside of them."""
-    x = torch.randn(30, 4, device="cuda")
-    expected = torch.cdist(x.cpu(), x.cpu())
-    with tp.stock_autocast("cpu"):
-        assert_same(torch.cdist(x, x).cpu(), expected)
-
-
-def test_grad_scaler() -> None:
-    w = torch.ones(2, device="cuda", requires_grad=True)
-    optimizer, scaler = torch.optim.SGD([w], lr=1.0), torch.amp.GradScaler("cuda", init_scale=4.0)
-    assert scaler.is_enabled()
-    scaler.scale(w.sum()).backward()
-    scaler.step(optimizer)
-    assert w.tolist() == [0, 0]
-    w.grad.fill_(float("inf"))
-    scaler.update()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    assert w.tolist() == [0, 0]
-    assert scaler.get_scale() == 2.0
-
-
-def test_pytorchs_own_tests_may_set_a_stream_by_its_ids() -> None:
-    """`CudaNonDefaultStream` of torch.testing._internal does, around each test of test_cuda.py."""
-    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-    ids = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
-    torch._C._cuda_setStream(**ids)
-    try:
-        assert torch.cuda.current_stream() == stream
-    finally:
-        torch.cuda.set_stream(before)
-    torch._C._cuda_setDevice(0)
-    assert torch.cuda.current_device() == 0
-    assert torch.cuda.get_allocator_backend() == "native"
-    assert torch._C._cuda_getCompiledVersion() >= 11000
-
-
 def test_ops_of_lists_increase_versions_as_on_a_gpu() -> None:
     tensor = torch.ones(2, device="cuda")
     torch._foreach_mul_([tensor], 2.0)
@@ -356,3 +161,144 @@ def test_ops_of_lists_increase_versions_as_on_a_gpu() -> None:
         torch._foreach_add_([tensor], [tensor])
     assert tensor._version == 3
     assert tensor.tolist() == [6, 6]
+
+
+# --- counts
+
+
+# --- devices and streams
+
+
+def test_streams_are_of_the_thread_and_reach_the_backward() -> None:
+    stream = torch.cuda.Stream()
+    default = torch.cuda.current_stream()
+    assert default == torch.cuda.default_stream() != stream
+    seen = []
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+        thread.start()
+        thread.join()
+        y = x * 2
+    y.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
+    y.sum().backward()
+    assert seen == [default, stream]
+
+
+def test_events_and_recorded_memory_are_counted() -> None:
+    x, stream = torch.ones(2, device="cuda"), torch.cuda.Stream()
+    with cuda_stand_in.counting() as counts:
+        stream.wait_stream(torch.cuda.current_stream())
+        x.record_stream(stream)
+    assert (counts.events_recorded, counts.events_waited_for, counts.data_ptrs_recorded) == (1, 1, 1)
+
+
+# --- counts
+
+
+def test_kernels_are_counted_and_views_are_none() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    with cuda_stand_in.counting() as counts:
+        x.t()[1:].unsqueeze(0).view(1, 3, 4)
+    assert counts.total == 0
+    with cuda_stand_in.counting() as counts:
+        (x @ x).add_(1).relu().half()
+    assert sorted(counts.kernels) == ["aten::add_.Tensor", "aten::copy_", "aten::mm", "aten::relu"]
+    assert counts.total == 4
+
+
+def test_bytes_are_counted_on_their_device() -> None:
+    gc.collect()
+    with cuda_stand_in.counting() as counts:
+        x = torch.empty(256, device="cuda")
+        y = x + 1
+        del y
+        z = torch.empty(10, device="cuda:1")
+        view = x[:3]
+    assert (counts.peak_bytes, counts.kept_bytes) == (2048, 1024)
+    assert cuda_stand_in.live_bytes(1) == z.nbytes == 40
+    del x
+    assert cuda_stand_in.live_bytes() == torch.cuda.memory_allocated()
+    del view
+    assert torch.cuda.memory_allocated() + 1024 == counts.kept_bytes + cuda_stand_in.live_bytes()
+
+
+# --- casts
+
+
+def casts_of(counts: cuda_stand_in.Counts) -> list[tuple[str, str, int, int]]:
+    return [(cast.source, cast.target, cast.read, cast.written) for cast in counts.casts]
+
+
+def test_casts_are_counted_with_their_bytes_and_copies_in_one_dtype_are_none() -> None:
+    x = torch.randn(4, 4, device="cuda")
+    with cuda_stand_in.counting() as counts:
+        x.half().float().clone().t().contiguous()
+        x.double()
+        x + x.bool()
+    assert casts_of(counts) == [
+        ("Float", "Half", 64, 32),
+        ("Half", "Float", 32, 64),
+        ("Float", "Double", 64, 128),
+        ("Float", "Bool", 64, 16),
+    ]
+    assert [cast.widens for cast in counts.casts] == [False, True, True, False]
+    assert [cast.launch for cast in counts.casts] == sorted({cast.launch for cast in counts.casts})
+    with cuda_stand_in.counting() as counts:
+        torch.ones(4).cuda().half().cpu()
+    assert casts_of(counts) == [("Float", "Half", 16, 8)]
+
+
+# --- ops of lists
+
+
+# --- what it is for
+
+
+def test_a_planted_wrong_cast_is_found() -> None:
+    x, w = torch.randn(3, 4, device="cuda"), torch.randn(5, 4, device="cuda", requires_grad=True)
+
+    def products(region: object) -> tuple[Tensor, Tensor]:
+        with region:
+            result = nn.functional.linear(x, w)
+        return result, torch.autograd.grad(result.float().sum(), w)[0]
+
+    for ours, stock in zip(products(tp.my_autocast("cuda")), products(tp.stock_autocast("cuda")), strict=True):
+        assert_same(ours, stock)
+    wrong = tp.my_autocast("cuda", overrides={"linear": "fp32"})
+    with pytest.raises(AssertionError):
+        assert_same(products(wrong)[0], products(tp.stock_autocast("cuda"))[0])
+    with tp.crosscheck() as report, wrong:
+        nn.functional.linear(x, w)
+    assert list(report.mismatches) == []
+
+
+def test_processes_that_multiprocessing_spawns_have_it() -> None:
+    program = """
+import multiprocessing, operator, torch
+if __name__ == "__main__":
+    import cuda_stand_in
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(torch.cuda.is_available), pool.apply(torch.cuda.device_count))
+"""
+    done = subprocess.run(
+        [sys.executable, "-m", "cuda_stand_in", "-c", program],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "2"]
+
+
+def test_too_late_is_an_error_with_the_remedy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, cuda_stand_in as s; s.start()"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert "PyTorch is already imported" in done.stderr
+    assert "before `import torch`" in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -91,43 +90,6 @@ def test_training(name: str, cache: str) -> None:
 def test_training_with_every_optimizer(name: str, cache: str, optimizer: str) -> None:
     for dtype, how in itertools.product(DTYPES, HOWS):
         check(name, cache, dtype, how, optimizer)
-
-
-def many_steps(region: Region, optimizer: str) -> list[Tensor]:
-    model, x = on_cuda("qkv")
-    made_optimizer = OPTIMIZERS[optimizer](model.parameters())
-    for step in range(12):
-        with region():
-            loss = loss_of(model, x + step / 10)
-        loss.backward()
-        made_optimizer.step()
-        made_optimizer.zero_grad()
-    return [loss.detach(), *(p.detach() for p in model.parameters())]
-
-
-@ALL_MODES
-@pytest.mark.parametrize("optimizer", ["AdamW", "fused AdamW"])
-def test_weights_after_many_steps(optimizer: str, cache: str) -> None:
-    assert_same(many_steps(ours(cache), optimizer), many_steps(stock(cache), optimizer))
-
-
-@pytest.mark.parametrize("cache", MODES[:3])
-@pytest.mark.parametrize("optimizer", ["AdamW", "fused SGD"])
-def test_steps_in_one_region_are_steps_in_a_region_each(optimizer: str, cache: str) -> None:
-    """Stock is not compared here: it would use the casts from before the first step."""
-
-    def run(one_region: bool) -> list[Tensor]:
-        model, x = on_cuda("mlp")
-        made_optimizer = OPTIMIZERS[optimizer](model.parameters())
-        with ours(cache)() if one_region else nullcontext():
-            for _ in range(4):
-                with nullcontext() if one_region else ours(cache)():
-                    loss_of(model, x).backward()
-                made_optimizer.step()
-                made_optimizer.zero_grad()
-        return [p.detach() for p in model.parameters()]
-
-    assert_same(run(one_region=True), run(one_region=False))
 
 
 # --- GradScaler

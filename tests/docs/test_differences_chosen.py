@@ -150,7 +150,7 @@ def test_the_node_of_a_cast_lives_as_long_as_its_graph() -> None:
     assert (lives_on(stock), lives_on(ours)) == (True, False)
 
 
-def test_frozen_weights_and_views_of_weights_are_cast_once_if_the_mode_is_named() -> None:
+def test_frozen_weights_are_cast_once_if_the_mode_is_named() -> None:
     low = ones(BF16, 4, 4)
 
     def frozen(region: Region) -> None:
@@ -158,16 +158,10 @@ def test_frozen_weights_and_views_of_weights_are_cast_once_if_the_mode_is_named(
         with region():
             torch.mm(w, w), torch.mm(low, w)
 
-    def view(region: Region) -> None:
-        w = nn.Parameter(torch.randn(4, 4))
-        with region():
-            torch.mm(w.t(), low), torch.mm(low, w.t())
-
     assert (casts_made(frozen, stock), casts_made(frozen, ours)) == (3, 3)
-    assert (casts_made(view, stock), casts_made(view, ours)) == (2, 2)
     for cache in ("persistent", "all"):
         region = functools.partial(ours, cache=cache)
-        assert (casts_made(frozen, region), casts_made(view, region)) == (1, 1)
+        assert casts_made(frozen, region) == 1
 
 
 def test_casts_of_weights_made_in_inference_mode_are_kept_if_the_mode_is_named() -> None:

@@ -29,14 +29,12 @@ Programs
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
     planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    overflowing_steps: a step that needs one override.
     planted_steps: steps with custom ops that lose accuracy, at random places.
     nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
     nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
     persistent_casts: products with a weight whose casts outlive the region.
-    accelerate_hooks: how Accelerate replaces and restores the forward of modules.
     module_policies: a model with module policies, and a training step of it.
     checkpointing: a block with several policies, and a training step of it.
     compiling: inputs, gradients and regions for torch.compile.
@@ -44,7 +42,6 @@ Programs
     process_groups: `end_group`, which ends the default process group at the end of a rank's program.
     gloo_ranks: runs functions in several processes over gloo.
     differing_ranks: regions that are the same on all ranks, or differ.
-    tuned_ranks: tunings in several processes.
     rank_training: one training in several processes, under regions of several kinds.
     two_processes: the code that each process of the distributed tests runs.
 
@@ -54,7 +51,6 @@ Regions and policies
     probes: the autocast state that a program can observe.
     program_defaults: a fixture that checks and restores the default policy and registered policies.
     policies: random policies for hypothesis, ways to copy one, and a policy with its file.
-    policy_errors: text shared by errors of overrides and of policy files.
     library_for_policies: a library of custom ops, one for each property of a schema that policies depend on.
     op_registrations: how this PyTorch's registrations differ from the op table.
 
@@ -76,9 +72,6 @@ Commands and checks
     plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
-    step_products: steps that are one product in a region, and its dtype in a run.
-    state_bits: the bits of models, optimizers and generators, to compare before and after.
     targets: files with functions that return a model and a step.
     made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
-    made_up_tunings: results of made-up searches, likewise.
 """

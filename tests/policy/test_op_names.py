@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
-from torch_promote.policy.op_names import closest_ops, find_op, find_overloads, in_order, matches, name_op
+from torch_promote.policy.op_names import closest_ops, find_overloads, in_order, matches, spell_key
 from torch_promote.policy.op_table import op_table, schema_of
 
 OPS = sorted(
@@ -61,7 +61,7 @@ SAME: dict[str, list[Any]] = {
 def test_a_name_in_python_means_the_op(name: str, keys: list[Any]) -> None:
     for key in keys:
         assert find_overloads(key) == find_overloads(name), key
-        assert find_overloads(find_op(name_op(key))) == find_overloads(name), key
+        assert find_overloads(spell_key(key)) == find_overloads(name), key
         assert matches(find_overloads(name)[0], key) if isinstance(key, str) else True
 
 
@@ -96,7 +96,7 @@ OVERLOADS: list[tuple[Any, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("key", "expected"), OVERLOADS, ids=lambda value: str(value)[:40])
 def test_the_overloads_that_a_key_selects(key: Any, expected: tuple[str, ...]) -> None:
     assert find_overloads(key) == expected
-    assert find_overloads(find_op(name_op(key))) == expected
+    assert find_overloads(spell_key(key)) == expected
 
 
 def test_a_name_without_an_overload_selects_all_and_a_pattern_those_of_aten() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.autoloading import ROOT, entry_points, variables, write_metadata
+from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
 from helpers.subprocesses import output_of, run_python
+
+__all__ = ["entry_point"]  # a fixture
 
 #: Prints whether the package is imported, the dtypes of a product and of exp under torch.autocast, what is installed.
 PROGRAM = """

@@ -10,9 +10,13 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.policy_errors import NAMED, NOT_AN_OP
 from helpers.probes import autocast_dtype, leaves_no_trace
 from helpers.thread_state import thread_state
+
+NAMED = (
+    "Ops are named as in torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', 'F.softmax', torch.mm."
+)
+NOT_AN_OP = "expected the name of an op, an op object or a function of PyTorch, got "
 
 aten = torch.ops.aten
 
@@ -123,8 +127,7 @@ OVERRIDES: list[tuple[Any, str]] = [
     ),
     (
         {"mm": "fp32", aten.mm: torch.float32},
-        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from <OpOverloadPacket(op='aten.mm')>. "
-        "Name each overload once.",
+        "aten::mm gets two policies, 'fp32' from 'mm' and 'float32' from 'aten::mm'. Name each overload once.",
     ),
     # not a mapping
     (["mm"], "overrides must be a mapping of ops to policies, got list."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ import torch
 import torch_promote as tp
 from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS
 from helpers.probes import mm_dtype
-from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.regions import autocast_methods
 
@@ -100,45 +98,3 @@ def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
     tp.uninstall()
     assert next(generator) is OURS
     generator.close()
-
-
-FORKED_WHILE_COMPILING = """
-import os, signal, threading, torch, torch_promote as tp
-started, over = threading.Event(), threading.Event()
-def backend(module, example):
-    started.set()
-    over.wait(60)
-    return module.forward
-def function(x):
-    with torch.autocast("cpu"):
-        return x @ x
-tp.install()
-thread = threading.Thread(target=lambda: torch.compile(function, backend=backend)(torch.ones(2, 2)))
-thread.start()
-started.wait(60)
-child = os.fork()
-if child == 0:
-    signal.alarm(20)
-    for change in (tp.uninstall, tp.install):
-        try:
-            change(**({"policy": "off"} if change is tp.install else {}))
-        except tp.errors.RegionError as error:
-            print(error, tp.installed(), function(torch.ones(2, 2)).dtype, flush=True)
-    os._exit(0)
-print(os.waitpid(child, 0)[1])
-over.set()
-thread.join()
-tp.uninstall()
-print(tp.installed())
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_change_in_a_process_that_was_forked_while_a_thread_compiled() -> None:
-    """PyTorch would wait there forever whenever it compiles."""
-    done = run_python(FORKED_WHILE_COMPILING, quiet=True)
-    uninstall, install, *rest = done.stdout.splitlines()
-    for name, line in (("uninstall", uninstall), ("install", install)):
-        assert line.startswith(f"{name}() was called in a process that was forked while another thread compiled with")
-        assert line.endswith("start method 'spawn'. <torch_promote.install()> torch.bfloat16")
-    assert rest == ["0", "None"], done.stderr

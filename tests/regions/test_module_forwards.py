@@ -12,6 +12,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from torch import nn
 from torch.nn.utils import fusion, parametrize
 
 import torch_promote as tp
-from helpers import accelerate_hooks
 from helpers.comparison import assert_same
 from helpers.module_policies import OVERRIDES, POLICIES, dtype_of, expected_dtype, model_of, ours, train
 from helpers.subprocesses import run_python
@@ -127,74 +127,6 @@ def test_fusion_keeps_the_policy() -> None:
     assert_same(fused(torch.ones(2, 4)), expected(torch.ones(2, 4)))
 
 
-@POLICIES
-def test_functional_call_and_signature(policy: Any) -> None:
-    model = model_of(policy)
-    parameters = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
-    with ours():
-        assert torch.func.functional_call(model, parameters, torch.ones(2, 4)).dtype is expected_dtype(policy)
-    assert inspect.signature(model[2].forward) == inspect.signature(nn.Linear(4, 4).forward)
-
-
-DISTRIBUTED = """
-import copy, sys
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-import torch_promote as tp
-from helpers.process_groups import end_group
-from torch_promote import module_policies, remove_module_policy, set_module_policy
-
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-
-def build():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-
-def shard(model):
-    for layer in (model[0], model[2], model):
-        fully_shard(layer)
-    return model
-
-def policies(model):
-    set_module_policy(model, {"**.0" if isinstance(model, torch.nn.parallel.DistributedDataParallel) else "0": "fp32",
-                              "**.2": {"linear": "float16"}})
-    return model
-
-def train(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    x, y = torch.ones(4, 8), torch.ones(4, 4)
-    losses = []
-    for _ in range(3):
-        with tp.my_autocast("cpu"):
-            output = model(x)
-        loss = (output.float() - y).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append((loss.item(), output.dtype))
-    return losses
-
-ddp = torch.nn.parallel.DistributedDataParallel
-expected, without = train(policies(build())), train(build())
-print(expected != without)
-print(train(shard(policies(build()))) == expected)
-print(train(policies(shard(build()))) == expected)
-print(train(ddp(policies(build()))) == expected)
-print(train(policies(ddp(build()))) == expected)
-for model in (shard(policies(build())), policies(shard(build()))):
-    remove_module_policy(model)
-    print(train(model) == without and not module_policies(model))
-end_group()
-"""
-
-
-def test_fsdp2_and_ddp(tmp_path: Any) -> None:
-    """Policies set before and after, and taken off again."""
-    done = run_python(DISTRIBUTED, str(tmp_path / "rendezvous"), compiler=True, timeout=200)
-    assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr
-
-
 # --- Module policies with libraries that check `type(module)` or replace `module.forward`
 
 
@@ -245,8 +177,77 @@ def test_prepare_qat(quantization: Any) -> None:
 
 # --- Accelerate replaces forward, and restores it
 
+# As Accelerate 1.15 does it (hooks.py, accelerator.py, utils/other.py, utils/operations.py), so that no test needs it.
 
-class Doubles(accelerate_hooks.ModelHook):
+
+class ModelHook:
+    """Code that runs before and after the forward of a module."""
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return output
+
+
+def add_hook_to_module(module: Any, hook: ModelHook) -> None:
+    old_forward = module.forward
+    module._old_forward = old_forward
+    module._hf_hook = hook
+
+    def new_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = module._hf_hook.pre_forward(module, *args, **kwargs)
+        return module._hf_hook.post_forward(module, module._old_forward(*args, **kwargs))
+
+    module.forward = functools.update_wrapper(functools.partial(new_forward, module), old_forward)
+
+
+def remove_hook_from_module(module: Any) -> None:
+    del module._hf_hook
+    module.forward = module._old_forward
+    del module._old_forward
+
+
+class _ConvertOutputsToFp32:
+    def __init__(self, model_forward: Any) -> None:
+        self.model_forward = model_forward
+        functools.update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model_forward(*args, **kwargs).float()
+
+
+def _convert_outputs_to_fp32(model_forward: Any) -> Any:
+    convert = _ConvertOutputsToFp32(model_forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return convert(*args, **kwargs)
+
+    forward.__wrapped__ = convert  # type: ignore[attr-defined]
+    return forward
+
+
+def prepare(model: Any) -> None:
+    model._original_forward = model.forward
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    if hasattr(model.forward, "__func__"):
+        model.forward = MethodType(autocast(model.forward.__func__), model)
+        model.forward = MethodType(_convert_outputs_to_fp32(model.forward.__func__), model)
+    else:
+        model.forward = _convert_outputs_to_fp32(autocast(model.forward))
+
+
+def unwrap(model: Any) -> None:
+    forward = model.forward
+    original_forward = model.__dict__.pop("_original_forward")
+    while hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+        if forward == original_forward:
+            break
+    model.forward = MethodType(forward, model)
+
+
+class Doubles(ModelHook):
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return tuple(arg * 2 for arg in args), kwargs
 
@@ -259,7 +260,7 @@ class Doubles(accelerate_hooks.ModelHook):
 @pytest.mark.parametrize("removed_first", ["policy", "hook"])
 def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) -> None:
     model = model_of(policy if policy_first else None)
-    accelerate_hooks.add_hook_to_module(model[2], Doubles())
+    add_hook_to_module(model[2], Doubles())
     if not policy_first:
         set_module_policy(model, {"2": policy})
     x = torch.ones(2, 4)
@@ -271,9 +272,9 @@ def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) ->
         assert dtype_of(model) is HALF
         with ours():
             assert_same(model(x), model_of()[2](hidden * 2) + 1)
-        accelerate_hooks.remove_hook_from_module(model[2])
+        remove_hook_from_module(model[2])
     else:
-        accelerate_hooks.remove_hook_from_module(model[2])
+        remove_hook_from_module(model[2])
         if policy_first:
             assert dtype_of(model) is expected_dtype(policy)
         remove_module_policy(model)
@@ -295,7 +296,7 @@ def test_accelerate_prepare(policy_first: bool, target: str) -> None:
     model[2].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     if policy_first:
         set_module_policy(model, {key: "fp32"})
-    accelerate_hooks.prepare(model)
+    prepare(model)
     if not policy_first:
         set_module_policy(model, {key: "fp32"})
     for _ in range(2):
@@ -303,7 +304,7 @@ def test_accelerate_prepare(policy_first: bool, target: str) -> None:
     # Accelerate's region is inside of the policy's if it came first.
     assert seen == [not (target == "the model" and policy_first)] * 2
     if policy_first:
-        accelerate_hooks.unwrap(model)
+        unwrap(model)
         with ours():
             model(x)
         assert seen.pop() is (target == "a module")
@@ -311,7 +312,7 @@ def test_accelerate_prepare(policy_first: bool, target: str) -> None:
     assert model(x).dtype is SINGLE
     assert seen.pop() is not policy_first
     if not policy_first:
-        accelerate_hooks.unwrap(model)
+        unwrap(model)
     with ours():
         assert model(x).dtype is HALF
 

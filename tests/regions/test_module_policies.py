@@ -136,14 +136,6 @@ def test_module_with_two_names() -> None:
     assert module_policies(model) == {"a": "off"}
 
 
-def test_values_are_kept_by_name() -> None:
-    model = Model()
-    overrides = {torch.ops.aten.linear: tp.CastPolicy.fp32, torch.ops.aten.softmax.int: torch.float16, "exp": "fp16"}
-    set_module_policy(model, {"lm_head": overrides})
-    expected = {"aten::linear": "fp32", "aten::softmax.int": "float16", "exp": "fp16"}
-    assert module_policies(model) == {"lm_head": expected}
-
-
 def test_tree(capsys: pytest.CaptureFixture[str]) -> None:
     model = Model()
     set_module_policy(
@@ -258,17 +250,6 @@ def test_a_module_that_is_not_called_cannot_have_one() -> None:
             tp.set_module_policy(model, {name: "fp32"})
     tp.set_module_policy(nn.Sequential(Holder(), nn.ReLU()), {"*": "fp32"})
     assert tp.module_policies(model) == {}
-
-
-def test_a_custom_op_is_kept_by_name() -> None:
-    @torch.library.custom_op("torch_promote_test_modules::op", mutates_args=())
-    def op(x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    model = nn.Sequential(nn.ReLU())
-    tp.set_module_policy(model, {"0": {op: "fp32"}})
-    assert tp.module_policies(model) == {"0": {"torch_promote_test_modules::op": "fp32"}}
-    assert tp.module_policies(pickle.loads(pickle.dumps(model))) == tp.module_policies(model)
 
 
 # --- Module policies: ops and their dtypes, compared with regions written by hand

@@ -54,7 +54,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
             file="csrc/cast/pooled.h",
             old="      while (free.first != nullptr) {\n",
             new="      while (false) {\n",
-            test="tests/cache/test_when_casts_end.py",
+            test="tests/cache/test_cast_lifetimes.py",
             kind="Direct leak",
             within="csrc/cast/pooled.h",
         ),

@@ -12,8 +12,8 @@ from torch_promote.cli.output import check_file, say, write
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
-from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.dtype_names import dtype_of_name
+from torch_promote.policy.files import write_atomically
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 

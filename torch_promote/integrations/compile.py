@@ -18,7 +18,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,10 +173,6 @@ def install() -> None:
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
 
 
-# Whether the thread that holds Dynamo's lock is in `while_changing`.
-_is_changing = False
-
-
 @contextlib.contextmanager
 def while_changing(what: str) -> Iterator[Callable[[], None]]:
     """Keeps Dynamo from compiling while the installation changes.
@@ -189,53 +184,21 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
         A function that discards Dynamo's compiled code.
 
     Raises:
-        RegionError: This thread is compiling, and would compile one function for two policies. Or the process was
-            forked while another thread was compiling, and Dynamo would wait for that thread forever.
+        RegionError: This thread is compiling, and would compile one function for two policies.
     """
     dynamo = sys.modules.get(DYNAMO)
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
     if dynamo is None or frames is None:
         yield lambda: None
         return
-    global _is_changing
-    nested = _is_changing and frames.compile_lock._is_owned()  # in a signal handler
-    if frames.compile_lock._is_owned() and not nested:
+    if frames.compile_lock._is_owned():
         raise RegionError(
             f"{what} was called while torch.compile compiles in this thread (from a backend, or a function called "
             f"during tracing). Regions in the same function would get different policies. Call {what} before you call "
             f"the compiled function."
         )
-    if _compiler_is_gone:
-        raise RegionError(
-            f"{what} was called in a process that was forked while another thread compiled with torch.compile. "
-            f"Dynamo's lock stays locked in this process, so PyTorch can neither compile nor discard compiled code. "
-            f"Call {what} before the fork, or start the process with the start method 'spawn'."
-        )
     with frames.compile_lock:
-        _is_changing = True
-        try:
-            yield dynamo.reset if frames.input_codes.seen else lambda: None
-        finally:
-            _is_changing = nested
-
-
-# Whether another thread was compiling when this process was forked. A fork copies only one thread, so Dynamo's lock
-# stays locked here.
-_compiler_is_gone = False
-
-
-def _look_for_compiler() -> None:
-    global _compiler_is_gone
-    frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
-    if frames is not None:
-        if frames.compile_lock.acquire(blocking=False):
-            frames.compile_lock.release()
-        else:
-            _compiler_is_gone = True
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_look_for_compiler)
+        yield dynamo.reset if frames.input_codes.seen else lambda: None
 
 
 def refuse_strict_export() -> None:

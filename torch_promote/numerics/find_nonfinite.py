@@ -20,7 +20,7 @@ from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 
 __all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]

@@ -23,7 +23,7 @@ from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
 from torch_promote.numerics.step_runs import Results, StepRuns, distances, norm_of, read_result
 from torch_promote.numerics.tuning import Trial
-from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.report.codec import decode, encode
 

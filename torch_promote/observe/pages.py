@@ -23,7 +23,7 @@ import torch
 from torch_promote import text_layout
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe import places
-from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import percent, size

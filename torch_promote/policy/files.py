@@ -23,10 +23,13 @@ that is unknown, illegal or repeated raises an error that names its section and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import tomllib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,6 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError, did_you_mean
-from torch_promote.policy.atomic_write import write_atomically
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
@@ -51,7 +53,18 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
 
-__all__ = ["ALL_DEVICE_TYPES", "FORMAT", "Entries", "from_data", "load", "save", "to_data", "to_toml"]
+__all__ = [
+    "ALL_DEVICE_TYPES",
+    "FORMAT",
+    "Entries",
+    "from_data",
+    "load",
+    "save",
+    "to_data",
+    "to_toml",
+    "write_atomically",
+]
+
 
 #: The newest version of the structure. A file with a higher one is refused.
 FORMAT = 2
@@ -280,3 +293,40 @@ def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables]:
             f'{name}: not valid TOML: {error}. An entry has the form "OP" = "POLICY", both in quotes.'
         ) from None
     return from_data(data, name)
+
+
+def write_atomically(path: str | os.PathLike[str], text: str, errors: str = "strict") -> None:
+    """Writes a file in UTF-8. Whoever reads it meanwhile sees the old content or the new, never a part.
+
+    An existing file keeps its mode, and a symbolic link stays: the file that it points to is replaced.
+
+    Args:
+        path: The file.
+        text: Its new content; line ends are written as they are.
+        errors: What to do with what UTF-8 has no code for, as for `open`.
+
+    Raises:
+        OSError: The file cannot be written. It is then as before.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_atomically(file := Path(folder, "new.txt"), "all of it")
+        ...     file.read_text(), len(list(Path(folder).iterdir()))
+        ('all of it', 1)
+    """
+    target = Path(os.path.realpath(path))
+    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a directory")
+        with open(beside, "x", encoding="utf-8", errors=errors, newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, beside)
+        os.replace(beside, target)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()

@@ -30,13 +30,11 @@ __all__ = [
     "calls_of_function",
     "closest_ops",
     "exact_key",
-    "find_op",
     "find_overloads",
     "in_order",
     "is_pattern",
     "is_python_name",
     "matches",
-    "name_op",
     "op_of_function",
     "op_of_python_name",
     "spell_key",
@@ -420,24 +418,6 @@ def spell_key(key: object) -> str:
     if isinstance(key, torch._ops.OpOverloadPacket):
         return key._qualified_op_name
     return key._qualname if isinstance(key, CustomOpDef) else op_of_function(key)
-
-
-def name_op(op: object) -> object:
-    """Returns an op in a form that can be pickled: a name unchanged, an op object as its name and overload name."""
-    if isinstance(op, torch._ops.OpOverload):
-        return op._schema.name, op._overloadname
-    if isinstance(op, torch._ops.OpOverloadPacket):
-        return op._qualified_op_name, None
-    return op if isinstance(op, str) else spell_key(op)
-
-
-def find_op(name: object) -> object:
-    """Returns the op that `name_op` made a name of."""
-    if not isinstance(name, tuple):
-        return name
-    qualified, overload = name
-    packet = functools.reduce(getattr, qualified.split("::"), torch.ops)
-    return packet if overload is None else getattr(packet, overload)
 
 
 def is_pattern(name: str) -> bool:

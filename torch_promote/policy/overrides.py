@@ -10,7 +10,7 @@ import torch
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
-from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, name_op, spell_key
+from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
 
 __all__ = [
@@ -62,8 +62,8 @@ def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy
 
 
 def show_key(key: object) -> str:
-    """Returns an op as errors show it: a function of PyTorch by the name of its op, others as the user wrote them."""
-    return repr(key if isinstance(key, str) or isinstance(name_op(key), tuple) else spell_key(key))
+    """Returns an op as errors show it: a name as the user wrote it, other objects by the name of the op."""
+    return repr(key if isinstance(key, str) else spell_key(key))
 
 
 def is_pattern_key(key: object) -> bool:

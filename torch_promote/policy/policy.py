@@ -6,7 +6,6 @@ import functools
 import html
 import itertools
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -483,10 +482,8 @@ class Policy:
         return (((overload, device_type), value) for overload, device_type, value in self.changes)
 
     def _value(self, overload: str, device_type: str) -> Value | None:
-        index = bisect_left(self.changes, (overload, device_type), key=lambda change: change[:2])
-        if index < len(self.changes) and self.changes[index][:2] == (overload, device_type):
-            return self.changes[index][2]
-        return stock_policy(overload, device_type)
+        place = overload, device_type
+        return dict(self._entries()).get(place, stock_policy(*place))
 
 
 def _spell(entries: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
 from torch_promote.extension import RegionSpec
 from torch_promote.policy.dtype_names import parse_dtype
-from torch_promote.policy.op_names import find_op, name_op
+from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.overrides import spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.arguments import (
@@ -151,7 +151,9 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.
         asked = _Arguments(*self._arguments)
-        named = None if asked.overrides is None else [(name_op(op), value) for op, value in asked.overrides.items()]
+        named = None
+        if asked.overrides is not None:
+            named = {op if isinstance(op, str) else spell_key(op): value for op, value in asked.overrides.items()}
         spec = RegionSpec.unpack(self._packed)._replace(policy_change=0)
         return _rebuild, (spec.pack(), asked._replace(overrides=None, binding=None), named)
 
@@ -184,8 +186,7 @@ class _Arguments(NamedTuple):
     line: Line | None = None  # that made the region, if it has overrides
 
 
-def _rebuild(packed: str, asked: _Arguments, named: Sequence[tuple[Any, Any]] | None) -> my_autocast:
-    overrides = None if named is None else {find_op(name): value for name, value in named}
+def _rebuild(packed: str, asked: _Arguments, overrides: dict[str, Any] | None) -> my_autocast:
     region = my_autocast.__new__(my_autocast)
     region._packed = packed
     binding = None if asked.model is None else bind_model(asked.model, asked.policy)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from torch_promote.errors import MissingPackageError, OptionError
-from torch_promote.policy.atomic_write import write_atomically
+from torch_promote.policy.files import write_atomically
 from torch_promote.report.codec import decode_fields, encode
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""Kept casts live as long as stock's: until the thread's outermost autocast region ends, or a call clears them."""
+"""Kept casts keep no source alive, belong to one thread, and end when stock's end."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,12 +12,140 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch_promote as tp
-from helpers.casts import BIG, CastCount, Region, X, entries, ours, resident_bytes, stock, weight, write_unseen
+from helpers.casts import (
+    BIG,
+    CastCount,
+    Region,
+    X,
+    entries,
+    half,
+    ours,
+    resident_bytes,
+    stock,
+    weight,
+    write_unseen,
+)
 from helpers.comparison import assert_same
 from helpers.probes import in_thread
-from helpers.subprocesses import environment, output_of, run_python
+from helpers.subprocesses import output_of, run_python
+
+
+def use(w: torch.Tensor) -> None:
+    assert torch.equal(X @ w, X @ half(w))
+
+
+# --- sources that die
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_a_dropped_weight_dies_at_once(grad: bool) -> None:
+    w = weight()
+    tensor, storage = weakref.ref(w), StorageWeakRef(w.untyped_storage())
+    with ours(), torch.set_grad_enabled(grad):
+        X @ w
+        X @ w
+        del w
+        assert tensor() is None
+        assert storage.expired()
+
+
+def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
+    w = weight()
+    weakref.finalize(w, torch.clear_autocast_cache)
+    with ours():
+        for _ in range(5):
+            (X @ w).sum().backward()
+        del w
+        torch.clear_autocast_cache()
+
+
+def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
+    peak, dropped_before = 0, tp.cache_info()["dropped"]
+    with ours():
+        for _ in range(60):
+            use(weight())
+            peak = max(peak, tp.cache_info()["entries"])
+        assert peak < 20
+        assert tp.cache_info()["bytes"] <= peak * 16 * 16 * 2
+        assert tp.cache_info()["dropped"] - dropped_before > 40
+
+
+def test_weights_dropped_together_make_room_for_later_ones() -> None:
+    with ours():
+        first = [weight() for _ in range(60)]
+        for w in first:
+            use(w)
+        assert tp.cache_info()["entries"] == 60
+        del first, w
+        later = [weight() for _ in range(60)]
+        for w in later:
+            use(w)
+            assert tp.cache_info()["entries"] < 120  # stock's number
+        misses = tp.cache_info()["misses"]
+        for w in later:
+            use(w)
+        assert tp.cache_info()["misses"] == misses  # every later cast is still there
+
+
+def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
+    addresses = set()
+    with ours():
+        for _ in range(300):
+            w = weight()
+            addresses.add(w.data_ptr())
+            use(w)
+            del w
+    assert len(addresses) < 300
+
+
+# --- threads
+
+
+def test_threads_share_a_weight_and_no_casts() -> None:
+    w, barrier = weight(), threading.Barrier(4, timeout=60)
+
+    def work(dtype: torch.dtype) -> dict[str, int]:
+        with ours(dtype):
+            for _ in range(20):
+                barrier.wait()
+                assert torch.equal(X.to(dtype) @ w, X.to(dtype) @ half(w, dtype))
+            barrier.wait()
+            return tp.cache_info()
+
+    dtypes = [torch.bfloat16, torch.float16] * 2
+    with ours(), ThreadPoolExecutor(4) as pool:
+        X @ w
+        infos = list(pool.map(work, dtypes))
+        with CastCount(of=w) as count:
+            X @ w
+    assert count.casts == 0
+    assert [(info["entries"], info["misses"], info["hits"]) for info in infos] == [(1, 1, 19)] * 4
+
+
+def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
+    refs: list[Any] = []
+
+    def work() -> None:
+        w = weight()
+        refs.append(StorageWeakRef(w.untyped_storage()))
+        region = ours()
+        region.__enter__()
+        X @ w
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert refs[0].expired()
+    assert tp.cache_info()["entries"] == 0
+
+
+# --- coming back while a cast is being made
+
+
+# --- when casts end: with the thread's outermost autocast region, ours or PyTorch's, or by a call
 
 # --- regions that are no autocast regions
 
@@ -138,15 +267,6 @@ def test_casts_beyond_stocks_end_with_our_regions() -> None:
         assert count.casts == 0
 
 
-def test_each_of_stocks_regions_has_its_own_casts() -> None:
-    w, products = weight(), []
-    for _ in range(2):
-        with stock(), ours():
-            products.append(X @ w)
-        write_unseen(w)
-    assert not torch.equal(*products)
-
-
 # --- several threads: a region does not end another thread's casts, clearing ends all threads'
 
 
@@ -174,54 +294,6 @@ def test_the_end_of_our_region_in_another_thread_leaves_the_casts_here(end: str)
         write_unseen(w)
         torch.clear_autocast_cache()
         assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-
-@pytest.mark.parametrize("where", ["here", "in another thread"])
-def test_clearing_clears_the_casts_of_every_thread(where: str) -> None:
-    w, ready, cleared = weight(), threading.Event(), threading.Event()
-
-    def work() -> bool:
-        with ours():
-            X @ w
-            ready.set()
-            assert cleared.wait(60)
-            return torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-    with ThreadPoolExecutor(1) as pool, ours():
-        future = pool.submit(work)
-        assert ready.wait(60)
-        X @ w
-        write_unseen(w)
-        in_thread(torch.clear_autocast_cache) if where != "here" else torch.clear_autocast_cache()
-        cleared.set()
-        assert future.result(60)
-        assert torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-
-
-def test_threads_that_begin_and_end_regions_at_once_miss_no_clearing() -> None:
-    stop = threading.Event()
-
-    def disturb(own: Any) -> int:
-        rounds = 0
-        while not stop.is_set():
-            with ours():
-                X @ own
-            rounds += 1
-        return rounds
-
-    with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(disturb, weight()) for _ in range(3)]
-        w, stale = weight(), 0
-        for _ in range(300):
-            with stock(), ours():
-                X @ w
-            with torch.no_grad():
-                w.data.add_(0.5)
-            with stock(), ours():
-                stale += not torch.equal(X @ w, X.bfloat16() @ w.detach().bfloat16())
-        stop.set()
-        assert min(other.result(60) for other in others) > 0
-    assert stale == 0
 
 
 def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_subclass() -> None:
@@ -444,62 +516,3 @@ def test_no_child_hangs_that_is_forked_while_threads(program: str, seconds: int)
     forks, hung = map(int, done.stdout.split())
     assert forks > 2
     assert hung == 0
-
-
-# The handler that the process registers first runs last, while ours holds all mutexes. A thread then calls the action
-# for the first time.
-FORKS_IN_A_FIRST_CALL = """
-import ctypes, os, signal, sys, threading, time, torch
-
-torch.set_num_threads(1)
-x, weights = torch.ones(2, 2), [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
-with torch.autocast("cpu"):
-    x @ weights[2]  # what PyTorch makes in a first call
-forks = threading.Event()
-
-
-@ctypes.CFUNCTYPE(None)
-def prepare():
-    forks.set()
-    time.sleep(0.3)
-
-
-ctypes.CDLL(None).__register_atfork(prepare, None, None, None)
-import torch_promote as tp
-
-
-def cast(w):
-    x @ w
-
-
-def cast_persistently(w):
-    with tp.my_autocast("cpu", cache="persistent"):
-        x @ w
-
-
-action = locals()[sys.argv[1]]
-
-
-def work():
-    with tp.my_autocast("cpu"):
-        forks.wait()
-        action(weights[0])
-
-
-worker = threading.Thread(target=work)
-worker.start()
-child = os.fork()
-if child == 0:
-    signal.alarm(10)
-    tp.cache_info()  # a cast may wait for PyTorch's mutex
-    os._exit(0)
-worker.join()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.parametrize("check_casts", ["0", "1"], ids=["", "checked"])
-@pytest.mark.parametrize("action", ["cast", "cast_persistently"])
-def test_a_fork_while_a_thread_calls_for_the_first_time(action: str, check_casts: str) -> None:
-    env = environment(TORCH_PROMOTE_CHECK_CASTS=check_casts)
-    assert output_of(FORKS_IN_A_FIRST_CALL, action, env=env, quiet=True) == "0\n"
