@@ -78,7 +78,6 @@ class Call:
         hand: The same with casts in the code.
         already_cast: The same on inputs that need no cast.
         plain: The call in float32, if that differs.
-        device: The device type of the case; "" for any.
         setup: Code that runs before the call, in the region.
     """
 
@@ -86,13 +85,12 @@ class Call:
     hand: str = ""
     already_cast: str = ""
     plain: str = ""
-    device: str = ""
     setup: str = "pass"
 
 
-def _same(statement: str, device: str = "") -> Call:
+def _same(statement: str) -> Call:
     """A call with nothing to cast, which is the same without autocast."""
-    return Call(statement, plain=statement, device=device)
+    return Call(statement, plain=statement)
 
 
 _WEIGHT = Call("torch.mm(low, weight)", "torch.mm(low, weight.to(dtype))", "torch.mm(low, low_weight)")
@@ -101,8 +99,7 @@ _SMALL_CALLS = {
     "linear, nothing to cast": _same("linear(low, low)"),
     "cat, nothing to cast": _same("torch.cat((low, low))"),
     "mse_loss (fp32), nothing to cast": _same("torch.ops.aten.mse_loss(single, single)"),
-    "exp, a row of CUDA only": _same("torch.exp(single)", "cpu"),
-    "trace, a row of the CPU only": _same("torch.trace(single)", "cuda"),
+    "exp, a row of CUDA only": _same("torch.exp(single)"),
     "mm, a weight from the cache": _WEIGHT,
     "mm, an activation cast and a weight from the cache": Call(
         "torch.mm(single, weight)", "torch.mm(single.to(dtype), weight.to(dtype))", "torch.mm(low, low_weight)"
@@ -121,23 +118,6 @@ _SMALL_CALLS = {
         "torch.cat((low.float(), single))",
         "torch.cat((raised, single))",
         "torch.cat((single, single))",
-        device="cpu",
-    ),
-    "policy promote (addcmul), one cast": Call(
-        "torch.addcmul(low, single, other)",
-        "torch.addcmul(low.float(), single, other)",
-        "torch.addcmul(raised, single, other)",
-        "torch.addcmul(single, single, other)",
-        device="cuda",
-    ),
-    "policy fp32_set_opt_dtype (sum)": Call(
-        "torch.sum(low)", "torch.sum(low, dtype=torch.float32)", plain="torch.sum(single)", device="cuda"
-    ),
-    "policy fp32_append_dtype (norm)": Call(
-        "aten.norm.Scalar(low, 2)",
-        "aten.norm.ScalarOpt_dtype(low, 2, dtype=torch.float32)",
-        plain="aten.norm.Scalar(single, 2)",
-        device="cuda",
     ),
     "policy fallthrough (abs)": _same("torch.abs(low)"),
 }
@@ -156,21 +136,13 @@ _Names = Callable[[Settings], dict[str, Any]]
 
 def ops(settings: Settings) -> Iterator[Case]:
     """Single calls with different casts and cast policies."""
-    for name, (call, names) in calls(settings).items():
+    for name, (call, names) in calls().items():
         yield Case("ops", name, partial(_prepare_call, call, names))
-    by_hand = ("torch.sigmoid(low)", "torch.sigmoid(low.float())")
-    yield Case("ops", "boxed by an override (sigmoid as fp32), one cast", partial(_prepare_overridden, *by_hand))
 
 
-def calls(settings: Settings) -> dict[str, tuple[Call, _Names]]:
-    """Returns the calls for a device, by the names of their cases, each with the function that makes its names.
-
-    Args:
-        settings: The device.
-    """
-    found: dict[str, tuple[Call, _Names]] = {
-        name: (call, _small_tensors) for name, call in _SMALL_CALLS.items() if call.device in ("", settings.device)
-    }
+def calls() -> dict[str, tuple[Call, _Names]]:
+    """Returns the calls by the names of their cases, each with the function that makes its names."""
+    found: dict[str, tuple[Call, _Names]] = {name: (call, _small_tensors) for name, call in _SMALL_CALLS.items()}
     with_gradients = {
         "without grad": (_TWO_CASTS, False),
         "with grad": (_TWO_CASTS, True),
@@ -188,7 +160,6 @@ def _small_tensors(settings: Settings) -> dict[str, Any]:
     return {
         "torch": torch,
         "dtype": LOW,
-        "aten": torch.ops.aten,
         "linear": nn.functional.linear,
         "mse": torch.ops.aten.mse_loss,
         "single": single,
@@ -233,7 +204,6 @@ _OVERRIDES = {
     "mm": "fp32",
     "bmm": "keep",
     "aten::neg": "fp32",
-    "aten::sigmoid": "fp32",
     "aten::add_.Tensor": "match_self",
 }
 
@@ -493,11 +463,6 @@ def _prepare_compilation(name: str, settings: Settings) -> Prepared:
 
 # Instructions
 
-_BOXED_OVERRIDES = {
-    "aten::maximum": "lower_precision_fp",
-    "aten::minimum": "fp32",
-    "torch_promote_bench::two": "lower_precision_fp",
-}
 # A step compiles in its first run, and once more if the first optimizer step has changed what Dynamo guards.
 _COMPILING_RUNS = 3
 
@@ -527,24 +492,11 @@ def instructions(settings: Settings) -> Iterator[Case]:
     }
     for name, (call, names) in table.items():
         yield Case("instructions", name, partial(_prepare_call, call, names))
-    for name, statement, by_hand in (
-        (
-            "boxed by an override (maximum), two casts",
-            "torch.maximum(single, other)",
-            "torch.maximum(single.to(dtype), other.to(dtype))",
-        ),
-        (
-            "boxed by an override (minimum), nothing to cast",
-            "torch.minimum(single, other)",
-            "torch.minimum(single, other)",
-        ),
-        ("boxed, a custom op in Python, two casts", "two(single, other)", "two(single.to(dtype), other.to(dtype))"),
-    ):
-        yield Case("instructions", name, partial(_prepare_boxed, statement, by_hand))
+    yield Case("instructions", "boxed, a custom op in Python, two casts", _prepare_boxed)
     steps: dict[str, tuple[str, _Steps]] = {}
     for model in ("MLP", "Llama-like", "LSTM", "conv net"):
         steps[f"{model}, forward with a graph"] = (model, partial(_forward_steps, graph=True))
-        steps[f"{model}, forward and backward"] = (model, _training_steps)
+    steps["MLP, forward and backward"] = ("MLP", _training_steps)
     several = partial(_training_steps, batches=4, around=True)
     steps["MLP, four forwards and backwards in one region"] = ("MLP", several)
     steps['MLP, evaluation loop, cache="persistent"'] = ("MLP", _evaluation_steps)
@@ -554,14 +506,19 @@ def instructions(settings: Settings) -> Iterator[Case]:
         yield Case("instructions", f"compiled, {name}", partial(_prepare_counted_compiled, name))
 
 
-def _prepare_boxed(statement: str, by_hand: str, settings: Settings) -> Prepared:
+def _prepare_boxed(settings: Settings) -> Prepared:
     _define_two()
     names = {**_small_tensors(settings), "two": torch.ops.torch_promote_bench.two}
-    ours = partial(tp.my_autocast, settings.device, LOW, overrides=_BOXED_OVERRIDES)
-    contenders = {OURS: Contender(statement, names, ours), HAND: Contender(by_hand, names)}
-    if "two" in statement:
-        contenders[STOCK] = Contender(statement, names, partial(tp.stock_autocast, settings.device, LOW))
-    return Prepared(contenders)
+    overrides = {"torch_promote_bench::two": "lower_precision_fp"}
+    ours = partial(tp.my_autocast, settings.device, LOW, overrides=overrides)
+    call = "two(single, other)"
+    return Prepared(
+        {
+            OURS: Contender(call, names, ours),
+            STOCK: Contender(call, names, partial(tp.stock_autocast, settings.device, LOW)),
+            HAND: Contender("two(single.to(dtype), other.to(dtype))", names),
+        }
+    )
 
 
 @functools.cache

@@ -21,7 +21,6 @@ from benchmarks.__main__ import main
 from benchmarks.cases import LOW, OURS, STOCK, Settings
 from benchmarks.programs import PROGRAMS, missing, program
 from benchmarks.suites import SUITES, calls
-from torch_promote.policy.op_table import op_table
 
 ROOT = Path(__file__).parents[1]
 TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
@@ -130,7 +129,7 @@ def test_a_program_is_the_same_at_every_call_and_frees_its_gradients(name: str) 
 
 # Equivalents of a call compute what the call computes under autocast
 
-CALLS = calls(TINY)
+CALLS = calls()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -152,9 +151,3 @@ def test_calls_by_hand_and_on_cast_inputs_give_what_autocast_gives(name: str) ->
         ]
     if call.already_cast:  # its gradients come in the dtype of the inputs
         assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(values(call.already_cast), stock, strict=True))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_cast_policy_of_a_device_has_a_call(device: str) -> None:
-    there = {getattr(row, device).value for row in op_table()} - {"banned"}
-    assert {name.split()[1] for name in calls(Settings(device)) if name.startswith("policy ")} == there

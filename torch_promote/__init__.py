@@ -34,9 +34,7 @@ from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.autocast import my_autocast
-from torch_promote.regions.base import Region as _Region
-from torch_promote.regions.cache import cache_info, clear_cache
+from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
 from torch_promote.regions.defaults import (
     default_policy,
     register_policy,
@@ -45,6 +43,7 @@ from torch_promote.regions.defaults import (
     use_environment,
 )
 from torch_promote.regions.promotion import promotion
+from torch_promote.regions.region import Region as _Region
 
 if TYPE_CHECKING:
     from torch_promote import reference
@@ -181,7 +180,7 @@ def _use_environment() -> None:
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
-        importlib.import_module("torch_promote.regions.environment").use_environment()
+        importlib.import_module("torch_promote.regions.installation").use_environment()
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.

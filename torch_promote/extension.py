@@ -139,7 +139,7 @@ class RegionSpec(NamedTuple):
 
 
 class Named(NamedTuple):
-    """An op that overrides name without a pattern; see NOTE [ Unused overrides ] in csrc/policy/called_ops.h.
+    """An op that overrides name without a pattern; see NOTE [ Unused overrides ] in csrc/policy/policy_registry.h.
 
     Attributes:
         overloads: The full names of the overloads that get the policy.

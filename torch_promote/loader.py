@@ -100,7 +100,7 @@ def _is_run_as_module() -> bool:
 
 
 def _key_is_taken() -> bool:
-    # The dispatcher reports who registered a kernel; see csrc/dispatch/registration.cpp.
+    # The dispatcher reports who registered a kernel; see csrc/dispatch/boxed_wrapper.cpp.
     if f"{AUTOCAST_KEY}: registered at {_PACKAGE}:" in torch._C._dispatch_dump("aten::mm"):
         return False
     key = getattr(torch._C.DispatchKey, AUTOCAST_KEY)

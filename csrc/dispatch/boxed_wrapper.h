@@ -1,10 +1,15 @@
-// file: the wrapper of each op outside the table, with the schema read at run time
+// file: the kernels of ops outside the table on kAutocastKey: a wrapper that reads the schema, and its registration
 #pragma once
 
 #include "policy/op_table.h"
 
 #include <ATen/core/boxing/BoxedKernel.h>
 #include <torch/library.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
 
 namespace torch_promote {
 
@@ -14,5 +19,32 @@ enum class Closed : bool { no, yes };
 // The kernel of the op with this number.
 c10::BoxedKernel boxed_kernel_of(OpNumber op);
 torch::CppFunction boxed_kernel(OpNumber op, Closed closed = Closed::no);
+
+
+// Ops whose kernels call ops that compute, and read the results as the dtype that they passed. Their kernel on
+// kAutocastKey marks these calls in inference mode; see NOTE [ Inside kernels ]. Found by running PyTorch's op database
+// under every casting policy in inference mode (tests/helpers/override_sweep.py).
+inline constexpr std::array kClosedOps = {"aten::linalg_matrix_exp"};
+
+// Registers the kernels of kClosedOps.
+void register_closed_ops();
+
+// A library for implementations on kAutocastKey. It is never destroyed: TORCH_LIBRARY_IMPL would unregister each kernel
+// at process exit, which takes time and has no use.
+torch::Library& library_on_autocast_key(const std::string& name_space);
+
+// Returns the number of an overload. An overload without one gets a number and a boxed kernel on kAutocastKey. `op` is
+// qualified ("aten::add"); `overload` is "" for the default overload. Raises if the dispatcher has no such overload, or
+// if another library has registered a kernel for it on kAutocastKey.
+OpNumber register_op(const std::string& op, const std::string& overload);
+
+// The same, with a kernel that `register_kernel` registers; it gets the overload's new number.
+OpNumber register_op(
+    const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel);
+
+
+// How often an op was defined or destroyed in this process. A name or a pattern selects the same ops as long as this is
+// the same.
+uint64_t op_definitions();
 
 } // namespace torch_promote

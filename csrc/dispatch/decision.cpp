@@ -1,7 +1,7 @@
 // file: the policies of calls inside kernels, and the error for a banned op
 #include "dispatch/decision.h"
 
-#include "policy/op_numbers.h"
+#include "policy/op_table.h"
 
 #include <c10/util/Exception.h>
 

@@ -8,8 +8,10 @@
 #include "region/unused_overrides.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <array>
+#include <atomic>
 #include <optional>
 
 namespace torch_promote {
@@ -40,6 +42,15 @@ constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER,
 // Removes casting policies that are not in stock's table; see NOTE [ Inside kernels ].
 void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op);
 
+// Has the registry hold a table under which a compiler traces a call; see NOTE [ What the registry keeps ].
+inline void keep_if_traced(const PolicyTable& table) {
+  using c10::impl::TorchDispatchModeTLS;
+  if (TorchDispatchModeTLS::any_modes_set() && !std::atomic_ref(table.is_kept).load(std::memory_order_relaxed) &&
+      TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE).has_value()) {
+    keep_for_good(table);
+  }
+}
+
 // Decides which policy of the current table applies to a call with this key set. CUDA comes before the CPU, because
 // AutocastCUDA is above AutocastCPU. If a device's autocast is off, stock's key for it is excluded. `Op` is an OpEntry
 // or an OpNumber.
@@ -66,7 +77,11 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
     decision.device = Device::cpu;
     decision.other_device_on = cuda_on;
   }
-  if (table.serial != 0 && tls_notes_calls) { // not stock's
+  if (table.serial == 0) { // stock's
+    return decision;
+  }
+  keep_if_traced(table);
+  if (tls_notes_calls) {
     note_call(table, static_cast<OpNumber>(op), decision.is_none() ? std::nullopt : std::optional(decision.device));
   }
   return decision;

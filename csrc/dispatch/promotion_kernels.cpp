@@ -3,8 +3,7 @@
 
 #include "dispatch/boxed_wrapper.h"
 #include "dispatch/decision.h"
-#include "dispatch/registration.h"
-#include "policy/op_numbers.h"
+#include "policy/op_table.h"
 #include "promotion/call.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
@@ -49,6 +48,7 @@ class TypedKernel<Result(Args...)> {
       if (acted == nullptr) {
         return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
       }
+      keep_if_traced(table);
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
         const InsidePromoted inside;
         if constexpr ((is_tensor_list<Args> || ...)) {

@@ -1,9 +1,9 @@
 // file: the wrapper of each op entry: finds the device and its policy, casts, calls the op
 #include "dispatch/typed_wrapper.h"
 
+#include "dispatch/boxed_wrapper.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
-#include "dispatch/registration.h"
 #include "promotion/call.h"
 
 #include <ATen/core/boxing/impl/boxing.h>

@@ -1,7 +1,7 @@
 // file: the fingerprint of a policy table
 #include "policy/fingerprint.h"
 
-#include "policy/op_numbers.h"
+#include "policy/op_table.h"
 
 #include <array>
 #include <map>

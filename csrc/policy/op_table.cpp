@@ -1,7 +1,14 @@
-// file: the op entries' names and default policies, compared with what the running PyTorch registers
+// file: the op entries' names and default policies, and the numbers of all ops that may have a policy
 #include "policy/op_table.h"
 
+#include "policy/fork_safe_mutex.h"
+#include "policy/registry_sizes.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <vector>
 
 namespace torch_promote {
 
@@ -72,6 +79,60 @@ const PolicyTable& stock_policy_table() {
     return result;
   }();
   return table;
+}
+
+
+namespace {
+
+struct OpNumbers {
+  ForkSafeMutex mutex;
+  std::unordered_map<std::string, OpNumber> by_name;
+  std::vector<std::string> names; // by number
+
+  OpNumbers() {
+    for (const OpEntryInfo& entry : op_entries()) {
+      add(entry.name());
+    }
+  }
+  OpNumber add(const std::string& name) {
+    names.push_back(name);
+    return by_name.emplace(name, static_cast<OpNumber>(names.size() - 1)).first->second;
+  }
+};
+
+OpNumbers& op_numbers = *new OpNumbers; // never destroyed: threads may outlive static destructors
+
+[[maybe_unused]] const bool noted_op_numbers = note_registry("op numbers", [] {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.names.size();
+});
+
+} // namespace
+
+std::optional<OpNumber> find_op_number(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const auto found = op_numbers.by_name.find(name);
+  return found == op_numbers.by_name.end() ? std::nullopt : std::optional(found->second);
+}
+
+OpNumber add_op_number(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.add(name);
+}
+
+OpNumber next_op_number() {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return static_cast<OpNumber>(op_numbers.names.size());
+}
+
+bool is_op_number(OpNumber op) {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op < op_numbers.names.size();
+}
+
+std::string op_name(OpNumber op) {
+  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  return op_numbers.names.at(op);
 }
 
 } // namespace torch_promote

@@ -1,4 +1,4 @@
-// file: the cast policies, op_policies.def as C++, and the policy table that a region points to
+// file: the cast policies, op_policies.def as C++, the numbers of ops, and the policy table that a region points to
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -112,6 +113,7 @@ struct PolicyTable : std::enable_shared_from_this<PolicyTable> {
   Fingerprint fingerprint{};       // of all of the above; the registry computes it
   bool casts_beyond_stock = false; // whether a policy that casts differs from stock's; the registry computes it
   uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
+  mutable bool is_kept = false;    // for the life of the process; read and written by std::atomic_ref
 
   PolicyByte lookup(Device device, OpEntry entry) const {
     return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];
@@ -154,5 +156,26 @@ struct Override {
 
   auto operator<=>(const Override& other) const = default;
 };
+
+
+// Names are qualified and include the overload: "aten::mm", "aten::softmax.int", "mylib::op". Op entries have a number
+// from the start; another op gets one with its first policy, and keeps it, even if the op is destroyed.
+std::optional<OpNumber> find_op_number(const std::string& name);
+
+// The number that the next op gets.
+OpNumber next_op_number();
+
+// Gives an op without a number the next one.
+OpNumber add_op_number(const std::string& name);
+
+// Whether an op has this number.
+bool is_op_number(OpNumber op);
+
+std::string op_name(OpNumber op);
+
+// "aten::softmax" and "int" as "aten::softmax.int".
+inline std::string join_overload(const std::string& op, const std::string& overload) {
+  return overload.empty() ? op : op + "." + overload;
+}
 
 } // namespace torch_promote

@@ -30,7 +30,8 @@ class WeakMap {
       sweep_at_ = 2 * std::max<size_t>(map_.size(), 32);
     }
     map_.insert_or_assign(std::forward<Key>(key), pointer);
-  }  size_t count() const {
+  }
+  size_t count() const {
     return static_cast<size_t>(
         std::count_if(map_.begin(), map_.end(), [](const auto& entry) { return !entry.second.expired(); }));
   }
@@ -46,6 +47,7 @@ class Registry {
   std::atomic<bool> default_is_stock{true};
   PolicyPtr registered = hold(stock_policy_table());
   PolicyPtr by_default = hold(stock_policy_table());
+  std::vector<PolicyPtr> kept_for_good;
   WeakMap<std::map<Fingerprint, std::weak_ptr<const PolicyTable>>> tables;
   WeakMap<std::map<PolicyChange, std::weak_ptr<const NumberedChange>>> changes;
   WeakMap<std::unordered_map<uint32_t, std::weak_ptr<const NumberedChange>>> numbers;
@@ -115,6 +117,7 @@ class Registry {
       PolicyPtr known = tables.find(table.fingerprint);
       if (known == nullptr) {
         table.serial = ++last_serial_;
+        table.is_kept = false;
         known = std::make_shared<const PolicyTable>(table);
         tables.put(table.fingerprint, known);
       }
@@ -182,6 +185,13 @@ void set_defaults(const ChangePtr& registered, const ChangePtr& policy) {
   registry.registered = std::move(with_registered);
   registry.default_is_stock = by_default.get() == &stock_policy_table();
   registry.by_default = std::move(by_default);
+}
+
+void keep_for_good(const PolicyTable& table) {
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  if (!std::atomic_ref(table.is_kept).exchange(true)) {
+    registry.kept_for_good.push_back(hold(table));
+  }
 }
 
 PolicyPtr default_policy_table() {

@@ -1,9 +1,9 @@
 // file: the policy changes and policy tables that this process uses
 #pragma once
 
-#include "policy/called_ops.h"
 #include "policy/op_table.h"
 
+#include <array>
 #include <atomic>
 #include <compare>
 #include <cstddef>
@@ -16,12 +16,71 @@
 
 namespace torch_promote {
 
+// NOTE [ Unused overrides ]
+// `overrides={"mm": ...}` has no effect on nn.Linear: the op is `linear`, which calls mm or addmm with autocast off. To
+// warn the author, regions whose overrides name ops set a bit for each op that is called in them (note_call, from the
+// wrappers). A table of ops that hide others (torch_promote/regions/arguments.py) says which op ran instead of one
+// that was named and never called. Regions with equal overrides share their bits.
+//
+// An op also counts as called if the region of the call is unknown: on the autograd engine's device threads, and while
+// torch.compile traces code that runs without our wrappers afterwards.
+
+// Whether calls in this thread are noted: an open region has overrides that name ops, or no region is open.
+inline constinit thread_local bool tls_notes_calls = true;
+
+// An op that overrides name without a pattern.
+struct NamedOp {
+  std::vector<OpNumber> overloads;
+  std::vector<OpNumber> hidden_by; // ops that call it with autocast off
+
+  auto operator<=>(const NamedOp& other) const = default;
+};
+
+// Two bits for each op: whether it was called, and whether a call ran under the policy that the region has for it. Ops
+// beyond the end count as called.
+class CalledOps {
+ public:
+  void add(OpNumber op, bool under_policy) {
+    if (op < kMost) {
+      set(called_, op);
+      if (under_policy) {
+        set(under_policy_, op);
+      }
+    }
+  }
+  bool called(OpNumber op) const {
+    return op >= kMost || get(called_, op);
+  }
+  bool ran_under_policy(OpNumber op) const {
+    return op < kMost && get(under_policy_, op);
+  }
+
+ private:
+  static constexpr OpNumber kMost = 4096;
+  using Bits = std::array<std::atomic<uint64_t>, kMost / 64>;
+
+  static bool get(const Bits& bits, OpNumber op) {
+    return (bits[op / 64].load(std::memory_order_relaxed) >> op % 64 & 1) != 0;
+  }
+  static void set(Bits& bits, OpNumber op) {
+    if (!get(bits, op)) {
+      bits[op / 64].fetch_or(uint64_t{1} << op % 64, std::memory_order_relaxed);
+    }
+  }
+
+  Bits called_{};
+  Bits under_policy_{};
+};
+
+
 // NOTE [ What the registry keeps ]
 // The registry finds equal changes and tables, and keeps none of them: its maps hold weak pointers.
 // - A change is held by the region objects, open regions and graphs that refer to it. A packed spec contains its number.
 //   Numbers are not reused: a spec whose change nothing holds any more raises.
 // - A table is held by the change that made it, by the regions that are open under it, and by a thread to which PyTorch
 //   carried its fingerprint.
+// - A table under which a compiler has traced is held for the life of the process: compiled code is found by its
+//   fingerprint, so no other table may get it.
 
 // A table that is held. Stock's table lives as long as the process, and its pointer owns nothing.
 using PolicyPtr = std::shared_ptr<const PolicyTable>;
@@ -84,6 +143,9 @@ ChangePtr change_to(const PolicyTable& table);
 // that does not override them. Open regions keep their policy. If it raises, nothing has changed.
 void set_defaults(const ChangePtr& registered, const ChangePtr& policy);
 PolicyPtr default_policy_table();
+
+// Holds a table for the life of the process.
+void keep_for_good(const PolicyTable& table);
 
 // The table with this fingerprint, or stock's if there is none.
 PolicyPtr find_policy(const Fingerprint& fingerprint);

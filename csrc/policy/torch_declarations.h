@@ -6,7 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 // ATen/autocast_mode.h and ATen/CachedTensorUtils.h include ATen/ATen.h, which doubles the compile time of a unit. Each
-// declaration must equal PyTorch's; tests/native/test_torch_declarations.py compares them.
+// declaration must equal PyTorch's; tests/native/test_extension.py compares them.
 
 namespace at::autocast {
 

@@ -4,7 +4,7 @@
 #include "policy/inside_kernel.h"
 #include "policy/op_table.h"
 #include "promotion/rule.h"
-#include "region/promotion_state.h"
+#include "region/current_policy.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>

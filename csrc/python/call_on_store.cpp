@@ -1,5 +1,5 @@
 // file: an object that calls a function when its attribute is assigned
-#include "python/call_on_store.h"
+#include "python/bindings.h"
 
 namespace torch_promote {
 namespace {

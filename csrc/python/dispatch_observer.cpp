@@ -1,8 +1,7 @@
 // file: the dispatch observer: a boxed fallback above the Autocast keys that calls an object in Python around each op
-#include "python/dispatch_observer.h"
+#include "python/bindings.h"
 
 #include "policy/dispatch_key.h"
-#include "python/python_call.h"
 #include "region/region.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>

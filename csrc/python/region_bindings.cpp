@@ -1,14 +1,13 @@
-// file: plain C functions that enter and leave regions for Python, without pybind11's argument conversion
-#include "python/region_bindings.h"
+// file: regions in Python: the class with __enter__ and __exit__, and the packed spec
 
 #include "policy/of_this_thread.h"
 #include "policy/torch_declarations.h"
-#include "python/packed_spec.h"
-#include "region/frames.h"
 #include "region/region.h"
+#include "region/region_spec.h"
 #include "region/unused_overrides.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <Python.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -26,6 +25,69 @@
 #include <vector>
 
 namespace torch_promote {
+
+// In Python a packed spec is a str of 16 hexadecimal digits. The spec has to be a constant of a graph: Dynamo treats a
+// str as a constant, but an int that changes between calls as a symbol.
+inline constexpr Py_ssize_t kSpecDigits = 16;
+
+inline std::optional<uint64_t> parse_digits(PyObject* text) {
+  if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
+    return std::nullopt;
+  }
+  const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
+  uint64_t packed = 0;
+  for (Py_ssize_t i = 0; i < kSpecDigits; ++i) {
+    const Py_UCS1 c = digits[i];
+    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (value < 0) {
+      return std::nullopt;
+    }
+    packed = packed << 4 | static_cast<uint64_t>(value);
+  }
+  return packed;
+}
+
+inline PyObject* spell_digits(uint64_t packed) {
+  PyObject* text = PyUnicode_New(kSpecDigits, 127);
+  if (text != nullptr) {
+    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
+    for (Py_ssize_t i = kSpecDigits; i-- > 0; packed >>= 4) {
+      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
+    }
+  }
+  return text;
+}
+
+// The spec that was packed or unpacked last, with its str: a loop uses the same spec repeatedly. Holding the str
+// prevents another str from getting its address. Written only under the GIL.
+struct LastSpec {
+  PyObject* text = nullptr;
+  uint64_t packed = 0;
+  RegionSpec spec;
+
+  void put(PyObject* new_text, uint64_t new_packed) {
+    packed = new_packed;
+    spec = RegionSpec::unpack(new_packed);
+    Py_INCREF(new_text);
+    Py_XDECREF(std::exchange(text, new_text));
+  }
+};
+
+inline LastSpec last_spec;
+
+// Null, with Python's error set, if the text is not a packed spec.
+inline const RegionSpec* unpack_text(PyObject* text) {
+  if (text != last_spec.text) {
+    const std::optional<uint64_t> packed = parse_digits(text);
+    if (!packed.has_value()) {
+      PyErr_SetString(PyExc_ValueError, "a packed spec must be a str of 16 hexadecimal digits");
+      return nullptr;
+    }
+    last_spec.put(text, *packed);
+  }
+  return &last_spec.spec;
+}
+
 namespace {
 
 // Python objects that this file uses; never released.
@@ -46,7 +108,7 @@ constexpr long kUnusedOverrides = 16;
 
 // Flags that Python wants every region to return: kUncheckedRanks makes the next region compare the policies of this
 // job's ranks (torch_promote/integrations/ranks.py); kWatched calls the watchers of regions
-// (torch_promote/regions/watching.py). Read and written under the GIL.
+// (torch_promote/regions/region.py). Read and written under the GIL.
 long wanted_by_python = 0;
 
 constexpr Py_ssize_t kPlainArguments = 5;
@@ -261,54 +323,40 @@ PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
   return regions;
 }
 
-// Remembers that `torch.cuda` allowed autocast, for as long as torch.cuda's functions are the same objects: if a test
-// replaces one of them, it is called. A "no" is not remembered.
-struct CudaAnswers {
-  std::array<PyObject*, 3> functions{}; // amp_definitely_not_available, is_available, is_bf16_supported
-  bool available = false;
+// Which dtypes Python has found to be usable on CUDA, and the functions of `torch.cuda` that it asked: a test may replace
+// them.
+using CudaFunctions = std::array<PyObject*, 3>;
+
+struct CudaAnswer {
+  CudaFunctions asked{};
+  bool half = false;
   bool bfloat16 = false;
-};
+} cuda_answer;
 
-// Calls a function of `torch.cuda`, and returns whether it returned `wanted`. If the function raises an Exception,
-// returns false; the Python code then calls it again and reports the error. Other exceptions, such as
-// KeyboardInterrupt, stay set.
-bool answers(PyObject* function, bool wanted) {
-  PyObject* answer = PyObject_CallNoArgs(function);
-  const int truth = answer == nullptr ? -1 : PyObject_IsTrue(answer);
-  Py_XDECREF(answer);
-  if (truth < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
-    PyErr_Clear();
-  }
-  return truth == (wanted ? 1 : 0);
-}
-
-// Returns false, possibly with Python's error set, if Python has to handle the region.
-bool cuda_can_be_enabled(at::ScalarType dtype) {
+CudaFunctions functions_to_ask() {
   static PyObject* const names[] = {
       PyUnicode_InternFromString("amp_definitely_not_available"), PyUnicode_InternFromString("is_available"),
       PyUnicode_InternFromString("is_bf16_supported")};
-  static CudaAnswers kept;
-  const std::array<PyObject*, 3> functions = {
+  return {
       PyDict_GetItemWithError(python.amp_common, names[0]), PyDict_GetItemWithError(python.cuda, names[1]),
       PyDict_GetItemWithError(python.cuda, names[2])};
-  CudaAnswers now = functions == kept.functions ? kept : CudaAnswers{functions};
-  const bool asks_bfloat16 = dtype == at::kBFloat16;
-  if (now.available && (now.bfloat16 || !asks_bfloat16)) {
-    return true;
+}
+
+// cuda_allows(dtype): remembers that a region may be enabled on CUDA with this dtype.
+PyObject* py_cuda_allows(PyObject* /*module*/, PyObject* dtype) {
+  const auto asked = functions_to_ask();
+  if (cuda_answer.asked != asked) {
+    std::for_each(asked.begin(), asked.end(), [](PyObject* function) { Py_XINCREF(function); });
+    const CudaAnswer before = std::exchange(cuda_answer, {asked});
+    std::for_each(before.asked.begin(), before.asked.end(), [](PyObject* function) { Py_XDECREF(function); });
   }
-  // A mock may return something else next time.
-  if (!std::all_of(
-          functions.begin(), functions.end(), [](PyObject* f) { return f != nullptr && PyFunction_Check(f); })) {
-    PyErr_Clear();
-    return false;
-  }
-  // The calls run Python code, which may replace the functions and re-enter this one: hold these three.
-  std::for_each(functions.begin(), functions.end(), [](PyObject* f) { Py_INCREF(f); });
-  now.available = answers(functions[0], false);
-  now.bfloat16 = now.available && asks_bfloat16 && answers(functions[2], true);
-  const CudaAnswers before = std::exchange(kept, now);
-  std::for_each(before.functions.begin(), before.functions.end(), [](PyObject* f) { Py_XDECREF(f); });
-  return now.available && (now.bfloat16 || !asks_bfloat16);
+  const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  (type == at::kBFloat16 ? cuda_answer.bfloat16 : cuda_answer.half) = true;
+  Py_RETURN_NONE;
+}
+
+bool cuda_can_be_enabled(at::ScalarType dtype) {
+  return (dtype == at::kBFloat16 ? cuda_answer.bfloat16 : cuda_answer.half) && cuda_answer.asked == functions_to_ask();
 }
 
 // The device that a plain region names; nullopt for other arguments, such as a sequence or a subclass of str.
@@ -358,9 +406,6 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
     Py_RETURN_NONE;
   }
   if (*device == Device::cuda && enabled == Py_True && !cuda_can_be_enabled(dtype)) {
-    if (PyErr_Occurred()) {
-      return nullptr;
-    }
     Py_RETURN_NONE;
   }
   RegionSpec spec;
@@ -382,6 +427,7 @@ PyMethodDef kRegionFunctions[] = {
     {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
     {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
     {"open_regions", &py_open_regions, METH_NOARGS, nullptr},
+    {"cuda_allows", &py_cuda_allows, METH_O, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

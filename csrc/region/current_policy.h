@@ -1,4 +1,4 @@
-// file: the policy table in force in this thread
+// file: the policy table in force in this thread, and whether its promotion rule acts
 #pragma once
 
 #include "policy/policy_registry.h"
@@ -14,5 +14,34 @@ inline const PolicyTable& current_policy() {
   // it (an autograd device thread, at::launch). See NOTE [ Policy fingerprint ].
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
+
+
+// A rule does not act on the ops that a promoting op calls, nor on backward formulas.
+struct PromotionState {
+  bool inside = false; // the thread runs a promoting op, or one of our Python hooks
+  // The backward in which the innermost region was entered, -1 for none. The rule acts in that backward, because
+  // checkpointing enters regions in a backward to run a forward again. It does not act in backwards that start inside
+  // the region.
+  int graph_task = -1;
+};
+
+inline constinit thread_local PromotionState tls_promotion;
+
+class InsidePromoted {
+ public:
+  InsidePromoted() : before_(tls_promotion.inside) {
+    tls_promotion.inside = true;
+  }
+  InsidePromoted(const InsidePromoted&) = delete;
+  InsidePromoted& operator=(const InsidePromoted&) = delete;
+  InsidePromoted(InsidePromoted&&) = delete;
+  InsidePromoted& operator=(InsidePromoted&&) = delete;
+  ~InsidePromoted() {
+    tls_promotion.inside = before_;
+  }
+
+ private:
+  bool before_;
+};
 
 } // namespace torch_promote

@@ -1,17 +1,168 @@
-// file: enters and leaves regions, and mirrors them in PyTorch's own autocast state
+// file: enters, leaves and suspends regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
 #include "cache/thread_casts.h"
+#include "policy/fingerprint.h"
+#include "policy/of_this_thread.h"
 #include "policy/torch_declarations.h"
 #include "region/current_policy.h"
-#include "region/frames.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace torch_promote {
+
+namespace {
+
+using Slots = std::array<DeviceState, kSlots.size()>;
+
+struct Thread {
+  std::vector<Frame> frames; // outermost first
+  Slots slots_outside;       // the fingerprint's slots before the first open region that writes them
+
+  Thread() = default;
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  ~Thread() {
+    tls_policy = nullptr; // which an open region of the thread held
+  }
+};
+
+Thread& thread() {
+  return of_this_thread<Thread>();
+}
+
+// The first slot belongs to our own key. Regions set its enabled flag, so only its dtype is written here.
+void write_slots(const Slots& slots) {
+  at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
+  for (size_t slot = 1; slot < slots.size(); ++slot) {
+    slots[slot].write(kSlots[slot]);
+  }
+}
+
+} // namespace
+
+std::vector<Frame>& open_frames() {
+  return thread().frames;
+}
+
+bool writes_slots(const Frame& frame) {
+  return frame.change != nullptr || (frame.before.policy == nullptr && frame.around.get() != &stock_policy_table());
+}
+
+bool sets_cache_mode(const Frame& frame) {
+  return frame.spec.cache_mode.has_value();
+}
+
+bool any_writes_slots() {
+  const auto& frames = open_frames();
+  return std::any_of(frames.begin(), frames.end(), writes_slots);
+}
+
+void read_slots_outside() {
+  for (size_t slot = 0; slot < kSlots.size(); ++slot) {
+    thread().slots_outside[slot] = DeviceState::read(kSlots[slot]);
+  }
+}
+
+void put_policy(const PolicyTable* policy, bool in_slots) {
+  tls_policy = policy;
+  Slots slots = thread().slots_outside;
+  if (in_slots) {
+    if (policy == &stock_policy_table()) { // overrides that restore stock's policy
+      slots[0].dtype = kNoFingerprint;
+    } else {
+      for (size_t slot = 0; slot < slots.size(); ++slot) {
+        slots[slot] = {true, policy->fingerprint[slot]};
+      }
+    }
+  }
+  write_slots(slots);
+}
+
+void put_key(ThreadKeys& keys, const PolicyTable* policy) {
+  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  keys.put_ours(on, !on);
+}
+
+PolicyPtr policy_around(const ThreadState& state) {
+  if (state.policy != nullptr) {
+    return hold(*state.policy);
+  }
+  return state.key_included ? hold(policy_of_carried_state()) : default_policy_table();
+}
+
+void leave_nesting(const Frame& frame) {
+  if (!frame.is_autocast()) {
+    return;
+  }
+  if (at::autocast::decrement_nesting() == 0) {
+    end_caches();
+  } else if (!tls_region_open) {
+    end_casts_beyond_stock();
+  }
+}
+
+void put_flags() {
+  const auto& frames = open_frames();
+  tls_region_open = false;
+  tls_notes_calls = frames.empty();
+  for (const Frame& frame : frames) {
+    tls_region_open |= frame.is_autocast();
+    tls_notes_calls |= frame.change != nullptr && frame.change->called != nullptr;
+  }
+  tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
+}
+
+namespace {
+
+void restore(const Frame& frame) {
+  ThreadKeys keys = ThreadKeys::read();
+  for (size_t i = 0; i < kNumDevices; ++i) {
+    if (frame.names(i)) {
+      const auto device = static_cast<Device>(i);
+      keys.enable(device, frame.before.devices[i].enabled);
+      at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
+    }
+  }
+  keys.put_ours(frame.before.key_included, frame.before.key_excluded);
+  keys.write();
+  at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
+  if (sets_cache_mode(frame)) {
+    tls_cache_mode = frame.before.cache_mode;
+  }
+  if (writes_slots(frame)) {
+    put_policy(frame.before.policy, any_writes_slots());
+  } else {
+    tls_policy = frame.before.policy;
+  }
+}
+
+} // namespace
+
+Frame end_innermost() {
+  Frame frame = std::move(open_frames().back());
+  open_frames().pop_back();
+  put_flags();
+  restore(frame);
+  leave_nesting(frame);
+  return frame;
+}
+
+const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around) {
+  for (size_t i = first; i < frames.size(); ++i) {
+    frames[i].before.policy = before;
+    frames[i].policy = compose(around, frames[i].change);
+    frames[i].around = std::move(around);
+    around = frames[i].policy;
+    before = around.get();
+  }
+  return before;
+}
+
 
 namespace {
 
@@ -144,6 +295,119 @@ const void* innermost_promotion_region() {
 
 size_t depth() {
   return open_frames().size();
+}
+
+
+namespace {
+
+void write_devices(const ThreadState& state) {
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    state.devices[device].write(device_type_of(static_cast<Device>(device)));
+  }
+}
+
+struct EndsRegions {
+  size_t base;
+
+  void now() const {
+    while (open_frames().size() > base) {
+      end_innermost();
+    }
+  }
+  ~EndsRegions() noexcept(false) { // see WithoutGil
+    now();
+  }
+};
+
+} // namespace
+
+struct Suspended {
+  std::vector<Frame> frames;             // outermost first
+  ThreadState inside;                    // the thread's state in the innermost frame at suspension
+  std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
+};
+
+// Also suspends and resumes regions of torch.autocast that the body opened inside ours: the devices' state and the
+// nesting depth reveal them.
+std::shared_ptr<Suspended> suspend(size_t base) {
+  auto& frames = open_frames();
+  auto result = std::make_shared<Suspended>();
+  if (frames.size() <= base) {
+    return result;
+  }
+  EndsRegions ends{base}; // also if there is no memory for the rest
+  result->inside = ThreadState::read();
+  result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
+  const ThreadState& around = result->frames.front().before;
+  const auto ours = static_cast<int>(
+      std::count_if(result->frames.begin(), result->frames.end(), [](auto& frame) { return frame.is_autocast(); }));
+  const bool outermost = around.nesting == 0 && result->inside.nesting > 0;
+  if (outermost) {
+    result->casts = take_casts();
+  }
+  for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
+    at::autocast::decrement_nesting();
+  }
+  ends.now();
+  write_devices(around);
+  if (outermost) {
+    end_caches(); // only regions of PyTorch were open
+  }
+  return result;
+}
+
+void resume(const Suspended& regions) {
+  if (regions.frames.empty()) {
+    return;
+  }
+  // A region restores at its end the state that it found on entry. A resumed region has to restore the present state.
+  const ThreadState around = ThreadState::read();
+  const ThreadState& found = regions.frames.front().before;
+  const ThreadState& inside = regions.inside;
+  std::vector<Frame> resumed = regions.frames;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const auto first =
+        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
+    if (first != resumed.end()) {
+      first->before.devices[device] = around.devices[device];
+    }
+    // A device that the body did not change keeps its current state.
+    if (first != resumed.end() || !(inside.devices[device] == found.devices[device])) {
+      inside.devices[device].write(device_type_of(static_cast<Device>(device)));
+    }
+  }
+  // The next `suspend` also reads the state of devices that a frame does not name.
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    resumed.front().before.devices[device] = around.devices[device];
+  }
+  if (const auto first = std::find_if(resumed.begin(), resumed.end(), sets_cache_mode); first != resumed.end()) {
+    first->before.cache_mode = around.cache_mode;
+    tls_cache_mode = inside.cache_mode;
+  }
+  resumed.front().before.key_included = around.key_included;
+  resumed.front().before.key_excluded = around.key_excluded;
+  resumed.front().before.cache_enabled = around.cache_enabled;
+  resumed.front().before.nesting = around.nesting;
+  const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
+  const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
+  if (changes_policy && !any_writes_slots()) {
+    read_slots_outside();
+  }
+  open_frames().insert(open_frames().end(), resumed.begin(), resumed.end());
+  put_flags();
+  for (int opened = found.nesting; opened < inside.nesting; ++opened) {
+    at::autocast::increment_nesting();
+  }
+  if (regions.casts != nullptr) {
+    put_casts(*regions.casts);
+  }
+  inside.write_key();
+  at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
+  if (changes_policy) {
+    put_policy(policy, /*in_slots=*/true);
+  } else {
+    tls_policy = policy;
+  }
 }
 
 } // namespace torch_promote

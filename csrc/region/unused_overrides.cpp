@@ -1,8 +1,8 @@
 // file: notes which ops are called in regions whose overrides name ops; see NOTE [ Unused overrides ]
 #include "region/unused_overrides.h"
 
-#include "policy/op_numbers.h"
-#include "region/frames.h"
+#include "policy/op_table.h"
+#include "region/region.h"
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 

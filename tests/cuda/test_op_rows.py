@@ -1,6 +1,6 @@
 """Compares every CUDA row of the op table with torch.autocast on the device: dtypes, strides, bits, gradients, errors.
 
-tests/dispatch/test_rows_cuda.py does so with fake tensors.
+tests/dispatch/test_rows.py does so with fake tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compares stock and ours on every entry of PyTorch's own lists of CUDA's autocast ops, with values.
 
-tests/dispatch/test_autocast_lists.py does so with fake tensors, and for the CPU.
+tests/dispatch/test_rows.py does so with fake tensors, and for the CPU.
 """
 
 from __future__ import annotations

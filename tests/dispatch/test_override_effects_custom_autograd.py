@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.override_effects import Policy, check_effect
 from helpers.recording_ops import got, seen, t
-from helpers.rows import tensors_of
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.op_table import CastPolicy
 
@@ -79,16 +77,6 @@ def test_gradients_flow_through_an_autograd_formula(policy: Policy) -> None:
 
 
 @pytest.mark.usefixtures("scaled")
-@pytest.mark.parametrize(("policy", "wanted"), [("fp32", F32), ("fp16", BF16), ("float64", F64)])
-def test_a_fake_kernel_gets_cast_tensors(policy: str, wanted: torch.dtype) -> None:
-    overload = torch.ops.effects_custom.scaled.default
-    with tensors_of(fake=True):
-        fake = [torch.empty(3, dtype=d) for d in (F16, F32)]
-        with tp.my_autocast("cpu", overrides={overload: policy}):
-            assert overload(*fake, None, []).dtype == wanted
-
-
-@pytest.mark.usefixtures("scaled")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("policy", "wanted"), [("fp32", F32), ("fp16", BF16), ("float64", F64), ("promote", F32)])
 def test_under_vmap_with_a_rule_and_without(policy: str, wanted: torch.dtype) -> None:
@@ -102,39 +90,6 @@ def test_under_vmap_with_a_rule_and_without(policy: str, wanted: torch.dtype) ->
         ours = torch.vmap(call)(x, w)
     assert set(got) == {wanted}
     assert_same(ours, torch.vmap(call)(x.to(wanted), w.to(wanted)))
-
-
-@pytest.mark.usefixtures("scaled")
-def test_a_weight_that_is_given_three_times_is_cast_once() -> None:
-    scaled = torch.ops.effects_custom.scaled.default
-    weight = torch.nn.Parameter(t(F32))
-    with tp.my_autocast("cpu", overrides={scaled: "fp16"}):
-        before = tp.cache_info()
-        ours = scaled(weight, weight, None, [weight])
-        after = tp.cache_info()
-    assert (after["entries"], after["misses"] - before["misses"], after["hits"] - before["hits"]) == (1, 1, 2)
-    cast = weight.bfloat16()
-    by_hand = scaled(cast, cast, None, [cast])
-    assert_same(ours, by_hand)
-    assert_same(*(torch.autograd.grad(y.float().sum(), weight) for y in (ours, by_hand)))
-
-
-@pytest.mark.usefixtures("scaled")
-@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
-def test_under_make_fx(tracing_mode: str) -> None:
-    """The graph has the casts, and needs no region any more."""
-    overload = torch.ops.effects_custom.scaled.default
-    x, w = t(BF16), t(F32, 1)
-
-    def call(x: Tensor, w: Tensor) -> Tensor:
-        with tp.my_autocast("cpu", overrides={overload: F64}):
-            return overload(x, w, None, [w], by=0.5)
-
-    traced = make_fx(call, tracing_mode=tracing_mode)(x, w)
-    targets = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-    assert targets.count("aten._to_copy.default") == 3
-    assert targets[-1] == "effects_custom.scaled.default"
-    assert_same(traced(x, w), call(x, w))
 
 
 @pytest.mark.usefixtures("scaled")

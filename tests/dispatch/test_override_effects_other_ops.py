@@ -14,7 +14,7 @@ from helpers.rows import tensors_of
 from helpers.side_by_side import Outcome
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import CastPolicy, op_table
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -53,11 +53,6 @@ def outcomes(part: int) -> dict[Policy, list[tuple[AutocastPlan, Outcome]]]:
             for policy in policies(name):
                 found[policy].append(check_effect(kind, bound, policy))
     return found
-
-
-def test_the_ops_are_outside_of_the_table() -> None:
-    assert len(set(chosen())) == COUNT
-    assert {row.name for row in op_table()}.isdisjoint(chosen())
 
 
 @each_part

@@ -16,7 +16,6 @@ One op call
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
     dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
     recording_ops: kernels of custom ops that record the dtypes they get.
-    autocast_plans: carries out the reference's plan by hand and compares it with a call in a region.
     override_effects: the same for a call under an override.
     override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
@@ -28,10 +27,7 @@ Programs
     forking: forks a process repeatedly while its threads work.
     ends: programs that end in every way while torch_promote holds state.
     fast_cast: one cast by itself, its bits, and which kernel made it.
-    planted_sites: models with ops that lose accuracy in a lower dtype, at known places, and steps of them.
-    planted_steps: steps with custom ops that lose accuracy, at random places.
-    nonfinite_blocks: blocks of find_nonfinite, and a fixture that checks what they leave.
-    nonfinite_programs: random programs with a planted fault that makes an inf or a NaN.
+    planted_steps: steps with custom ops that lose accuracy, at random places, and a step that needs one override.
     models: small models that use weights in different ways.
     program_peaks: the peak memory of the programs of the benchmark, and its bounds.
     persistent_casts: products with a weight whose casts outlive the region.
@@ -55,7 +51,6 @@ Regions and policies
     op_registrations: how this PyTorch's registrations differ from the op table.
 
 Reference
-    random_calls: random changes of calls that the op database makes.
     fake_cuda_strides: strides of fake CUDA tensors, with and without PyTorch's Python meta kernels; also a script.
     array_libraries: the promotions of NumPy, JAX and array-api-strict, and golden tables of them; also a script.
 
@@ -73,5 +68,5 @@ Commands and checks
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
     targets: files with functions that return a model and a step.
-    made_up_comparisons: comparisons of made-up sites, for the tests of texts, pages and files.
+    made_up_comparisons: made-up comparisons and tunings, for the tests of reports.
 """

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.cpp_extension import include_paths
 
-import torch_promote as tp
-from helpers.subprocesses import run_python
+from helpers.probes import leaves_no_trace
+from helpers.subprocesses import environment, run_python
 from torch_promote import _C
 from torch_promote import loader as _extension
 from torch_promote.errors import ExtensionError
+from torch_promote.extension import DeviceSpec, RegionSpec
+from torch_promote.regions.region import Region
 
 
 def test_built_with_the_running_torch() -> None:
@@ -27,15 +32,6 @@ def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert torch.__version__ in str(error.value)
     assert "pip install --no-build-isolation" in str(error.value)
     assert isinstance(error.value, ImportError)
-
-
-def test_built_with_another_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    note = tmp_path / "built.json"
-    note.write_text('{"torch": "1.0.0"}')
-    monkeypatch.setattr(_extension, "_NOTE", note)
-    with pytest.raises(ExtensionError) as error:
-        _extension.check_extension()
-    assert f"built with torch 1.0.0, but torch {torch.__version__} is running" in str(error.value)
 
 
 def test_a_broken_extension_names_both_versions() -> None:
@@ -104,10 +100,152 @@ def test_functions_in_c_check_their_arguments() -> None:
     assert stored == [3]
 
 
-def test_no_regions_can_be_suspended_and_resumed() -> None:
-    regions = _C.suspend_regions(0)
-    _C.resume_regions(regions)
-    assert _C.depth() == 0
-    with tp.my_autocast("cpu"):
-        _C.resume_regions(_C.suspend_regions(1))
-        assert _C.depth() == 1
+def run(code: str, **variables: str) -> str:
+    before = "import importlib, sys, warnings, torch\nwarnings.simplefilter('error', RuntimeWarning)\n"
+    done = run_python(before + code, env=environment(**variables), finalize=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+REGISTERED = """
+def registered():
+    return (
+        len(sys.meta_path),
+        len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks),
+        len(torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS),
+        torch.fx.Tracer.trace,
+        __import__("asyncio").Handle._run,
+    )
+"""
+
+
+def test_reloaded() -> None:
+    """Nothing is registered twice, and a default that was set since is kept."""
+    code = f"""
+import torch_promote as tp
+{REGISTERED}
+assert str(tp.default_policy()) == "Policy.named('cuda')"
+tp.set_default_policy(None)
+before = registered()
+assert importlib.reload(tp) is tp
+assert registered() == before
+assert tp.default_policy() is None
+with tp.my_autocast("cpu"):
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+"""
+    run(code, TORCH_PROMOTE_POLICY="cuda")
+
+
+def test_imported_after_an_import_that_failed() -> None:
+    code = f"""
+import os
+for _ in range(2):
+    try:
+        import torch_promote
+    except ValueError as error:
+        assert "TORCH_PROMOTE_POLICY" in str(error)
+    else:
+        raise AssertionError("it was imported")
+{REGISTERED}
+before = registered()
+del os.environ["TORCH_PROMOTE_POLICY"]
+import torch_promote as tp
+assert registered() == before
+with tp.my_autocast("cpu"):
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+"""
+    run(code, TORCH_PROMOTE_POLICY="no policy")
+
+
+@pytest.mark.parametrize("kept", ["", "torch_promote._C"])
+def test_deleted_from_the_modules(kept: str) -> None:
+    code = f"""
+import torch_promote
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch_promote" and name != {kept!r}]:
+    del sys.modules[name]
+try:
+    import torch_promote
+except ImportError as error:
+    assert type(error).__name__ == "ExtensionError"
+    assert "importlib.reload(torch_promote) works" in str(error), error
+else:
+    raise AssertionError("it was imported")
+"""
+    run(code)
+
+
+#
+# The linker compares names and parameters, but not return types, so each declaration is compared with PyTorch's header.
+
+
+CSRC = Path(__file__).parents[2] / "csrc"
+#: The headers of PyTorch that declare them.
+HEADERS = ("ATen/autocast_mode.h", "ATen/CachedTensorUtils.h", "torch/csrc/jit/python/pybind_utils.h")
+DECLARATION = re.compile(r"\bTORCH_(?:PYTHON_)?API\s+([\w:]+)\s+(\w+)\(([^()]*)\);")
+
+
+def declarations(text: str) -> set[str]:
+    """Returns the functions that a text declares, without namespaces, names of parameters and defaults."""
+    return {f"{plain(result)} {name}({types(parameters)})" for result, name, parameters in DECLARATION.findall(text)}
+
+
+def types(parameters: str) -> str:
+    without_defaults = re.sub(r"=[^,]*", "", parameters)
+    return ", ".join(plain(re.sub(r"(?<=[\w&>]) +\w+ *$", "", one.strip())) for one in without_defaults.split(","))
+
+
+def plain(type_name: str) -> str:
+    return re.sub(r"\b(?:at|c10|std|torch::jit)::", "", " ".join(type_name.split()))
+
+
+def declared_here() -> set[str]:
+    return set().union(*(declarations(path.read_text(encoding="utf-8")) for path in CSRC.rglob("*.*")))
+
+
+def declared_by_pytorch() -> set[str]:
+    roots = [Path(path) for path in include_paths()]
+    files = [next(root / header for root in roots if (root / header).exists()) for header in HEADERS]
+    return set().union(*(declarations(file.read_text(encoding="utf-8")) for file in files))
+
+
+def test_each_declaration_is_pytorchs() -> None:
+    assert len(declared_here()) >= 10
+    assert declared_here() - declared_by_pytorch() == set()
+
+
+BF16, FP16 = torch.bfloat16, torch.float16
+DEVICES: list[tuple[DeviceSpec, ...]] = [
+    (),
+    (DeviceSpec("cpu", BF16, True),),
+    (DeviceSpec("cuda", FP16, False),),
+    (DeviceSpec("cpu", FP16, False), DeviceSpec("cuda", torch.float64, True)),
+]
+SPECS = [
+    RegionSpec(*fields)
+    for fields in itertools.product(DEVICES, (None, False, True), (None, *_C.CACHE_MODES), (0, 1, 2**24 - 1))
+]
+
+
+@pytest.mark.parametrize("around", [None, BF16, FP16], ids=str)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.policy_change == 0], ids=RegionSpec.pack)
+def test_the_extension_reads_what_is_packed(spec: RegionSpec, around: torch.dtype | None) -> None:
+    outer = Region(RegionSpec((), around is FP16, "all" if around is BF16 else None).pack())
+    with leaves_no_trace(), outer:
+        expected = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in ("cpu", "cuda")}
+        cache = torch.is_autocast_cache_enabled() if spec.cache_enabled is None else spec.cache_enabled
+        mode = spec.cache_mode or _C.cache_mode()
+        for device_type, dtype, enabled in spec.devices:
+            expected[device_type] = enabled, dtype
+        with Region(spec.pack()):
+            found = {name: (torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in expected}
+            assert found == expected
+            assert (torch.is_autocast_cache_enabled(), _C.cache_mode()) == (cache, mode)
+
+
+def test_the_extension_packs_as_python_does() -> None:
+    modes = (None, *_C.CACHE_MODES, "none")
+    for dtype, enabled, flag, mode in itertools.product((BF16, FP16), (True, False), (True, False), modes):
+        plain = _C.pack_plain_region("cpu", dtype, enabled, flag, mode)
+        cache = flag if mode is None else mode != "none"
+        spec = RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache, None if mode == "none" else mode)
+        assert plain == (spec.pack(), ("cpu", dtype, enabled, flag, mode))

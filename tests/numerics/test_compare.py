@@ -1,37 +1,129 @@
-"""`compare`: local and accumulated errors of sites, and restored state."""
+"""`compare`: local and accumulated errors of sites, impacts on the loss, and steps with unusual uses of autograd."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.planted_sites import INPUTS, Cancels, Overflows, by_place, chain, half, step_of
+from helpers.counted_collectives import counted_collective
+from torch_promote.errors import StepError
+from torch_promote.numerics.call_observers import CallKey, ForwardCalls
 from torch_promote.numerics.compare import Rounds
+from torch_promote.numerics.comparison import Comparison, Site
+from torch_promote.numerics.impacts import Errors, ErrorSums
 from torch_promote.numerics.step_runs import StepRuns
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.places import RunningModules
+
+INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+OFF, STOCK = tp.Policy.named("off"), tp.Policy.stock()
+CANCEL = "compared::cancel"
+
+
+@torch.library.custom_op(CANCEL, mutates_args=())
+def cancel(x: torch.Tensor, big: float) -> torch.Tensor:
+    """X without its last digits, which are lost in a sum with a large number."""
+    return (x + big) - big
+
+
+cancel.register_fake(lambda x, big: torch.empty_like(x))
+cancel.register_autograd(lambda ctx, gradient: (gradient, None), setup_context=lambda ctx, inputs, output: None)
+
+
+@torch.library.custom_op("compared::needs_grad", mutates_args=())
+def needs_grad(x: torch.Tensor) -> torch.Tensor:
+    if not torch.is_grad_enabled():
+        raise ValueError("not like this")
+    return x * 2
+
+
+@torch.library.custom_op("compared::of_size", mutates_args=())
+def of_size(x: torch.Tensor) -> torch.Tensor:
+    """Its shape depends on the dtype."""
+    return x.sum(1) if x.dtype is torch.float32 else x.sum()
+
+
+class Cancels(nn.Module):
+    """Adds a large number and takes it away again, hidden in a custom op."""
+
+    def __init__(self, big: float = 64.0) -> None:
+        super().__init__()
+        self.big = big
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.compared.cancel(x, self.big)  # type: ignore[no-any-return]
+
+
+class Overflows(nn.Module):
+    """A square beyond float16's range, and its root."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 1000 + 300).square().sqrt() / 1000
+
+
+def chain(seed: int, depth: int, planted: dict[int, nn.Module] | None = None) -> nn.Sequential:
+    """Layers with activations; `planted[n]` follows layer n."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for number in range(depth):
+        linear = nn.Linear(16, 16)
+        nn.init.orthogonal_(linear.weight)
+        layers += [linear, (nn.Tanh, nn.GELU, nn.SiLU)[number % 3]()]
+        if planted and number in planted:
+            layers.append(planted[number])
+    return nn.Sequential(*layers)
+
+
+def half() -> torch.autocast:
+    return torch.autocast("cpu", torch.float16)
+
+
+def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
+    def step() -> torch.Tensor:
+        with half():
+            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
+
+    return step
+
+
+def by_place(comparison: Comparison) -> dict[tuple[str, str], Site]:
+    return {(site.module, site.op): site for site in comparison.sites}
+
+
+def impacts_of(step: Callable[..., Any], model: nn.Module) -> dict[tuple[str, str], float | None]:
+    return {place: site.impact for place, site in by_place(tp.compare(step, model=model)).items()}
+
+
+# --- errors of sites
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_planted_op_is_to_blame_and_those_behind_it_show_it(seed: int) -> None:
+def test_the_planted_op_has_the_local_errors(seed: int) -> None:
     places = torch.randperm(6, generator=torch.Generator().manual_seed(seed))[:2].tolist()
     model = chain(seed, 6, {place: Cancels() for place in places})
     comparison = tp.compare(step_of(model), model=model)
-    planted = [site for site in comparison.sites if site.op == "planted_sites::cancel"]
-    others = [site for site in comparison.sites if site.op != "planted_sites::cancel"]
+    planted = [site for site in comparison.sites if site.op == CANCEL]
+    others = [site for site in comparison.sites if site.op != CANCEL]
     assert len(planted) == 2
     assert min(site.local for site in planted) > 10 * max(site.local for site in others)
     first = min(int(site.module) for site in planted)
     for site in others:
-        if not site.module:  # the loss
-            continue
-        assert site.accumulated is not None
-        behind = int(site.module) > first
-        assert (site.accumulated > 1.5e-3) == behind, site
-    assert {site.op for site in comparison.sites[:2]} == {"planted_sites::cancel"}  # by impact
+        if site.module:  # not the loss
+            assert site.accumulated is not None
+            assert (site.accumulated > 1.5e-3) == (int(site.module) > first), site
+    assert {site.op for site in comparison.sites[:2]} == {CANCEL}  # by impact
     assert (comparison.runs, comparison.backwards) == (3, 1)
 
 
@@ -39,7 +131,7 @@ def test_an_overflow_is_infinite_where_it_happens() -> None:
     model = chain(0, 3, {1: Overflows()})
     comparison = tp.compare(step_of(model), model=model)
     sites = by_place(comparison)
-    assert comparison.sites[0] is sites["4", "aten::square"]  # before those that get what it made
+    assert comparison.sites[0] is sites["4", "aten::square"]  # before those that get its results
     assert (comparison.sites[0].local, comparison.sites[0].impact) == (math.inf, math.inf)
     assert comparison.sites[0].nonfinite > 0
     assert math.isfinite(sites["5", "aten::linear"].local)
@@ -47,96 +139,297 @@ def test_an_overflow_is_infinite_where_it_happens() -> None:
 
 
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min])
-def test_masks_are_no_overflow(lowest: float) -> None:
-    linear = nn.Linear(16, 8)
-    mask = torch.full((8, 8), lowest).triu(1)
+@pytest.mark.parametrize("casts", [False, True])
+def test_masks_are_no_overflow(lowest: float, casts: bool) -> None:
+    linear, mask = nn.Linear(16, 8), torch.full((8, 8), lowest).triu(1)
 
     def step() -> torch.Tensor:
         with half():
-            return (linear(INPUTS) + mask.to(torch.get_autocast_dtype("cpu"))).softmax(-1).square().sum()
+            given = mask.to(torch.get_autocast_dtype("cpu")) if casts else mask
+            return (linear(INPUTS) + given).softmax(-1).square().sum()
 
-    def masked() -> torch.Tensor:
-        with half():
-            return (linear(INPUTS) + mask).softmax(-1).square().sum()
-
-    for one in (step, masked):
-        comparison = tp.compare(one, model=linear)
-        assert all(math.isfinite(site.local) and math.isfinite(site.impact or 0) for site in comparison.sites)
+    for site in tp.compare(step, model=linear).sites:
+        assert math.isfinite(site.local)
+        assert math.isfinite(site.impact or 0)
 
 
-def test_calls_draw_the_same_random_numbers_in_both_runs() -> None:
-    """Also after a call that draws other numbers in another dtype."""
-    linear = nn.Linear(16, 16)
+def test_calls_draw_the_same_random_numbers_in_all_runs() -> None:
+    """Also after a call that draws as many numbers as its dtype has bytes."""
+    linear, generator = nn.Linear(16, 16), torch.Generator().manual_seed(0)
 
     def step() -> torch.Tensor:
         with half():
             hidden = linear(INPUTS)
-            if hidden.dtype is torch.float16:
-                torch.rand(7)
-            return nn.functional.dropout(hidden, 0.5).square().mean()
+            torch.rand(hidden.dtype.itemsize)
+            torch.rand(hidden.dtype.itemsize, generator=generator)
+            return nn.functional.dropout(torch.normal(hidden, 1.0, generator=generator), 0.5).square().mean()
 
-    site = by_place(tp.compare(step, model=linear))["", "aten::dropout"]
-    assert site.accumulated is not None
-    assert site.accumulated < 1e-3
-    assert site.local < 1e-3
+    sites = by_place(tp.compare(step, model=linear))
+    for op in ("aten::dropout", "aten::normal"):
+        site = sites["", op]
+        assert max(site.local, site.accumulated or math.inf) < 1e-2
 
 
-def test_a_step_that_is_not_repeatable_is_an_error() -> None:
-    model, seeds = chain(0, 2, {}), iter(range(100))
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+)
+def test_error_sums_of_a_cast(numbers: list[float], dtype: torch.dtype) -> None:
+    reference = torch.tensor(numbers)
+    result = reference.to(dtype)
+    sums, halves = ErrorSums(), ErrorSums()
+    sums.add(result, reference)
+    for ours, theirs in zip(result.split(2), reference.split(2), strict=True):
+        part = ErrorSums()
+        part.add(ours, theirs)
+        halves.merge(part)
+    errors, (ours, theirs) = sums.total(), (result.double().numpy(), reference.double().numpy())
+    difference = numpy.linalg.norm(ours - theirs)
+    if difference == 0:
+        assert errors == halves.total() == Errors()
+        return
+    relative = difference / numpy.linalg.norm(theirs)
+    assert errors.relative == pytest.approx(relative, rel=1e-9)
+    assert errors.sqnr == pytest.approx(-20 * math.log10(relative))
+    info = torch.finfo(dtype)
+    units = [max(info.eps * 2.0 ** math.floor(math.log2(abs(x))), info.smallest_normal * info.eps) for x in theirs if x]
+    wanted = max(abs(a - b) / unit for a, b, unit in zip(ours[theirs != 0], theirs[theirs != 0], units, strict=True))
+    assert errors.ulp == halves.total().ulp == pytest.approx(wanted)
+    assert halves.total().relative == pytest.approx(relative, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("result", "reference", "relative", "nonfinite"),
+    [
+        ([math.inf, 1.0], [70000.0, 1.0], math.inf, 1),
+        ([math.nan, math.nan], [0.0, 1.0], math.inf, 2),
+        ([-math.inf, 1.0], [-math.inf, 1.0], 0.0, 0),  # a mask
+        ([-math.inf, 1.0], [torch.finfo(torch.float32).min, 1.0], 0.0, 0),  # a mask
+        ([math.nan, 1.0], [math.nan, 1.0], 0.0, 0),
+        ([1.0], [0.0], math.inf, 0),
+        ([], [], 0.0, 0),
+        ([3 + 4.5j], [3 + 4j], 0.1, 0),
+    ],
+)
+def test_error_sums(result: list[Any], reference: list[Any], relative: float, nonfinite: int) -> None:
+    sums = ErrorSums()
+    sums.add(torch.tensor(result), torch.tensor(reference))
+    assert (sums.total().relative, sums.total().nonfinite) == (pytest.approx(relative), nonfinite)
+
+
+# --- impacts
+
+
+def effects(model: nn.Module, step: Callable[..., Any], sites: list[Site], batches: int) -> list[float]:
+    """The change of the loss if only one site runs in float16."""
+    all_wide = STOCK.override(dict.fromkeys({site.op for site in sites}, "fp32"))
+    with StepRuns(step, model, batches=batches) as runs:
+
+        def losses(policy: tp.Policy) -> torch.Tensor:
+            return torch.stack([one["loss"].double() for one in runs.run(policy)])
+
+        wide = losses(all_wide)
+        narrow = [losses(all_wide.override_modules({one.module: {one.op: torch.float16}})) for one in sites]
+    return [float((one - wide).square().sum().sqrt()) for one in narrow]
+
+
+def random_network(seed: int, batches: int, zero_gradients: bool) -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for number in range(5):
+        linear = nn.Linear(16, 16)
+        linear.weight.data *= 10 ** (torch.rand(()) * 2 - 1)
+        layers += [linear, (nn.ReLU, nn.GELU, nn.Tanh)[int(torch.randint(3, ()))]()]
+        layers += [nn.LayerNorm(16)] * (number % 2)
+    model = nn.Sequential(*layers, nn.Linear(16, 4))
+    inputs, labels = torch.randn(batches, 32, 16), torch.randint(4, (batches, 32))
+    targets = model(inputs).detach()
+
+    def step(number: int) -> torch.Tensor:
+        with half():
+            if not zero_gradients:
+                return nn.functional.cross_entropy(model(inputs[number]), labels[number])
+            outputs = model(inputs[number])
+        return nn.functional.mse_loss(outputs.double(), targets[number].double())
+
+    return model, step
+
+
+@pytest.mark.parametrize(("seed", "batches", "zero"), [(0, 1, False), (2, 4, False), (0, 1, True), (1, 1, True)])
+def test_impacts_rank_like_the_effects_of_single_sites(seed: int, batches: int, zero: bool) -> None:
+    model, step = random_network(seed, batches, zero)
+    comparison = tp.compare(step, model=model, batches=batches)
+    assert comparison.random_cotangents is zero
+    sites = [site for site in comparison.sites if site.impact and site.module]
+    assert len(sites) > 8
+    ranks = [
+        torch.tensor(values, dtype=torch.float64).argsort().argsort().double()
+        for values in ([site.impact for site in sites], effects(model, step, sites, batches))
+    ]
+    assert float(torch.corrcoef(torch.stack(ranks))[0, 1]) >= 0.9
+
+
+def test_an_impact_is_the_change_of_the_loss_to_first_order() -> None:
+    model = chain(0, 3, {1: Cancels(16.0)})
+    step = step_of(model)
+    comparison = tp.compare(step, model=model)
+    site = by_place(comparison)["4", CANCEL]
+    wide = STOCK.override(dict.fromkeys({one.op for one in comparison.sites}, "fp32"))
+    with StepRuns(step, model) as runs:
+        [of_wide] = runs.run(wide)
+        [of_narrow] = runs.run(wide.override_modules({"4": {site.op: "float16"}}))
+    change = float(of_narrow["loss"].double() - of_wide["loss"].double())
+    assert site.signed_impact == pytest.approx(change, rel=0.1)
+    assert site.impact == abs(site.signed_impact or 0.0)
+
+
+def with_backward(model: nn.Module, loss: torch.Tensor, **options: Any) -> torch.Tensor:
+    loss.backward(**options)
+    return loss.detach()
+
+
+def scaled(scale: float) -> Callable[[nn.Module], Callable[[], Any]]:
+    def make(model: nn.Module) -> Callable[[], Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+        def step() -> dict[str, float]:
+            loss = step_of(model)()
+            scaler.scale(loss).backward()
+            return {"loss": loss.item(), "lr": 0.1}
+
+        return step
+
+    return make
+
+
+def twice_through_one_graph(model: nn.Module) -> torch.Tensor:
+    loss = step_of(model)()
+    loss.backward(torch.tensor(0.25), retain_graph=True)
+    loss.backward(torch.tensor(0.75))
+    return loss
+
+
+def with_penalty(model: nn.Module, does_backward: bool) -> torch.Tensor:
+    inputs = INPUTS.clone().requires_grad_()
+    with half():
+        outputs = model(inputs)
+        loss = outputs.square().mean()
+    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    loss = loss + 0 * slope.sum()
+    return with_backward(model, loss) if does_backward else loss
+
+
+def checkpointed(model: nn.Module) -> torch.Tensor:
+    with half():
+        return checkpoint(model, INPUTS, use_reentrant=False).square().mean()  # type: ignore[no-any-return]
+
+
+STEPS: dict[str, Callable[[nn.Module], Callable[[], Any]]] = {
+    "own backward": lambda model: lambda: with_backward(model, step_of(model)()),
+    "recorded backward": lambda model: lambda: with_backward(model, step_of(model)(), create_graph=True),
+    "scaled backward": scaled(2.0**10),
+    "backwards that add up": lambda model: functools.partial(twice_through_one_graph, model),
+    "penalty": lambda model: functools.partial(with_penalty, model, False),
+    "penalty and backward": lambda model: functools.partial(with_penalty, model, True),
+    "without gradients": lambda model: torch.no_grad()(step_of(model)),
+    "frozen": lambda model: step_of(model.requires_grad_(False)),
+    "checkpointed": lambda model: functools.partial(checkpointed, model),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("name", STEPS)
+def test_impacts_do_not_depend_on_how_a_step_uses_autograd(name: str) -> None:
+    model = chain(1, 4, {2: Cancels()})
+    wanted = by_place(tp.compare(step_of(model), model=model))
+    found = by_place(tp.compare(STEPS[name](model), model=model))
+    for place, site in wanted.items():
+        assert (found[place].local, found[place].accumulated) == (site.local, site.accumulated)
+        assert found[place].signed_impact == pytest.approx(site.signed_impact, rel=1e-4)
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_pass_through_views_if_the_step_records_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 1))
+
+    def step(record: bool) -> torch.Tensor:
+        with torch.set_grad_enabled(record), half():
+            return model(INPUTS.view(2, 1, 8, 8)).square().mean()  # type: ignore[no-any-return]
+
+    with_graph, without = (impacts_of(functools.partial(step, one), model) for one in (True, False))
+    assert without == with_graph
+    assert None not in without.values()
+
+
+def divergence(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    log_p = outputs.log_softmax(-1)
+    return nn.functional.kl_div(log_p, target.log_softmax(-1), log_target=True, reduction="batchmean")
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        nn.functional.mse_loss,
+        lambda outputs, target: (outputs - target).square().mean(),  # the gradient of the square is not zero
+        divergence,
+        lambda outputs, target: outputs,
+    ],
+)
+@pytest.mark.parametrize("outside", [True, False])
+def test_random_cotangents_replace_gradients_that_are_zero(loss_of: Callable[..., Any], outside: bool) -> None:
+    """Also if the model returns other objects as well."""
+    counts = torch.arange(3)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = chain(2, 4, {1: Cancels()})
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.inner(x), counts
+
+    model = Model()
+    target = model(INPUTS)[0].detach()
 
     def step() -> torch.Tensor:
         with half():
-            noise = torch.randn(8, 16, generator=torch.Generator().manual_seed(next(seeds)))
-            return model(noise).square().mean()  # type: ignore[no-any-return]
+            outputs, same = model(INPUTS)
+            assert same is counts
+            if not outside:
+                return loss_of(outputs, target)  # type: ignore[no-any-return]
+        return loss_of(outputs.float(), target)  # type: ignore[no-any-return]
 
-    with pytest.raises(
-        tp.errors.StepError, match=r"differ in loss by .*aten::randn\.generator.*test_compare\.py.*restore="
+    comparison = tp.compare(step, model=model)
+    assert comparison.random_cotangents
+    assert comparison.backwards in (7, 8)
+    assert comparison.sites[0].op == CANCEL
+    assert all(site.impact for site in comparison.sites if site.op in (CANCEL, "aten::linear"))
+    assert {site.signed_impact for site in comparison.sites} == {None}
+
+
+def test_steps_whose_impacts_are_unknown() -> None:
+    model = chain(2, 4, {1: Cancels()})
+    inplace = chain(0, 2, {1: Cancels()})  # its first result is a leaf, because no weight is trainable
+    inplace.insert(1, nn.ReLU(inplace=True))
+    inplace.requires_grad_(False)
+    for step, of, text in (
+        (torch.inference_mode()(step_of(model)), model, "no gradient of a loss reached the calls"),
+        (
+            torch.no_grad()(step_of(inplace)),
+            inplace,
+            "the step fails when its calls are recorded for a backward: a leaf",
+        ),
     ):
-        tp.compare(step, model=model)
+        comparison = tp.compare(step, model=of)
+        assert {site.impact for site in comparison.sites} == {None}
+        assert comparison.sites[0].op == CANCEL  # by local error
+        assert f"The impacts are unknown: {text}" in comparison.notes[0]
 
 
-def test_what_the_step_changes_is_restored() -> None:
-    model = chain(0, 3, {}).train()
-    optimizer = torch.optim.AdamW(model.parameters())
-    drawn: list[int] = []
-
-    def step() -> torch.Tensor:
-        drawn.append(len(drawn))
-        loss = step_of(model)()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    step()
-    in_force = tp.installed(), tp.default_policy()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state, random = torch.get_rng_state(), [one["step"].item() for one in optimizer.state.values()]
-    tp.compare(step, model=model, restore=[drawn], gradients=True)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [one["step"].item() for one in optimizer.state.values()] == random
-    assert drawn == [0]
-    assert (tp.installed(), tp.default_policy()) == in_force
-    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse("PythonTLSSnapshot"))
+# --- gradients
 
 
-def test_an_error_in_the_step_leaves_nothing_on() -> None:
-    model = chain(0, 2, {})
-    weight, in_force = model[0].weight.detach().clone(), (tp.installed(), tp.default_policy())
-
-    def step() -> torch.Tensor:
-        with torch.no_grad():
-            model[0].weight.add_(1)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        tp.compare(step, model=model)
-    assert torch.equal(model[0].weight, weight)
-    assert (tp.installed(), tp.default_policy()) == in_force
-
-
-def test_gradients_are_those_that_the_runs_gave() -> None:
+def test_gradients_of_parameters() -> None:
     model = chain(0, 3, {1: Cancels(256.0)})
     comparison = tp.compare(step_of(model), model=model, gradients=True)
     grads = {}
@@ -144,78 +437,88 @@ def test_gradients_are_those_that_the_runs_gave() -> None:
         model.zero_grad()
         with tp.installed_as(policy=policy):
             step_of(model)().backward()
-        grads[policy] = {name: one.grad.clone() for name, one in model.named_parameters()}
+        grads[policy] = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
     assert {one.name for one in comparison.gradients} == set(grads["off"])
     for one in comparison.gradients:
         wanted, found = grads["off"][one.name].double(), grads["stock"][one.name].double()
         assert one.error == pytest.approx(float((found - wanted).norm() / wanted.norm()), rel=1e-6)
         assert one.norm == pytest.approx(float(wanted.norm()))
     assert [one.error for one in comparison.gradients] == sorted(one.error for one in comparison.gradients)[::-1]
+    assert len(tp.compare(lambda number: step_of(model)(), model=model, gradients=True, batches=2).gradients) == 6
 
 
-def test_gradients_of_several_batches_are_those_of_all_of_them() -> None:
-    model = chain(0, 2, {})
-    inputs = torch.randn(3, *INPUTS.shape)
+# --- state, policies and other tools
 
-    def step(number: int) -> torch.Tensor:
+
+def test_the_state_is_restored() -> None:
+    model = chain(0, 3).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    drawn: list[int] = []
+
+    def step(fails: bool = False) -> torch.Tensor:
+        drawn.append(len(drawn))
+        loss = step_of(model)()
+        loss.backward()
+        optimizer.step()  # its in-place ops return the parameters
+        optimizer.zero_grad()
+        if fails:
+            raise ZeroDivisionError
+        return loss.detach()
+
+    step()
+    in_force = tp.installed(), tp.default_policy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, steps = torch.get_rng_state(), [one["step"].item() for one in optimizer.state.values()]
+    tp.compare(step, model=model, restore=[drawn], gradients=True)
+    with pytest.raises(ZeroDivisionError):
+        tp.compare(lambda: step(True), model=model, restore=[drawn])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [one["step"].item() for one in optimizer.state.values()] == steps
+    assert drawn == [0]
+    assert (tp.installed(), tp.default_policy()) == in_force
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_running_statistics_are_written_once() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+
+    def step() -> dict[str, Any]:
         with half():
-            return model(inputs[number]).square().mean()
+            loss = model(INPUTS.view(2, 1, 8, 8)).square().mean()
+        return {"loss": loss, "mean": model[1].running_mean}
 
-    comparison = tp.compare(step, model=model, gradients=True, batches=3)
-    assert comparison.gradients
-    assert all(one.error < 0.01 for one in comparison.gradients)
+    assert impacts_of(step, model)["1", "aten::batch_norm"]  # two runs of the reference agree
 
 
-def test_fp32_is_a_candidate_as_well() -> None:
-    model = chain(0, 2, {})
+def test_candidates_and_references() -> None:
+    model = chain(0, 3, {1: Cancels()})
+    tp.set_module_policy(model, {"1": {"tanh": "lower_precision_fp"}})
     comparison = tp.compare(step_of(model), model=model, reference="stock", candidate="fp32")
-    assert comparison.candidate == tp.Policy.named("off")
-    assert comparison.reference == tp.Policy.stock()
+    assert (comparison.candidate, comparison.reference) == (OFF, STOCK)
+    policy = STOCK.override_modules({"4": {CANCEL: "fp32"}})
+    sites = by_place(tp.compare(step_of(model), model=model, candidate=policy))
+    assert (sites["4", CANCEL].dtypes, sites["4", CANCEL].policy) == ("float32", "fp32")
+    assert sites["4", CANCEL].local < 1e-5
+    assert (sites["1", "aten::tanh"].dtypes, sites["1", "aten::tanh"].local > 0) == ("float16", True)  # module policies
+    with tp.installed_as(policy="fp32_safe", overrides={"silu": "fp32"}):
+        comparison = tp.compare(step_of(model), model=model)
+    assert comparison.candidate == tp.Policy.named("fp32_safe").override({"silu": "fp32"})
+    assert by_place(comparison)["6", "aten::silu"].dtypes == "float32"
 
 
-def test_few_bytes_at_a_time_give_the_same_sites() -> None:
-    model = chain(0, 3, {1: Cancels()})
-    step = step_of(model)
-    wanted = tp.compare(step, model=model)
-    off, stock = tp.Policy.named("off"), tp.Policy.stock()
-    with StepRuns(step, model) as runs:
-        found = Rounds(runs, off, stock, False, None, True, most_bytes=1000).compare()
-        assert found.sites == wanted.sites
-        assert found.runs > 3
-        short = Rounds(runs, off, stock, False, 3, True, most_bytes=1000).compare()
-    assert short.runs == 3
-    assert any("are unknown" in note for note in short.notes)
-
-
-def test_tables_for_modules_hold_in_the_candidate() -> None:
-    model = chain(0, 3, {1: Cancels()})
-    policy = tp.Policy.stock().override_modules({"4": {"planted_sites::cancel": "fp32"}})
-    site = by_place(tp.compare(step_of(model), model=model, candidate=policy))["4", "planted_sites::cancel"]
-    assert (site.dtypes, site.policy) == ("float32", "fp32")
-    assert site.local < 1e-5
-
-
-def test_regions_with_a_policy_of_their_own_are_told() -> None:
-    model = chain(0, 2, {})
+def test_regions_with_a_policy_are_noted() -> None:
+    model = chain(0, 2)
 
     def step() -> torch.Tensor:
         with tp.my_autocast("cpu", policy="stock", dtype=torch.float16):
             return model(INPUTS).square().mean()  # type: ignore[no-any-return]
 
-    comparison = tp.compare(step, model=model)
-    assert any("No call ran in another dtype" in note for note in comparison.notes)
-
-
-def test_the_candidate_is_the_policy_in_force() -> None:
-    model = chain(0, 2, {})
-    with tp.installed_as(policy="fp32_safe", overrides={"tanh": "fp32"}):
-        comparison = tp.compare(step_of(model), model=model)
-    assert comparison.candidate == tp.Policy.named("fp32_safe").override({"tanh": "fp32"})
-    assert by_place(comparison)["1", "aten::tanh"].dtypes == "float32"
+    assert any("No call ran in another dtype" in note for note in tp.compare(step, model=model).notes)
 
 
 def test_inside_of_a_trace_and_of_crosscheck() -> None:
-    model = chain(0, 2, {})
+    model = chain(0, 2)
     with tp.crosscheck() as report, tp.trace(model) as trace:
         comparison = tp.compare(step_of(model), model=model)
     assert comparison.sites == tp.compare(step_of(model), model=model).sites
@@ -223,17 +526,169 @@ def test_inside_of_a_trace_and_of_crosscheck() -> None:
     assert not report.mismatches
 
 
-def test_calls_of_one_run_only_are_told() -> None:
+# --- rounds of runs, if the results do not fit into memory
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_few_bytes_at_a_time_give_the_same_sites(outside: bool) -> None:
+    model = chain(0, 3, {1: Cancels()})
+
+    def step() -> torch.Tensor:
+        given = INPUTS.exp().log() if outside else INPUTS  # calls without errors
+        with half():
+            return model(given).square().mean()  # type: ignore[no-any-return]
+
+    wanted = tp.compare(step, model=model)
+    with StepRuns(step, model) as runs:
+        found = Rounds(runs, OFF, STOCK, False, None, True, most_bytes=1000).compare()
+        assert found.sites == wanted.sites
+        assert found.runs > 3
+        short = Rounds(runs, OFF, STOCK, False, 3, True, most_bytes=1000).compare()
+    assert short.runs == 3
+    assert any("are unknown" in note for note in short.notes)
+
+
+def test_ranks_make_the_same_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank lacks the memory for all results."""
+    model, asked = chain(0, 2), list[bool]()
+    others = iter([False, True, False, False])  # whether gradients are zero, and whether there are more rounds
+
+    def gather(into: list[bool], here: bool) -> None:
+        asked.append(here)
+        into[:] = [here, next(others)]
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    assert tp.compare(step_of(model), model=model).runs == 3  # it does not communicate: this rank may be alone
+    communicates = property(lambda self: True, lambda self, value: None)
+    monkeypatch.setattr(ForwardCalls, "communicates", communicates, raising=False)
+    assert tp.compare(step_of(model), model=model).runs == 6
+    assert asked == [False] * 4
+
+
+# --- calls that differ, or cannot run alone
+
+
+@pytest.fixture
+def policies() -> Iterator[None]:
+    with (
+        tp.register_policy("compared::needs_grad", "lower_precision_fp"),
+        tp.register_policy("compared::of_size", "lower_precision_fp"),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("policies")
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [(needs_grad, "ValueError: not like this"), (of_size, "the shapes of its results differ in these dtypes")],
+)
+def test_a_call_that_cannot_be_run_alone_is_named(op: Any, why: str) -> None:
+    model = chain(0, 2)
+
+    def step() -> torch.Tensor:
+        with half():
+            found = model(INPUTS)
+            with torch.enable_grad():
+                return found.float().mean() + op(found.detach()).float().mean()  # type: ignore[no-any-return]
+
+    comparison = tp.compare(step, model=model)
+    name = op._opoverload._schema.name
+    assert f"{name} was not run alone: {why}. Its local error is unknown." in comparison.notes
+    site = by_place(comparison)["", name]
+    assert (site.local, site.impact) == (0.0, None)
+    assert by_place(comparison)["0", "aten::linear"].impact
+
+
+def test_nested_tensors_are_not_run_alone() -> None:
+    model = nn.Linear(16, 4)
+
+    def step() -> torch.Tensor:
+        with half():
+            nested = torch.nested.as_nested_tensor([INPUTS, INPUTS[:2]], layout=torch.jagged)
+            return torch.cat([one.float() for one in model(nested).unbind()]).square().mean()
+
+    comparison = tp.compare(step, model=model)
+    assert any("NestedTensor has no data of its own" in note for note in comparison.notes)
+    assert by_place(comparison)["", "aten::linear"].impact is None
+
+
+def test_collectives_are_not_compared_and_not_run_alone() -> None:
+    model = chain(0, 2)
+
+    def step() -> torch.Tensor:
+        with half():
+            return (model(INPUTS).square().mean() + op(model(INPUTS).detach()).mean()).float()  # type: ignore[no-any-return]
+
+    with counted_collective() as (op, calls):
+        comparison = tp.compare(step, model=model)
+        assert len(calls) == comparison.runs == 3
+    assert by_place(comparison)["0", "aten::linear"].impact
+    assert not [site for site in comparison.sites if "counted" in site.op]
+    assert comparison.notes == comparison.not_aligned == []
+
+
+def test_calls_of_one_run_are_listed() -> None:
     linear = nn.Linear(16, 16)
 
     def step() -> torch.Tensor:
         with half():
             hidden = linear(INPUTS)
-            hidden = hidden.float().exp() if hidden.dtype is torch.float16 else hidden.exp()
-            return (hidden.tanh() if linear(INPUTS).dtype is torch.float32 else hidden.tanh().sin()).mean()
+            return (hidden.sin() if hidden.dtype is torch.float16 else hidden).mean()
 
-    comparison = tp.compare(step, model=linear)
-    assert "1 call of aten::sin in the model was made by the candidate only." in comparison.not_aligned
+    [text] = tp.compare(step, model=linear).not_aligned
+    assert "aten::sin in the model" in text
+    assert "candidate" in text
+
+
+def test_a_step_that_is_not_repeatable_is_an_error() -> None:
+    model = chain(0, 2)
+
+    def step(calls: Iterator[int], run: int | None) -> torch.Tensor:
+        number = next(calls)
+        with half():
+            if run is None:
+                noise = torch.randn(8, 16, generator=torch.Generator().manual_seed(number))
+                return model(noise).square().mean()  # type: ignore[no-any-return]
+            found = model(INPUTS).float().mean()
+            return found.exp() if number == run else found  # type: ignore[no-any-return]
+
+    for run, text in (
+        (None, r"the results of aten::randn\.generator.*test_compare\.py.*restore="),
+        (0, r"aten::exp in the model, call 1, was made only in the first run\."),
+        (2, r"aten::exp in the model, call 1, was made only in the second run\."),
+    ):
+        with pytest.raises(StepError, match=rf"differ in loss by .* What differed first: {text}"):
+            tp.compare(functools.partial(step, iter(range(100)), run), model=model)
+
+
+def test_errors_in_calls() -> None:
+    model, seen = chain(0, 2), []
+
+    def step() -> torch.Tensor:
+        with torch.no_grad(), half():
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                torch.mm(INPUTS, INPUTS)
+            seen.append(torch.is_grad_enabled())
+            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
+
+    comparison = tp.compare(step, model=model)
+    assert seen == [False] * comparison.runs
+    assert by_place(comparison)["0", "aten::linear"].impact
+    names: list[str] = []
+
+    class Interrupted(ForwardCalls):
+        def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> None:
+            names.append(key.name)
+            if len(names) == 1:
+                raise KeyboardInterrupt
+
+    with observe_dispatch(Interrupted(RunningModules(nn.Module()))):
+        with pytest.raises(KeyboardInterrupt):
+            torch.exp(INPUTS)
+        torch.sin(INPUTS)
+    assert names == ["aten::exp", "aten::sin"]
 
 
 @pytest.mark.parametrize(
@@ -245,19 +700,40 @@ def test_calls_of_one_run_only_are_told() -> None:
         ({"restore": [object()]}, r"restore\[0\] is a object, whose state cannot be restored"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
-    model = chain(0, 2, {})
+def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
+    model = chain(0, 2)
     with pytest.raises(tp.TorchPromoteError, match=text):
         tp.compare(step_of(model), **{"model": model, **arguments})
 
 
-@pytest.mark.parametrize("returned", [None, "loss", object()])
-def test_a_step_that_returns_nothing_to_compare(returned: object) -> None:
-    model = chain(0, 2, {})
+# --- steps that tune runs
 
-    def step() -> object:
-        step_of(model)()
-        return returned
 
-    with pytest.raises(tp.errors.StepError, match="no tensor or number to compare"):
-        tp.compare(step, model=model)
+def test_tune_runs_unusual_steps() -> None:
+    """Steps that raise for a non-finite loss, that cannot be recorded for a backward, and with sparse results."""
+    model, eye = chain(0, 2), torch.eye(4).to_sparse()
+
+    def raises() -> torch.Tensor:
+        with half():
+            loss = (model(INPUTS) * 1e6).square().mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError("the loss is not finite")
+        return loss  # type: ignore[no-any-return]
+
+    def to_numpy() -> Any:
+        with torch.no_grad(), half():
+            return model(INPUTS).numpy()  # raises if the tensor requires a gradient
+
+    def sparse() -> torch.Tensor:
+        with half():
+            return eye * model(INPUTS).float().mean()
+
+    tuning = tp.tune(raises, model=model, tolerance=1e-2)
+    assert (tuning.overrides, tuning.met) == ({"aten::mul": "fp32"}, True)
+    assert "the loss is not finite" in tuning.trials[0].error
+    with pytest.raises(FloatingPointError):
+        tp.compare(raises, model=model)
+    for budget in (6, 20):
+        tuning = tp.tune(to_numpy, model=model, tolerance=1e-5, budget=budget)
+        assert (tuning.met, tuning.runs <= budget) == (True, True)
+    assert tp.tune(sparse, model=model, tolerance=1e-6).met

@@ -18,10 +18,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-import torch_promote as tp
 from helpers.process_groups import end_group
 from torch_promote.errors import OptionError, StepError
-from torch_promote.numerics.step_state import StepState, iterators_of, objects_of
+from torch_promote.numerics.step_state import StepState, objects_of
 
 
 @pytest.fixture(autouse=True)
@@ -114,29 +113,6 @@ def test_a_training_step(name: str, steps_before: int) -> None:
         state.check()
     assert len(set(losses)) == 1
     assert model.calls >= 3, "a counter is the program's"
-
-
-def test_a_training_goes_on_as_if_nothing_had_been() -> None:
-    def trained(with_state: bool) -> list[Any]:
-        torch.manual_seed(0)
-        random.seed(0)
-        numpy.random.seed(0)
-        model = Net()
-        optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-        step = training_step(model, optimizer)
-        for _ in range(3):
-            if with_state:
-                state = StepState(model, [schedule], step)
-                step()
-                schedule.step()
-                state.restore()
-                state.check()
-            step()
-            schedule.step()
-        return [parameter.tolist() for parameter in model.parameters()]
-
-    assert trained(True) == trained(False)
 
 
 # --- optimizers
@@ -275,23 +251,6 @@ def test_one_copy_of_each_tensor() -> None:
 # --- modules and tensors
 
 
-def test_an_average_of_weights_and_another_model() -> None:
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    averages = torch.optim.swa_utils.AveragedModel(model)
-    functions = {"loss": nn.Linear(2, 1)}
-
-    def step() -> None:
-        for one in (model, other, functions["loss"]):
-            one.weight.data.add_(1)
-        averages.update_parameters(model)
-
-    before = snapshot(model, other, averages, functions["loss"])
-    state = StepState(model, step=step)
-    step()
-    state.restore()
-    assert snapshot(model, other, averages, functions["loss"]) == before
-
-
 def test_weights_that_are_swapped_and_replaced() -> None:
     """As with averages that are swapped in for an evaluation, which replaces the memory or the parameter."""
     model = nn.Linear(2, 2)
@@ -348,19 +307,6 @@ def test_tensors_that_are_no_parameters() -> None:
     state.check()
 
 
-def test_gradients_keep_their_identity() -> None:
-    model = nn.Linear(2, 2)
-    model.weight.grad = gradient = torch.ones(2, 2)
-    state = StepState(model)
-    for zero in (True, False):
-        model.zero_grad(set_to_none=zero)
-        model(torch.ones(1, 2)).sum().backward()
-        state.restore()
-        assert model.weight.grad is gradient
-        assert gradient.tolist() == [[1, 1], [1, 1]]
-        assert model.bias.grad is None
-
-
 def test_a_sparse_gradient() -> None:
     model = nn.Embedding(4, 2, sparse=True)
     model(torch.tensor([1])).sum().backward()
@@ -415,16 +361,6 @@ def test_unusual_buffers(tensor: torch.Tensor) -> None:
         assert state.changed() == ["model"]
         state.restore()
         assert state.changed() == []
-
-
-def test_inference_tensors() -> None:
-    with torch.inference_mode():
-        model = nn.Linear(2, 2)
-    state = StepState(model)
-    with torch.inference_mode():
-        model.weight.zero_()
-    state.restore()
-    state.check()
 
 
 def test_extra_state() -> None:
@@ -534,12 +470,6 @@ def test_where_it_looks() -> None:
     never = 1
 
 
-def test_iterators_it_finds() -> None:
-    batches, rows = iter([1]), [1]
-    assert iterators_of(lambda: (next(batches), rows)) == ["batches"]
-    assert iterators_of(lambda: rows) == []
-
-
 def test_generators() -> None:
     one, other, of_numpy = torch.Generator(), random.Random(0), numpy.random.default_rng(0)
     of_numpy_too = numpy.random.RandomState(0)
@@ -627,24 +557,3 @@ def test_modes_of_the_process() -> None:
     assert torch.is_grad_enabled()
     assert (torch.get_default_dtype(), torch.get_autocast_dtype("cpu")) == (torch.float32, dtype)
     state.check()
-
-
-def test_a_restored_weight_is_cast_again() -> None:
-    weight = nn.Linear(2, 2, bias=False)
-    state = StepState(weight)
-    region = tp.my_autocast("cpu", cache="persistent")
-    try:
-        with region, torch.no_grad():
-            first = weight(torch.ones(1, 2))
-            weight.weight.add_(1)
-            assert not torch.equal(weight(torch.ones(1, 2)), first)
-        state.restore()
-        with region, torch.no_grad():
-            assert torch.equal(weight(torch.ones(1, 2)), first)
-            weight.weight.data = torch.zeros(2, 2)
-            weight(torch.ones(1, 2))
-        state.restore()
-        with region, torch.no_grad():
-            assert torch.equal(weight(torch.ones(1, 2)), first)
-    finally:
-        tp.clear_cache()

@@ -140,13 +140,6 @@ def test_an_error_and_a_recomputation() -> None:
     assert "-> none (1)" in mm["dtypes"]
 
 
-def test_a_dtype_as_policy_and_keep() -> None:
-    with tp.trace() as report, tp.my_autocast("cpu", overrides={"mm": torch.float64, "exp": "keep"}):
-        X.mm(X.t()), X.exp()
-    assert dict(report.explain("mm").facts)["meaning"] == "float64: run in float64"
-    assert dict(report.explain("exp").facts)["meaning"].startswith("keep: Cast nothing")
-
-
 @pytest.mark.parametrize("pattern", ["softmax", "aten::softmax", "softmax.int", "aten::softmax.int", "op=softmax"])
 def test_spellings_of_an_op(report: TraceReport, pattern: str) -> None:
     assert [row.op for row in report.explain(pattern).rows] == ["aten::softmax.int"] * 2
@@ -258,19 +251,6 @@ def test_no_match(report: TraceReport, pattern: str, message: str) -> None:
         report.explain(pattern)
 
 
-def test_outside_of_modules(report: TraceReport) -> None:
-    found = report.explain("module=")
-    assert "aten::sum" in {row.op for row in found.rows}
-    assert {row.module for row in found.rows} == {""}
-
-
-def test_an_empty_trace() -> None:
-    with tp.trace() as report:
-        pass
-    with pytest.raises(OptionError, match="nothing matches 'exp': the trace has no calls"):
-        report.explain("exp")
-
-
 @pytest.fixture
 def ambiguous() -> TraceReport:
     net = nn.ModuleDict({"softmax": nn.Softmax(-1), "other": nn.Softmax(-1)})
@@ -285,20 +265,3 @@ def test_a_module_named_as_an_op(ambiguous: TraceReport) -> None:
         ambiguous.explain("softmax")
     assert {row.module for row in ambiguous.explain("module=softmax").rows} == {"softmax"}
     assert {row.module for row in ambiguous.explain("op=softmax").rows} == {"softmax", "other"}
-
-
-def test_the_end_of_several_paths() -> None:
-    code = "def run(x):\n    x.exp()\n"
-    names: list[dict[str, Any]] = [{}, {}]
-    for folder, scope in zip(("one", "two"), names, strict=True):
-        exec(compile(code, f"/{folder}/net.py", "exec"), scope)
-    with tp.trace() as report:
-        for scope in names:
-            scope["run"](X)
-    for pattern in ("net.py", "net.py:2"):
-        text = (
-            f"'{pattern}' is the end of several paths in this trace: /one/net.py, /two/net.py. Write more of the path."
-        )
-        with pytest.raises(OptionError, match=re.escape(text)):
-            report.explain(pattern)
-    assert report.explain("two/net.py:2").rows[0].calls == 1

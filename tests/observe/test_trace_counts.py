@@ -13,7 +13,6 @@ import torch
 import torch_promote as tp
 from helpers.counting_mode import CountingMode, count_both_ways, counts_of
 from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
-from torch_promote.observe.observer import TensorNumbers
 from torch_promote.observe.trace import trace
 from torch_promote.parity.samples import op_database
 
@@ -150,14 +149,6 @@ def test_a_tensor_that_changed_is_not_cast_again() -> None:
     assert len({cast.tensor for one in casts for cast in one}) == 2
 
 
-def test_a_tensor_that_changes_again_and_again_takes_no_memory() -> None:
-    x, numbers = torch.ones(2), TensorNumbers()
-    for _ in range(5):
-        assert numbers.count(x, torch.bfloat16) == (1, 0)
-        x.add_(1)
-    assert len(numbers._known[id(x)].uses) == 1
-
-
 def test_printing_is_no_call_of_the_program() -> None:
     x = torch.ones(3)
     report, mode = count_both_ways(lambda: (str(x), x + 1, repr(x)))
@@ -183,23 +174,3 @@ def test_calls_of_all_entries_of_the_op_database(name: str) -> None:
     if name in NOT_EQUAL:
         pytest.skip(NOT_EQUAL[name])
     _check_samples(name, 9)
-
-
-@pytest.mark.parametrize("mode", ["weights", "persistent", "all"])
-def test_whose_cache_a_reused_cast_came_from(mode: str) -> None:
-    weight, x = torch.nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4)
-    with tp.trace() as report:
-        with tp.my_autocast("cpu", cache=mode):
-            torch.mm(x, weight)
-            torch.mm(x, weight)
-        with tp.stock_autocast("cpu"):
-            torch.mm(x, weight)
-            torch.mm(x, weight)
-    found = [{cast.argument: cast.cache for cast in call.casts} for call in report.calls.where(op="mm")]
-    kept = mode if mode == "all" else ""  # of the activation
-    assert found == [
-        {"self": "", "mat2": ""},
-        {"self": kept, "mat2": mode},
-        {"self": "", "mat2": ""},
-        {"self": "", "mat2": "PyTorch's"},
-    ]

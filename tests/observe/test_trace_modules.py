@@ -73,17 +73,6 @@ def test_backward_has_the_module_and_line_of_the_forward() -> None:
     assert set(accumulated) <= {"0.mix", "0.up", "0.down", "0.norm", "1"}
 
 
-def test_hooks_of_the_program_count_as_the_module() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].register_forward_pre_hook(lambda module, args: args[0].sin())
-    model[1].register_forward_hook(lambda module, args, output: output.cos())
-    model[0].weight.register_hook(lambda grad: grad.abs())
-    with trace(model) as report:
-        model(torch.ones(1, 4)).sum().backward()
-    assert _modules(report, "sin", "forward") == _modules(report, "cos", "forward") == ["1"]
-    assert _modules(report, "abs") == ["0"]
-
-
 class _Double(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -162,15 +151,3 @@ def test_lines() -> None:
         "aten::tan": "/tmp/ipykernel_12/345.py:3",
         "aten::exp": f"{__file__}:{number + 3}",
     }
-
-
-def test_compiled_modules_compute_the_same_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    compiled = torch.compile(model, backend="eager")
-    x = torch.ones(1, 4)
-    expected = compiled(x)
-    with trace(model) as report:
-        assert torch.equal(compiled(x), expected)
-    assert torch.equal(compiled(x), expected)
-    assert _modules(report, "tanh") == [""]
-    assert not [warning for warning in recwarn if "hook" in str(warning.message)]

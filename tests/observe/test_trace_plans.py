@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 
 import torch_promote as tp
 from helpers.plan_from_report import differences
-from helpers.traced_programs import PROGRAMS, Block, database_steps
+from helpers.traced_programs import PROGRAMS, Block
 from torch_promote.observe.trace import trace
-from torch_promote.parity.samples import op_database
 
 OVERRIDES = {"linear": "fp32", "softmax": "lower_precision_fp", "add": "promote", "mm": torch.float16, "sum": "fp32"}
 NOTHING = {"linear": "fallthrough", "softmax": "keep", "layer_norm": "fallthrough", "addcmul": "promote"}
@@ -92,24 +90,3 @@ def test_module_policies_are_as_planned() -> None:
     assert list(differences(report.calls)) == []
     policies = {call.policy_name for call in report.calls.where(op="linear")}
     assert policies == {"lower_precision_fp", "fp32", "fallthrough"}
-
-
-def _check_samples(name: str, most: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for label, step in database_steps(name, most):
-            for region in ("my_autocast", "overrides"):
-                with trace() as report:
-                    step(REGIONS[region])
-                assert list(differences(report.calls)) == [], (label, region)
-
-
-@pytest.mark.parametrize("name", ["mm", "cat", "softmax.with_dtype", "einsum", "index_put", "norm", "dist", "pow"])
-def test_calls_of_an_entry_of_the_op_database(name: str) -> None:
-    _check_samples(name, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(op_database()))
-def test_calls_of_all_entries_of_the_op_database(name: str) -> None:
-    _check_samples(name, 9)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from helpers.autoloading import ROOT, entry_point, entry_points, variables, write_metadata
+from helpers.autoloading import entry_point, variables
 from helpers.subprocesses import output_of, run_python
 
 __all__ = ["entry_point"]  # a fixture
@@ -69,47 +67,7 @@ def test_the_environment_installs(entry_point: Path) -> None:
     assert lines == ["True torch.float32 torch.float32", f"{installed} Policy.named('cuda')"]
 
 
-@pytest.mark.parametrize("autoload", ["1", pytest.param("0", marks=pytest.mark.slow)])
-def test_this_package_imported_first(entry_point: Path, autoload: str) -> None:
-    """PyTorch then calls the entry point while this package waits for PyTorch. It needs no entry point either."""
-    code = f"import torch_promote as tp\nprint(tp.installed())\n{PROGRAM}"
-    asked = {"TORCH_PROMOTE_OVERRIDES": "matmul=fp32", "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
-    done, lines = run(entry_point, code, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", **asked)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert lines[:2] == ["<torch_promote.install(overrides={'matmul': 'fp32'})>", "True torch.float32 torch.float16"]
-
-
 # --- whatever goes wrong is one warning
-
-
-def without_extension(folder: Path) -> Path:
-    shutil.copytree(
-        ROOT / "torch_promote", folder / "torch_promote", ignore=shutil.ignore_patterns("*.so", "_built_with.json")
-    )
-    shutil.copy(ROOT / "_torch_promote_hooks.py", folder)
-    return write_metadata(folder, entry_points())
-
-
-def for_another_torch(folder: Path) -> Path:
-    without_extension(folder).joinpath("torch_promote", "_built_with.json").write_text('{"torch": "1.13.1"}')
-    return folder
-
-
-def extension_that_does_not_load(folder: Path) -> Path:
-    without_extension(folder)
-    for name in ("_C.cpython-311-x86_64-linux-gnu.so", "_C.abi3.so"):
-        (folder / "torch_promote" / name).write_bytes(b"not a library")
-    shutil.copy(ROOT / "torch_promote" / "_built_with.json", folder / "torch_promote")
-    return folder
-
-
-def assert_one_warning(done: subprocess.CompletedProcess[str], *reasons: str) -> None:
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Warning") == 1, done.stderr
-    assert "RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. " in done.stderr
-    for reason in reasons:
-        assert reason in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 #: The last lines of warnings.
@@ -150,40 +108,6 @@ def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
         assert len(texts) == 1
         assert texts[0].startswith("RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. ")
         assert reason in texts[0]
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (without_extension, "torch_promote._C has not been built"),
-        (for_another_torch, "was built with torch 1.13.1, but torch"),
-        (extension_that_does_not_load, "does not load with torch"),
-    ],
-)
-def test_an_extension_that_cannot_be_used_is_one_warning(
-    tmp_path: Path, make: Callable[[Path], Path], reason: str
-) -> None:
-    done, lines = run_after_import(make(tmp_path), PROGRAM, TORCH_PROMOTE_AUTOCAST="1")
-    assert_one_warning(done, reason, "Correct this, or unset TORCH_PROMOTE_AUTOCAST.")
-    assert lines == STOCK
-
-
-def test_the_package_raises_where_the_program_imports_it(entry_point: Path) -> None:
-    """After the warning as well, and until the variable is right."""
-    code = """
-import os, torch
-for _ in range(2):
-    try:
-        import torch_promote
-    except ValueError as error:
-        print(type(error).__name__)
-os.environ["TORCH_PROMOTE_CACHE"] = "all"
-import torch_promote
-print(torch_promote.installed(), torch_promote.__version__)
-"""
-    done, lines = run_after_import(entry_point, code, TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_CACHE="nonsense")
-    assert_one_warning(done)
-    assert lines == ["OptionError", "OptionError", "<torch_promote.install(cache='all')> 0.1.0"]
 
 
 # --- processes that a program starts

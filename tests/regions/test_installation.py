@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,9 +18,11 @@ import torch
 
 import torch_promote as tp
 from helpers.installed import ENTER, EXIT, MARKED, OURS, STOCKS, is_restored, region_is
-from helpers.probes import mm_dtype
+from helpers.probes import in_thread, mm_dtype, seen
 from helpers.subprocesses import run_python
 from helpers.thread_state import thread_state
+from torch_promote import _C
+from torch_promote.regions import installation as autocast_methods
 
 pytestmark = pytest.mark.usefixtures("nothing_installed")
 
@@ -30,11 +38,6 @@ def test_install_and_uninstall() -> None:
     assert is_restored()
 
 
-def test_uninstall_without_install() -> None:
-    assert tp.uninstall() is None
-    assert is_restored()
-
-
 def test_a_second_call_replaces() -> None:
     first = tp.install(**MARKED)
     second = tp.install(policy="off")
@@ -44,31 +47,6 @@ def test_a_second_call_replaces() -> None:
     assert region_is() is torch.bfloat16
     assert tp.uninstall() is not first
     assert is_restored()
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        MARKED,
-        {"policy": "cuda"},
-        {"policy": "cuda", "overrides": {"mm": "fp16"}, "cache": "all"},
-        {"cache": "none"},
-    ],
-    ids=str,
-)
-def test_the_same_again_changes_nothing(arguments: Any) -> None:
-    first = tp.install(**arguments)
-    torch.compile(torch.relu, backend="eager")(torch.ones(2))  # something to forget
-    with mock.patch.object(torch._dynamo, "reset") as reset:
-        assert tp.install(**arguments) is first
-        with tp.installed_as(**arguments) as again:
-            assert again is first
-        assert tp.installed() is first
-        assert not reset.called
-        tp.install(policy="off")
-        assert reset.called
 
 
 BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -152,31 +130,6 @@ def test_uninstall_inside_an_open_region() -> None:
     assert is_restored()
 
 
-def test_uninstall_while_another_thread_has_a_region_open() -> None:
-    entered, uninstalled, seen = threading.Event(), threading.Event(), []
-
-    def run() -> None:
-        before = thread_state()
-        with torch.autocast("cpu"):
-            entered.set()
-            assert uninstalled.wait(60)
-            seen.append(mm_dtype())
-        seen.append(thread_state() == before)
-
-    tp.install(**MARKED)
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert entered.wait(60)
-    tp.uninstall()
-    assert torch.autocast.__enter__ is ENTER
-    assert torch.autocast.__exit__ is not EXIT
-    assert region_is() is STOCKS
-    uninstalled.set()
-    thread.join(60)
-    assert seen == [OURS, True]
-    assert is_restored()
-
-
 FORK = """
 import os, threading, torch, torch_promote as tp
 started, over = threading.Event(), threading.Event()
@@ -214,4 +167,291 @@ def test_a_fork_inherits_and_changes_its_own() -> None:
     assert done.stdout.split() == ["0", "True", "torch.float32"], done.stderr
 
 
-# --- importing
+# ---install and uninstall at the wrong moment: while threads open regions, after a fork.
+
+
+@pytest.fixture
+def nothing_is_left(nothing_installed: None) -> Iterator[None]:
+    yield
+    tp.uninstall()
+    assert (torch.autocast.__enter__, torch.autocast.__exit__) == (ENTER, EXIT)
+    assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
+
+
+def open_regions() -> None:
+    with torch.autocast("cpu", torch.float16), torch.autocast("cpu", enabled=False):
+        pass
+    region = torch.autocast("cpu")
+    region.__enter__()
+    region.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_changed_while_threads_open_regions() -> None:
+    over, wrong = threading.Event(), []
+
+    def work() -> None:
+        while not over.is_set():
+            with torch.autocast("cpu", torch.float16):
+                if mm_dtype() not in (torch.float16, OURS):
+                    wrong.append("inside")
+            open_regions()
+            if mm_dtype() is not torch.float32 or _C.depth() or torch.is_autocast_enabled("cpu"):
+                wrong.append("outside")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            tp.install(**MARKED)
+            tp.uninstall()
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
+    def steps() -> Iterator[torch.dtype]:
+        with torch.autocast("cpu"):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    async def hold(go_on: asyncio.Event) -> torch.dtype:
+        with torch.autocast("cpu"):
+            await go_on.wait()
+            return mm_dtype()
+
+    async def run() -> list[torch.dtype]:
+        go_on = asyncio.Event()
+        tasks = [asyncio.create_task(hold(go_on)) for _ in range(2)]
+        await asyncio.sleep(0)
+        tp.uninstall()
+        assert mm_dtype() is torch.float32
+        tasks.append(asyncio.create_task(hold(go_on)))
+        await asyncio.sleep(0)
+        go_on.set()
+        return [await task for task in tasks]
+
+    tp.install(**MARKED)
+    assert asyncio.run(run()) == [OURS, OURS, STOCKS]
+    tp.install(**MARKED)
+    generator = steps()
+    assert next(generator) is OURS
+    tp.uninstall()
+    assert next(generator) is OURS
+    generator.close()
+
+
+Opened = Callable[[], Any]
+
+
+def outcome(function: Opened) -> Any:
+    """The outcome of a call: its error, its warnings with their lines, and the state inside."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result: Any = function()
+        except Exception as error:
+            result = type(error), str(error)
+    return result, [(w.category, str(w.message), w.filename, w.lineno) for w in caught]
+
+
+def opened(*arguments: Any, **keywords: Any) -> Opened:
+    def function() -> Any:
+        with torch.autocast(*arguments, **keywords):
+            return seen(("cpu",))
+
+    return function
+
+
+class Text(str):
+    """A str that is not exactly one."""
+
+
+CALLS: dict[str, Opened] = {
+    "no device": opened(),
+    "None": opened(None),
+    "a device": opened(torch.device("cpu")),
+    "an unknown device": opened("gpu"),
+    "an index": opened("cpu:0"),
+    "a subclass of str": opened(Text("cpu")),
+    "meta": opened("meta"),
+    "cuda": opened("cuda"),
+    "float32": opened("cpu", torch.float32),
+    "float64": opened("cpu", dtype=torch.float64),
+    "int32": opened("cpu", torch.int32),
+    "int32, off": opened("cpu", torch.int32, False),
+    "complex, off": opened("cpu", torch.complex64, False),
+    "float8, off": opened("cpu", torch.float8_e4m3fn, False),
+    "a str as dtype": opened("cpu", "bfloat16"),
+    "a list as dtype, off": opened("cpu", [], False),
+    "a float as dtype, off": opened("cpu", 1.5, False),
+    "enabled=1": opened("cpu", enabled=1),
+    "enabled=0": opened("cpu", enabled=0),
+    "enabled=None": opened("cpu", enabled=None),
+    "enabled=str": opened("cpu", enabled="no"),
+    "enabled=[]": opened("cpu", enabled=[]),
+    "cache_enabled=1": opened("cpu", cache_enabled=1),
+    "cache_enabled=str": opened("cpu", cache_enabled="all"),
+    "cache": opened("cpu", cache="all"),
+    "policy": opened("cpu", policy="cuda"),
+    "too many": opened("cpu", torch.bfloat16, True, True, None),
+    "a decorator without parentheses": lambda: torch.autocast(len),
+    "decorates no callable": lambda: type(torch.autocast("cpu")(3)),
+    "torch.cpu.amp": lambda: torch.cpu.amp.autocast(True, torch.float32).__enter__().__exit__(None, None, None),
+    "torch.cuda.amp": lambda: torch.cuda.amp.autocast().__enter__().__exit__(None, None, None),
+    "plain": opened("cpu"),
+    "float16": opened("cpu", torch.float16, True, False),
+    "off": opened("cpu", enabled=False),
+}
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_errors_and_warnings(name: str) -> None:
+    # In separate threads: if PyTorch raises on entering a region, it has changed half of the state.
+    expected = in_thread(lambda: outcome(CALLS[name]))
+    with tp.installed_as():
+        # An equal argument that PyTorch takes must not let through one that it refuses.
+        for accepted in (opened("cpu"), opened("cpu", enabled=False)):
+            accepted()
+        assert in_thread(lambda: outcome(CALLS[name])) == expected
+
+
+@pytest.mark.usefixtures("installed_marked")
+def test_state_that_is_set_directly_acts() -> None:
+    """As in regions of `my_autocast`, an op asks PyTorch's state."""
+    with torch.autocast("cpu"):
+        torch.set_autocast_enabled("cpu", False)
+        assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float32
+        assert torch._C._is_any_autocast_enabled(), "it counts our key"
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float16
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        assert _C.depth() == 0
+        assert mm_dtype() is torch.bfloat16, "what is switched on without a region stays PyTorch's"
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+
+
+# ---install and uninstall with other code that also replaces the methods of torch.autocast.
+
+
+def spy(calls: list[str], name: str, original: Any) -> Any:
+    def method(self: Any, *arguments: Any) -> Any:
+        calls.append(name)
+        return original(self, *arguments)
+
+    return method
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_a_wrapper_from_before(name: str) -> None:
+    """Regions of ours bypass the earlier wrapper; PyTorch's regions call it."""
+    calls: list[str] = []
+    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))) as wrapper:
+        tp.install(**MARKED)
+        assert (region_is(), calls) == (OURS, [])
+        tp.uninstall()
+        assert getattr(torch.autocast, name) is wrapper
+        assert (region_is(), calls) == (STOCKS, [name])
+    assert is_restored()
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_a_wrapper_from_after(name: str) -> None:
+    calls: list[str] = []
+    tp.install(**MARKED)
+    with mock.patch.object(torch.autocast, name, spy(calls, name, getattr(torch.autocast, name))):
+        assert (region_is(), calls) == (OURS, [name])
+        tp.install(policy="off")
+        assert (region_is(), calls) == (torch.float32, [name] * 2)
+        tp.uninstall()
+        assert (region_is(), calls) == (STOCKS, [name] * 3)
+        tp.install(**MARKED)
+        assert (region_is(), calls) == (OURS, [name] * 4)
+    assert region_is() is OURS
+    tp.uninstall()
+    assert is_restored()
+
+
+HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def dtypes(*regions: Any) -> tuple[torch.dtype, torch.dtype]:
+    """Of matmul and softmax, in a region of torch.autocast unless others are given."""
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu") if not regions else regions[0]:
+        return (x @ x).dtype, torch.softmax(x.half(), -1).dtype
+
+
+def test_policies(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    tp.Policy.named("off").save(file)
+    for policy, expected in (
+        (None, (BF16, HALF)), ("stock", (BF16, HALF)), ("cuda", (BF16, F32)), ("off", (F32, HALF)),
+        (tp.Policy.named("cuda"), (BF16, F32)), (file, (F32, HALF)), (str(file), (F32, HALF)),
+    ):  # fmt: skip
+        with tp.installed_as(policy=policy):
+            assert dtypes() == expected
+
+
+def test_the_default_policy_acts_unless_a_policy_is_given() -> None:
+    before = tp.set_default_policy("off")
+    try:
+        with tp.installed_as():
+            assert dtypes() == (F32, HALF)
+            tp.set_default_policy("cuda")
+            assert dtypes() == (BF16, F32)
+        with tp.installed_as(overrides={"matmul": HALF}):
+            assert dtypes() == (HALF, F32)
+        with tp.installed_as(policy="stock"):
+            assert dtypes() == (BF16, HALF)
+    finally:
+        tp.set_default_policy(before)
+
+
+def test_registered_policies_act() -> None:
+    for arguments in ({}, {"overrides": {"matmul": HALF}}):
+        with tp.installed_as(**arguments):  # type: ignore[arg-type]
+            assert dtypes()[1] is HALF
+            with tp.register_policy("softmax.int", "fp32"):
+                assert dtypes()[1] is F32
+            assert dtypes()[1] is HALF
+
+
+# --- the cache
+
+
+def casts_kept(**arguments: Any) -> tuple[int, str]:
+    weight, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
+    with torch.autocast("cpu", **arguments):
+        x @ weight
+        return tp.cache_info()["entries"], _C.cache_mode()
+
+
+def test_cache_modes() -> None:
+    with tp.installed_as():
+        assert casts_kept() == (1, "weights")
+        with tp.my_autocast("cpu", cache="all"):
+            assert casts_kept()[1] == "all"
+    for mode in ("weights", "all", "persistent"):
+        with tp.installed_as(cache=mode):
+            assert casts_kept()[1] == mode
+    with tp.installed_as(cache="none"):
+        assert casts_kept() == (0, "weights")
+        assert casts_kept(cache_enabled=True) == (0, "weights")
+        with torch.autocast("cpu"):
+            assert not torch.is_autocast_cache_enabled()
+    tp.clear_cache()

@@ -20,7 +20,7 @@ from torch_promote.reference.promotion_rules import make_rule
 from torch_promote.regions import arguments
 from torch_promote.regions import promotion_tables as hooks
 from torch_promote.regions.arguments import policy_change
-from torch_promote.regions.base import Region
+from torch_promote.regions.region import Region
 
 OVERRIDES = {"mm.default": "keep", "exp.default": torch.float64}
 
@@ -45,7 +45,7 @@ def test_different_policies_do_not_pile_up() -> None:
     policies = itertools.product(("fp16", "fp32", "promote", "fallthrough", "keep"), repeat=len(ops))
     forget()
     before = sizes("policy changes"), sizes("policy tables")
-    outer = tp.my_autocast("cpu", overrides={"softmax.int": "keep"})
+    outer = tp.my_autocast("cpu", overrides={"softmax.int": "banned", "tan.default": "keep"})
     for row in itertools.islice(policies, 3000):
         region = tp.my_autocast("cpu", overrides=dict(zip(ops, row, strict=True)))
         with region, outer:
@@ -54,7 +54,8 @@ def test_different_policies_do_not_pile_up() -> None:
     assert sizes("policy tables") <= before[1] + 1024 + 64 + 2  # and what `outer` made last
     del region, outer
     forget()
-    assert (sizes("policy changes"), sizes("policy tables")) == before
+    assert sizes("policy changes") <= before[0]
+    assert sizes("policy tables") <= before[1]
 
 
 def test_an_open_region_keeps_its_policy() -> None:

@@ -112,19 +112,6 @@ def test_the_line_is_that_of_the_region() -> None:
     assert warning.filename == __file__
 
 
-def test_the_line_of_a_decorator_and_of_a_region_made_before() -> None:
-    decorated = program(
-        '\n@tp.my_autocast("cpu", overrides={"mm": "fp32"})\ndef run():\n    body()\n\nrun()', body=linear_12_times
-    )
-    made = program(
-        '\nregion = tp.my_autocast("cpu", overrides={"mm": "fp32"})\nwith region:\n    body()', body=linear_12_times
-    )
-    for run in (decorated, made):
-        with pytest.warns(tp.UnusedOverrideWarning) as caught:
-            run()
-        assert [warning.lineno for warning in caught] == [2]
-
-
 def test_a_line_is_told_once() -> None:
     run = region({"mm": "fp32"}, linear_12_times)
     assert len(told(lambda: [run() for _ in range(3)])) == 1
@@ -192,14 +179,6 @@ def test_regions_that_tell_nothing(enter: str) -> None:
     assert told(region({"mm": "fp32"}, linear_12_times, enter)) == []
 
 
-def test_a_default_policy_tells_nothing() -> None:
-    tp.set_default_policy(tp.Policy.stock().override({"mm": "fp32"}))
-    try:
-        assert told(program('with tp.my_autocast("cpu"):\n    body()', body=linear_12_times)) == []
-    finally:
-        tp.set_default_policy(None)
-
-
 # --- exceptions, filters, and what is left
 
 
@@ -227,26 +206,3 @@ def test_a_warning_as_an_error_leaves_nothing_open() -> None:
                 run()
         assert thread_state() == before
         assert _C.depth() == 0
-
-
-def test_a_filter_silences_it() -> None:
-    run = region({"mm": "fp32"}, linear_12_times)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", tp.UnusedOverrideWarning)
-        run()
-    assert caught == []
-    assert len(told(run)) == 1, "the line has not been told of yet"
-
-
-# --- threads, tasks, checkpoints and compiled functions
-
-
-def test_a_region_in_a_compiled_function() -> None:
-    @torch.compile(backend="aot_eager")
-    def run(x: torch.Tensor) -> torch.Tensor:
-        with tp.my_autocast("cpu", overrides={"bmm": "fp32"}):
-            return x @ x
-
-    assert told(lambda: run(BATCH)) == []
-    assert run(BATCH).dtype is torch.bfloat16

@@ -129,9 +129,11 @@ class Tags(HTMLParser):
         self.ids: list[str] = []
         self.loaded: list[str] = []
         self.text = ""
+        self.tags: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
         self.ids += [value for name, value in attrs if name == "id" and value]
         self.loaded += [
             str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
@@ -182,6 +184,24 @@ def test_the_page_is_balanced_escaped_and_loads_nothing() -> None:
     for shown in ("softmax_", "note 11", "blocks", "float32 island", '"aten::mm" = "fp32"', "tolerance $1", "$exp$"):
         assert shown in found.text, shown
     assert text.count("<svg") == 5
+
+
+@pytest.mark.parametrize("where", ["title", "cell", "label", "path", "line", "code"])
+def test_names_cannot_become_markup(where: str) -> None:
+    def tags(text: str) -> list[str]:
+        texts = dict.fromkeys(("title", "cell", "label", "path", "line", "code"), "plain") | {where: text}
+        parts = (
+            Table(texts["title"], [Column(texts["label"], "name"), "b"], [(texts["cell"], {texts["cell"]: 2, "c": 1})]),
+            Tree("tree", (Column("calls", "count"),), [Branch(texts["path"], (1,), ({"float32": 1},), text, text)]),
+            Listing("lines", [texts["line"]]),
+            Code("code", texts["code"]),
+            Chart("chart", "bars", [Series(texts["label"], [1.0])], labels=[texts["label"]]),
+        )
+        return Tags(page.render(Content(texts["title"], texts["line"], [(texts["label"], texts["cell"])], parts))).tags
+
+    nasty = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>&amp;"
+    assert sorted(set(tags(nasty))) == sorted(set(tags("plain")))
+    assert tags(nasty).count("script") == 1
 
 
 def test_charts_in_the_page_take_its_colours() -> None:

@@ -1,6 +1,6 @@
 """`check_casts`: compares every reused cast with a fresh one, and raises if their bits differ.
 
-Functions without a docstring that names a user are called by the extension (csrc/python/cast_check_hooks.cpp).
+Functions without a docstring that names a user are called by the extension (csrc/python/callbacks.cpp).
 """
 
 from __future__ import annotations

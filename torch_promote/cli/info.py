@@ -18,7 +18,7 @@ from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.loader import built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
-from torch_promote.regions.environment import VARIABLES
+from torch_promote.regions.installation import VARIABLES
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 

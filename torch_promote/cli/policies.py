@@ -400,7 +400,7 @@ def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> dict[str, 
     every = [name for device in columns for name in unlisted_ops(device)]
     if not _matching([*rows_by_name(), *every], pattern):
         raise no_match(str(pattern), every)
-    devices = {
+    devices: dict[str, dict[str, list[Any]]] = {
         device: {
             "missing": [
                 {

@@ -20,7 +20,7 @@ from torch_promote.cli.output import follow, say
 from torch_promote.cli.user_program import LEFT_NO_REPORT, add_policy_options, command_of, end_as, run_to_end, settings
 from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import VARIABLE, Record, Request, read_progress, read_records
-from torch_promote.regions import environment
+from torch_promote.regions import installation as environment
 
 __all__ = ["Outcome", "add_options", "parse_steps", "path_for", "run_program", "tell_each"]
 

@@ -28,7 +28,6 @@ from torch import nn
 import torch_promote
 from torch_promote.cli.output import check_file, render, say, write
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
-from torch_promote.numerics import step_runs
 from torch_promote.report.base import Report
 
 __all__ = ["Target", "TargetError", "add_arguments", "check_outputs", "open_target", "parse_tolerance", "put_out"]
@@ -297,10 +296,9 @@ def _errors_of_step(text: str) -> Iterator[None]:
     except (TorchPromoteError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        trace = _inside_step(error.__traceback__)
-        if trace is None or not _users(trace):
+        if not _users(error.__traceback__):
             raise
-        raise TargetError(_spell(error, f"the step of {text}", trace)) from error
+        raise TargetError(_spell(error, f"the step of {text}", error.__traceback__)) from error
 
 
 def _spell(error: BaseException, what: str, trace: TracebackType | None) -> str:
@@ -320,13 +318,3 @@ def _users(trace: TracebackType | None) -> list[Any]:
         if not frame.f_code.co_filename.startswith((_OURS, "<frozen"))
         and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
     ]
-
-
-def _inside_step(trace: TracebackType | None) -> TracebackType | None:
-    """Returns the part of a traceback inside of `StepRuns`, which calls the step; None if it was not there."""
-    found = None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == step_runs.__file__:
-            found = trace
-        trace = trace.tb_next
-    return found

@@ -3,7 +3,7 @@
 NOTE [ A fresh interpreter ]
 This process has imported PyTorch to check the command line. A program that runs in it would find its own settings
 ignored that PyTorch reads when it is imported (OMP_NUM_THREADS, TORCH_LOGS, PYTORCH_CUDA_ALLOC_CONF). So the command
-checks everything, sets the environment variables of torch_promote/regions/environment.py, and starts
+checks everything, sets the environment variables of torch_promote/regions/installation.py, and starts
 `python script.py`. The rest is Python's own: `__main__`, sys.argv, tracebacks, signals, the exit status.
 """
 
@@ -24,7 +24,7 @@ from types import FrameType
 
 from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.policy import Policy
-from torch_promote.regions import environment
+from torch_promote.regions import installation as environment
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import Installation
 

@@ -138,13 +138,10 @@ def run(args: argparse.Namespace) -> int:
             default_dtype=args.default_dtype,
             rule=args.rule,
         )
-    except ExpressionError as error:
-        several = len(args.expression) > 1
-        hint = " The shell may have changed it: put the expression in quotes." if several else ""
-        say(f"torch-promote why: {error}{hint}")
-        return 2
     except TorchPromoteError as error:
-        say(f"torch-promote why: {error}")
+        changed = isinstance(error, ExpressionError) and len(args.expression) > 1
+        hint = " The shell may have changed it: put the expression in quotes." if changed else ""
+        say(f"torch-promote why: {error}{hint}")
         return 2
     text = json.dumps(_as_data(derivation), indent=2) if args.json else derivation.text(width_of_output())
     write(f"{text}\n")

@@ -9,6 +9,11 @@ NOTE [ The runs of a comparison ]
    passes the errors to `Impacts`, which multiplies them with the gradients of the backward.
 
 Results are stored for as many calls as fit in memory; further rounds of the same runs handle the others.
+
+NOTE [ Which calls are compared ]
+The calls that the program makes in a forward. Of a composite op, only the op itself is compared, not the ops that it
+calls, because an override of the op applies to all of them. Not compared: views and ops that move data, which compute
+nothing; collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
@@ -37,27 +42,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
 
-__all__ = [
-    "CallKey",
-    "CompareCandidate",
-    "CompareLocally",
-    "ForwardCalls",
-    "KeepReference",
-    "KeptCall",
-    "LocalRuns",
-    "floating",
-    "random_state",
-    "set_random_state",
-]
-
-
-# ---The calls of a forward, with keys that match the calls of two runs.
-#
-# NOTE [ Which calls are compared ]
-# The calls that the program makes in a forward. Of a composite op, only the op itself is compared, not the ops that it
-# calls, because an override of the op applies to all of them. Not compared: views and ops that move data, which
-# compute nothing; collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of
-# the forward.
+__all__ = ["CallKey", "CompareCandidate", "CompareLocally", "ForwardCalls", "KeepReference", "KeptCall", "LocalRuns"]
 
 
 class CallKey(NamedTuple):
@@ -174,9 +159,6 @@ def floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         and not tensor.is_nested
         and can_be_read(tensor)
     ]
-
-
-# ---Runs a single call like the candidate, on the reference's inputs.
 
 
 _keys: Any = torch._C

@@ -183,11 +183,7 @@ class Comparison(Report):
                         Column("local", "number"),
                         Column("accumulated", "number"),
                         Column("impact", "number"),
-                        Column("signed impact", "number", "page"),
                         Column("inf or NaN", "count"),
-                        Column("local ulp", "number", "page"),
-                        Column("local SQNR (dB)", "number", "page"),
-                        Column("policy", "policy", "page"),
                         Column("line", "line", "page"),
                     ),
                     [_site_row(site) for site in self.sites],
@@ -260,11 +256,7 @@ def _site_row(site: Site) -> tuple[str | float | int | None, ...]:
         site.local,
         site.accumulated,
         site.impact,
-        site.signed_impact,
         site.nonfinite or None,
-        site.local_ulp or None,
-        None if site.local_sqnr == math.inf else site.local_sqnr,
-        site.policy,
         site.line,
     )
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import html
-import json
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -20,8 +17,9 @@ from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
+from torch_promote.report.base import Content, Listing, Report
+from torch_promote.report.codec import encode
 
 __all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]
 
@@ -47,8 +45,10 @@ class _Seen:
     forward_ops: Mapping[tuple[str, str], Any]
 
 
-class NonfiniteReport:
+class NonfiniteReport(Report):
     """The report of `find_nonfinite`. It fills while the block runs.
+
+    `print(report)` shows the origin, a notebook a page; `save` writes text (.txt), a page (.html) or JSON.
 
     Attributes:
         origin: The first call with finite inputs and a non-finite output, or None.
@@ -56,6 +56,8 @@ class NonfiniteReport:
         not_seen: Computations of the block that were not checked, one sentence each.
         torch_version: PyTorch's version.
     """
+
+    NOUN: ClassVar[str] = "report"
 
     def __init__(self, model: nn.Module | None, allow: Sequence[str]) -> None:
         self.origin: NonfiniteOrigin | None = None
@@ -144,36 +146,42 @@ class NonfiniteReport:
         """Returns the report as JSON-compatible values."""
         return {
             "found": self.found,
-            "origin": None if self.origin is None else self.origin.to_dict(),
-            "benign": [one.to_dict() for one in self.benign],
-            "tried": [one.to_dict() for one in self.tried],
+            "origin": encode(self.origin),
+            "benign": encode(self.benign),
+            "tried": encode(self.tried),
             "not_seen": list(self.not_seen),
             "checked": self.checked,
             "torch": self.torch_version,
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report to a file: as JSON if its name ends in .json, otherwise as the text of `str`.
+    def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
+        """Returns the formats of `save`."""
+        return {".txt": ("the text", lambda: f"{self}\n"), **super().formats()}
 
-        Raises:
-            OptionError: The file cannot be written. It is a ValueError.
-        """
-        text = json.dumps(self.to_dict(), indent=1) if str(path).endswith(".json") else str(self)
-        try:
-            write_atomically(path, f"{text}\n", errors="backslashreplace")
-        except OSError as error:
-            raise OptionError(f"cannot save the report as {str(path)!r}: {error.strerror or error}.") from error
+    def content(self) -> Content:
+        """Returns what the report says to people."""
+        origin = self.origin
+        first, *rest = str(origin).splitlines() if origin is not None else [self._clean()]
+        return Content(
+            title="find_nonfinite",
+            verdict=first,
+            facts=[("checked calls", f"{self.checked:,}"), ("torch", self.torch_version)],
+            good=not self.found,
+            parts=(
+                Listing("The first call with finite inputs and a non-finite output", [line.strip() for line in rest]),
+                Listing("Benign", list(map(str, self.benign))),
+                Listing("Not seen", self.not_seen),
+                Listing("Tried", list(map(str, self.tried))),
+            ),
+        )
+
+    def _clean(self) -> str:
+        return f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
 
     def __str__(self) -> str:
-        if self.origin is None:
-            first = f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
-        else:
-            first = str(self.origin)
+        first = self._clean() if self.origin is None else str(self.origin)
         lines = [first, *(f"benign: {one}" for one in self.benign), *(f"not seen: {one}" for one in self.not_seen)]
         return "\n".join([*lines, *(f"tried: {one}" for one in self.tried)])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __repr__(self) -> str:
         return f"<NonfiniteReport: {'no origin' if self.origin is None else f'{self.origin.kind}, {self.origin.op}'}>"
@@ -187,9 +195,7 @@ def find_nonfinite(
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
     scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
-    results
-
-    do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
+    results do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.

@@ -21,22 +21,7 @@ from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
 from torch_promote.observe.ops import unnoticed
 
-__all__ = [
-    "BEYOND",
-    "Backwards",
-    "ErrorSums",
-    "Errors",
-    "Impact",
-    "Impacts",
-    "as_reals",
-    "errors_of",
-    "random_cotangents",
-    "replace_gradients",
-    "watch_gradients",
-]
-
-
-# ---Accumulates the errors of many tensors on their device.
+__all__ = ["Backwards", "ErrorSums", "Errors", "Impact", "Impacts", "errors_of", "replace_gradients", "watch_gradients"]
 
 
 #: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
@@ -316,7 +301,7 @@ class Impacts:
         for hook in self._hooks:
             hook.remove()
         for kept in (self._hooks, self._scalars, self._batch, self._ended, self._recorded):
-            kept.clear()  # type: ignore[attr-defined]
+            kept.clear()
 
     def _scale_of(self, loss: torch.Tensor, recorded: bool) -> float:
         with unnoticed():
@@ -353,9 +338,6 @@ def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
         return view
 
     return model.register_forward_hook(lambda module, args, output: tree_map(replace, output))
-
-
-# ---The backwards of a comparison, and the resulting gradients of parameters.
 
 
 class Backwards:
@@ -452,7 +434,7 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a DTensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:

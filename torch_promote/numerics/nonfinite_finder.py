@@ -6,10 +6,21 @@ to are inspected before it runs, and copied if they are float16 or bfloat16, bec
 
 The ops inside of a composite op are checked first. Their verdict counts only if the result of the op that the program
 called is not finite either, because a composite op may use infinite values internally.
+
+NOTE [ Which non-finite results are benign ]
+A call that makes an infinite value is not at fault if the program passed an infinite number (`masked_fill(mask, -inf)`,
+`full((), -inf)`), or if an argument contains an infinite value, which the call passes on. A cast is not at fault if it
+makes the lowest number of a dtype infinite, because that number stands for -inf in masks. A call that turns infinite
+values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
+
+If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
+result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
+that result from those infinite gradients are benign as well.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
@@ -90,17 +101,6 @@ class NonfiniteOrigin:
     node: str
     call: Call
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the origin as JSON-compatible values."""
-        return {
-            **{name: getattr(self, name) for name in ("op", "inner", "module", "phase", "line", "kind")},
-            "inputs": [one.to_dict() for one in self.inputs],
-            "outputs": [one.to_dict() for one in self.outputs],
-            "argument": self.argument,
-            "node": self.node,
-            "call": self.call.to_dict(),
-        }
-
     def __str__(self) -> str:
         inside = f" (in {self.inner})" if self.inner != self.call.name else ""
         where = f'module "{self.module}"' if self.module else "outside of the model's modules"
@@ -150,19 +150,12 @@ class BenignNonfinite:
     scaled: float | None = None
     unscaled: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON-compatible values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
     def __str__(self) -> str:
         text = f"{self.kind}: {self.op} in {self.module or 'no module'}, {shorten(self.line)}, "
         text += f"{self.count:,} call{'s' * (self.count > 1)}"
         if self.scale is None:
             return text
         return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
-
-
-# ---Follows infinite values through a program, to detect that it only converts them to integers.
 
 
 class Spread:
@@ -211,9 +204,6 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     if tensor.layout is not torch.strided or tensor.is_nested or not can_be_read(tensor):
         return None
     return StorageWeakRef(tensor.untyped_storage())
-
-
-# ---Repeats a call in another dtype, without side effects.
 
 
 _LOWER = (torch.float16, torch.bfloat16)
@@ -281,21 +271,6 @@ def call_again(
     ]
 
 
-# ---Diagnoses a call whose result is not finite: the kind of fault, or benign.
-#
-# NOTE [ Which non-finite results are benign ]
-# A call that makes an infinite value is not at fault if the program passed an infinite number
-# (`masked_fill(mask, -inf)`, `full((), -inf)`), or if an argument contains an infinite value, which the call passes
-# on. A cast is not at fault if it makes the lowest number of a dtype infinite, because that number stands for -inf in
-# masks. A call that turns infinite
-# values into a NaN is at fault, and so is one that makes more values infinite in float16 or bfloat16 than in float32.
-#
-# If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
-# result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
-# that result from those infinite gradients are benign as well.
-
-
-_JUDGE_LOWER = (torch.float16, torch.bfloat16)
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that ignore the old content of the tensor that they write to.
@@ -308,9 +283,9 @@ _PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "sca
 _MOST_BENIGN = 1000
 
 
-@dataclass(slots=True, eq=False)
-class Watched:
-    """A running call, with the facts that a verdict may need."""
+@dataclass(eq=False)
+class WatchedCall:
+    """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended."""
 
     token: Any
     op: torch._ops.OpOverload
@@ -322,6 +297,28 @@ class Watched:
     has_inner: bool = False
     inner_nonfinite: bool = False
     verdict: Verdict | None = None
+    call: Call = None  # type: ignore[assignment]
+    results: list[torch.Tensor] = field(default_factory=list)
+    outputs: Sequence[Extremes] = ()
+
+    @functools.cached_property
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors among the arguments, by name."""
+        return list(tensor_arguments(self.op, self.args))
+
+    @functools.cached_property
+    def inputs(self) -> list[Extremes]:
+        """The extremes of `tensors` before the call; finite ones for memory that the op overwrites."""
+        arguments = zip(self.op._schema.arguments, self.args, strict=True)
+        outs = {id(tensor) for tensor in tensors_in([value for argument, value in arguments if argument.is_out])}
+        fresh = [tensor for _, tensor in self.tensors if id(tensor) not in self.before and id(tensor) not in outs]
+        before = {} if self.op._schema.name in _OVERWRITING else self.before
+        found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
+        return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
+
+    def again(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
+        """Repeats the call in another dtype; see `call_again`."""
+        return call_again(self.op, self.args, dtype, self.copies)
 
 
 @dataclass(slots=True)
@@ -357,26 +354,15 @@ class NonfiniteJudge:
         self._nan_is_known = True
         self._add_benign("allowed", call)
 
-    def judge(
-        self, watched: Watched, call: Call, tensors: list[torch.Tensor], outputs: Sequence[Extremes]
-    ) -> Verdict | None:
-        """Returns the verdict on a call with a non-finite result; None if the call is not at fault.
-
-        Args:
-            watched: The call.
-            call: Its record.
-            tensors: The tensors among its results.
-            outputs: Their extremes.
-        """
-        named = list(tensor_arguments(watched.op, watched.args))
-        inputs = self._input_extremes(watched, named)
-        makes_nan = any(math.isnan(low) for low, _ in outputs)
+    def judge(self, watched: WatchedCall) -> Verdict | None:
+        """Returns the verdict on a call with a non-finite result; None if the call is not at fault."""
+        call, inputs = watched.call, watched.inputs
+        makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
         has_nan = any(math.isnan(low) for low, _ in inputs)
-        has_inf = any(not is_finite(one) for one in inputs) and not has_nan
-        if makes_nan and has_nan and self._writes_a_part(watched, call, named, inputs):
-            return None
+        has_inf = not has_nan and not all(map(is_finite, inputs))
         if makes_nan and has_nan:
-            return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
+            is_known = self._nan_is_known or self._scaled_overflow or self._writes_a_part(watched)
+            return None if is_known else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None
         if not makes_nan:
@@ -384,115 +370,93 @@ class NonfiniteJudge:
                 return None
             if has_inf:
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
-                    return self._kind(watched, call, tensors, named, [FINITE])
-                more = self._has_more_than_wider(watched, tensors)
-                return Verdict("overflow in the op", call.name) if more else None
-            if self._is_mask(watched, call, named, inputs, outputs):
+                    return self._kind(watched, finite=True)
+                return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
+            if self._is_mask(watched):
+                self._add_benign("mask", call)
                 return None
-        if self._only_scaled(watched, call, tensors, inputs):
-            return None
-        return self._kind(watched, call, tensors, named, inputs)
+        return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
     @staticmethod
-    def _writes_a_part(
-        watched: Watched, call: Call, named: list[tuple[str, torch.Tensor]], inputs: Sequence[Extremes]
-    ) -> bool:
+    def _writes_a_part(watched: WatchedCall) -> bool:
         """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
-        others = [one for (_, tensor), one in zip(named, inputs, strict=True) if id(tensor) not in watched.before]
-        return call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
+        pairs = zip(watched.tensors, watched.inputs, strict=True)
+        others = [found for (_, tensor), found in pairs if id(tensor) not in watched.before]
+        return watched.call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
 
-    def _input_extremes(self, watched: Watched, named: list[tuple[str, torch.Tensor]]) -> list[Extremes]:
-        outs = {id(tensor) for tensor in tensors_in(_out_arguments(watched))}
-        fresh = [tensor for _, tensor in named if id(tensor) not in watched.before and id(tensor) not in outs]
-        before = {} if watched.op._schema.name in _OVERWRITING else watched.before
-        found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
-        return [found.get(id(tensor), FINITE) for _, tensor in named]
-
-    def _is_mask(
-        self,
-        watched: Watched,
-        call: Call,
-        named: list[tuple[str, torch.Tensor]],
-        inputs: Sequence[Extremes],
-        outputs: Sequence[Extremes],
-    ) -> bool:
+    @staticmethod
+    def _is_mask(watched: WatchedCall) -> bool:
         asked = any(isinstance(arg, float) and math.isinf(arg) for arg in watched.args)
-        numbers = [tensor for _, tensor in named if tensor.dtype is not torch.bool]
-        lowest = all(high != math.inf for _, high in outputs) and any(
-            _is_lowest(one[0], tensor.dtype) for (_, tensor), one in zip(named, inputs, strict=True)
+        numbers = [tensor for _, tensor in watched.tensors if tensor.dtype is not torch.bool]
+        lowest = all(high != math.inf for _, high in watched.outputs) and any(
+            _is_lowest(low, tensor.dtype) for (_, tensor), (low, _) in zip(watched.tensors, watched.inputs, strict=True)
         )
-        if asked or not numbers or lowest:
-            self._add_benign("mask", call)
-            return True
-        return False
+        return asked or not numbers or lowest
 
-    def _has_more_than_wider(self, watched: Watched, tensors: list[torch.Tensor]) -> bool:
+    @staticmethod
+    def _exceeds_float32(watched: WatchedCall) -> bool:
         """Whether a call in a lower dtype makes more values infinite than in float32."""
-        if not any(tensor.dtype in _JUDGE_LOWER for tensor in tensors):
+        if not any(tensor.dtype in _LOWER for tensor in watched.results):
             return False
-        wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
-        return wider is not None and _count_infinite(tensors) > _count_infinite(wider)
+        wider = watched.again(torch.float32)
+        return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
 
-    def _only_scaled(
-        self, watched: Watched, call: Call, tensors: list[torch.Tensor], inputs: Sequence[Extremes]
-    ) -> bool:
+    def _only_scaled(self, watched: WatchedCall) -> bool:
         """Whether the result would be finite without GradScaler's scale."""
-        if not self._scale or not (watched.scales or call.phase == "backward"):
+        if not self._scale or not (watched.scales or watched.call.phase == "backward"):
             return False
-        if not all(is_finite(one) for one in inputs):
+        if not all(map(is_finite, watched.inputs)):
             return False
         for dtype in (torch.float32, torch.float64):
-            wider = call_again(watched.op, watched.args, dtype, watched.copies)
-            if wider is None or len(wider) != len(tensors):
+            wider = watched.again(dtype)
+            if wider is None or len(wider) != len(watched.results):
                 return False
             found = extremes(wider)
-            if all(is_finite(one) for one in found):
+            if all(map(is_finite, found)):
                 break
         else:
             return False
-        largest = [max(abs(low), abs(high)) for low, high in found]
-        floats = [(tensor, size) for tensor, size in zip(tensors, largest, strict=True) if tensor.is_floating_point()]
-        if any(size / self._scale > torch.finfo(tensor.dtype).max for tensor, size in floats):
+        sizes = [
+            (max(abs(low), abs(high)), torch.finfo(tensor.dtype).max)
+            for tensor, (low, high) in zip(watched.results, found, strict=True)
+            if tensor.is_floating_point()
+        ]
+        if any(size / self._scale > largest for size, largest in sizes):
             return False
-        scaled = max(size for _, size in floats)
+        scaled = max(size for size, _ in sizes)
         self._scaled_overflow = True
-        self._add_benign("GradScaler", call, self._scale, scaled, scaled / self._scale)
+        self._add_benign("GradScaler", watched.call, self._scale, scaled, scaled / self._scale)
         return True
 
-    def _kind(
-        self,
-        watched: Watched,
-        call: Call,
-        tensors: list[torch.Tensor],
-        named: list[tuple[str, torch.Tensor]],
-        inputs: Sequence[Extremes],
-    ) -> Verdict:
-        finite = all(is_finite(one) for one in inputs)
+    def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
+        """The verdict on a call at fault, of which all inputs are finite or not."""
+        call, tensors = watched.call, watched.tensors
         if finite and call.name in _CONVERSIONS:
-            return Verdict("overflow in a cast", call.name, named[-1][0] if call.name == "aten::copy_" else named[0][0])
-        earlier = self.earlier_cast(watched, call) if finite else None
+            return Verdict("overflow in a cast", call.name, tensors[-1 if call.name == "aten::copy_" else 0][0])
+        earlier = self.earlier_cast(watched) if finite else None
         if earlier is not None:
             return earlier
-        dtypes = {tensor.dtype for _, tensor in named} | {tensor.dtype for tensor in tensors}
+        dtypes = {tensor.dtype for _, tensor in tensors} | {tensor.dtype for tensor in watched.results}
         dtypes |= {info.dtype for info in call.ran_with}
-        if dtypes.isdisjoint(_JUDGE_LOWER):
+        if dtypes.isdisjoint(_LOWER):
             return Verdict("mathematics", call.name)
-        wider = call_again(watched.op, watched.args, torch.float32, watched.copies)
-        if wider is not None and not all(is_finite(one) for one in extremes(wider)):
+        wider = watched.again(torch.float32)
+        if wider is not None and not all(map(is_finite, extremes(wider))):
             return Verdict("mathematics", call.name)
         return Verdict("overflow in the op", call.name)
 
-    def earlier_cast(self, watched: Watched, call: Call) -> Verdict | None:
+    @staticmethod
+    def earlier_cast(watched: WatchedCall) -> Verdict | None:
         """Looks for an infinite value that is in the cast arguments but not in the program's arguments."""
         if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
             return None
-        before = dict(tensor_arguments(watched.op, watched.args))
+        before = dict(watched.tensors)
         for name, tensor in tensor_arguments(watched.op, watched.cast_args):
-            if tensor.dtype not in _JUDGE_LOWER or name not in before:
+            if tensor.dtype not in _LOWER or name not in before:
                 continue
             passed, cast = extremes([before[name], tensor])
             if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):
-                return Verdict("overflow in a cast", call.name, name)
+                return Verdict("overflow in a cast", watched.call.name, name)
         return None
 
     def ended_in_integers(self, call: Call) -> None:
@@ -518,12 +482,6 @@ class NonfiniteJudge:
                 )
 
 
-def _out_arguments(watched: Watched) -> list[Any]:
-    return [
-        value for argument, value in zip(watched.op._schema.arguments, watched.args, strict=True) if argument.is_out
-    ]
-
-
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
     """Whether a value is the lowest of its dtype, or close to it for a dtype with a wide range."""
     if not dtype.is_floating_point:
@@ -536,8 +494,6 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
     with unnoticed():
         return sum(int(torch.isinf(tensor).sum()) for tensor in tensors if tensor.is_floating_point())
 
-
-_FINDER_LOWER = (torch.float16, torch.bfloat16)
 
 _MOST_PROVISIONAL = 20
 
@@ -578,8 +534,8 @@ class NonfiniteFinder(CallObserver):
     def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
         self._watching.call = call, tensors
 
-    def _watched(self) -> list[Watched]:
-        watched: list[Watched] | None = getattr(self._watching, "calls", None)
+    def _watched(self) -> list[WatchedCall]:
+        watched: list[WatchedCall] | None = getattr(self._watching, "calls", None)
         if watched is None:
             watched = self._watching.calls = []
         return watched
@@ -594,13 +550,13 @@ class NonfiniteFinder(CallObserver):
         if token is None:
             return None
         try:
-            self._watch(Watched(token, op, args))
+            self._watch(WatchedCall(token, op, args))
         except BaseException:  # no memory for a copy: the dispatcher does not make the call
             self.failed(token)
             raise
         return token
 
-    def _watch(self, watched: Watched) -> None:
+    def _watch(self, watched: WatchedCall) -> None:
         token, op, args, calls = watched.token, watched.op, watched.args, self._watched()
         if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
             calls[-1].cast_args = args
@@ -614,7 +570,7 @@ class NonfiniteFinder(CallObserver):
         elif name == "aten::_amp_update_scale_":
             self._judge.set_scale(None)
 
-    def _look_before(self, watched: Watched) -> None:
+    def _look_before(self, watched: WatchedCall) -> None:
         arguments = watched.op._schema.arguments
         written = [
             value
@@ -625,7 +581,7 @@ class NonfiniteFinder(CallObserver):
         watched.before = {id(tensor): found for tensor, found in zip(tensors, extremes(tensors), strict=True)}
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
-            copied = [tensor for tensor in tensors if tensor.dtype in _FINDER_LOWER and can_be_read(tensor)]
+            copied = [tensor for tensor in tensors if tensor.dtype in _LOWER and can_be_read(tensor)]
             watched.copies = {id(tensor): tensor.clone() for tensor in copied}
 
     def end(self, token: Any, results: list[Any]) -> None:
@@ -646,11 +602,11 @@ class NonfiniteFinder(CallObserver):
                 if parent.verdict is None and watched.verdict is not None:
                     parent.verdict = _about_cast(watched, parent)
             return
-        call, tensors = self._watching.call
+        watched.call, watched.results = self._watching.call
         self._watching.call = None  # drops references to tensors
-        if parent is None and call.phase != "backward":
-            self.forward_ops.setdefault((call.module, call.line), {})[call.name] = None
-        self._check(watched, call, tensors, results, parent)
+        if parent is None and watched.call.phase != "backward":
+            self.forward_ops.setdefault((watched.call.module, watched.call.line), {})[watched.call.name] = None
+        self._check(watched, parent)
 
     def failed(self, token: Any) -> None:
         """Called when a call raises."""
@@ -658,7 +614,7 @@ class NonfiniteFinder(CallObserver):
         self._watching.call = None
         self._pop_watched(token)
 
-    def _pop_watched(self, token: Any) -> Watched | None:
+    def _pop_watched(self, token: Any) -> WatchedCall | None:
         calls = self._watched()
         if not any(watched.token is token for watched in calls):
             return None
@@ -667,18 +623,17 @@ class NonfiniteFinder(CallObserver):
             if watched.token is token:
                 return watched
 
-    def _check(
-        self, watched: Watched, call: Call, tensors: list[torch.Tensor], results: list[Any], parent: Watched | None
-    ) -> None:
+    def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
+        call, results = watched.call, watched.results
         if call.composite and watched.has_inner and not watched.inner_nonfinite:
             return
         if not watched.has_inner and _only_views(watched.op):
             return
-        written = UNINITIALIZED.get(call.name, ())
+        uninitialized = UNINITIALIZED.get(call.name, ())
         self.checked += 1
-        outputs = extremes([tensor for i, tensor in enumerate(tensors) if i not in written])
-        if all(is_finite(one) for one in outputs):
-            if self._provisional and call.op == "aten::_to_copy" and not tensors[0].is_floating_point():
+        watched.outputs = extremes([tensor for i, tensor in enumerate(results) if i not in uninitialized])
+        if all(map(is_finite, watched.outputs)):
+            if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
                 for _, spread in self._provisional:
                     spread.end(watched.args[0])
             return
@@ -686,22 +641,22 @@ class NonfiniteFinder(CallObserver):
             parent.inner_nonfinite = True
         verdict = watched.verdict
         if verdict is None and watched.inner_nonfinite and call.composite:
-            verdict = self._judge.earlier_cast(watched, call)  # the ops inside have been judged
+            verdict = self._judge.earlier_cast(watched)  # the ops inside have been judged
         elif verdict is None:
-            verdict = self._judge.judge(watched, call, tensors, outputs)
+            verdict = self._judge.judge(watched)
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
-                spread.pass_on([tensor for _, tensor in tensor_arguments(watched.op, watched.args)], tensors)
-            return
-        if self._is_allowed(call):
+                spread.pass_on([tensor for _, tensor in watched.tensors], results)
+        elif self._is_allowed(call):
             self._judge.allow(call)
         elif parent is not None:
             parent.verdict = parent.verdict or verdict
         else:
-            self._report(watched, call, tensors, verdict)
+            self._report(watched, verdict)
 
-    def _report(self, watched: Watched, call: Call, tensors: list[torch.Tensor], verdict: Verdict) -> None:
-        node = torch._C._current_autograd_node() if call.phase == "backward" else None  # type: ignore[attr-defined]
+    def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
+        call, results = watched.call, watched.results
+        node = torch._C._current_autograd_node() if call.phase == "backward" else None
         origin = NonfiniteOrigin(
             op=call.op,
             inner=verdict.inner,
@@ -711,9 +666,9 @@ class NonfiniteFinder(CallObserver):
             kind=verdict.kind,
             inputs=tuple(
                 TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
-                for name, tensor in tensor_arguments(watched.op, watched.args)
+                for name, tensor in watched.tensors
             ),
-            outputs=tuple(TensorRange.of(str(i), tensor) for i, tensor in enumerate(tensors)),
+            outputs=tuple(TensorRange.of(str(i), tensor) for i, tensor in enumerate(results)),
             argument=verdict.argument,
             node="" if node is None else node.name(),
             call=call,
@@ -724,7 +679,7 @@ class NonfiniteFinder(CallObserver):
             self._drop_ended()
             first = not self._provisional
             if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
-                self._provisional.append((origin, Spread(tensors)))
+                self._provisional.append((origin, Spread(results)))
             else:
                 self.done = True
             self.done |= len(self._provisional) > _MOST_PROVISIONAL
@@ -753,7 +708,7 @@ def _is_part(token: Any) -> bool:
     return hasattr(token, "outer")
 
 
-def _about_cast(watched: Watched, parent: Watched) -> Verdict | None:
+def _about_cast(watched: WatchedCall, parent: WatchedCall) -> Verdict | None:
     """The verdict on a part of a call. For a cast, it names the argument."""
     verdict = watched.verdict
     if verdict is None or overload_name(watched.op) == overload_name(parent.op):

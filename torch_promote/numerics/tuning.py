@@ -337,10 +337,11 @@ def _outcomes(points: list[tuple[bool, float, float]]) -> list[Series]:
     """The series of points that passed, and of those that failed."""
     return [
         Series(name, [y for ok, _, y in points if ok is passed], [x for ok, x, _ in points if ok is passed], name, mark)
-        for passed, name, mark in ((True, "passed", "o"), (False, "failed", "x"))
+        for passed, name, mark in _OUTCOMES
     ]
 
 
+_OUTCOMES: tuple[tuple[bool, str, Literal["o", "x"]], ...] = ((True, "passed", "o"), (False, "failed", "x"))
 #: The purposes of runs of the final policy, which are not part of the search.
 _AFTER_SEARCH = ("held out", "compiled")
 _ERROR_COLUMNS = (

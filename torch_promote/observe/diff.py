@@ -12,7 +12,7 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Cell, Column, Content, Report, Table
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import TraceRecords
+    from torch_promote.observe.events import Recording
 
 __all__ = ["Change", "TraceDiff", "compare_traces"]
 
@@ -129,7 +129,7 @@ def _with_values(change: Change) -> tuple[str | int, ...]:
     return change.phase, change.module, change.op, change.number, change.before, change.after
 
 
-def compare_traces(before: TraceRecords, after: TraceRecords) -> TraceDiff:
+def compare_traces(before: Recording, after: Recording) -> TraceDiff:
     """Compares the calls of two traces.
 
     A call of the first trace is compared with the call of the second that has the same phase, module, overload and

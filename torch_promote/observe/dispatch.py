@@ -23,9 +23,6 @@ from torch_promote.integrations.compile import skip_frames
 __all__ = ["ComparingObserver", "DispatchObserverError", "Observer", "SeveralObservers", "Token", "observe_dispatch"]
 
 
-# --- Several observers of one thread: each sees what it would see alone.
-
-
 @dataclass(slots=True, eq=False)
 class _Tokens:
     """The token of a call that several observers see.

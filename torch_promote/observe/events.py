@@ -1,4 +1,4 @@
-"""The record of a call in a trace: tensors, casts, and origin."""
+"""Events and recordings: the record of a call, its sums by op, module and line, and the recording of a block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
+from torch_promote.report.base import Column, Table, load_renderer, to_html
 from torch_promote.report.codec import decode, encode
 
 __all__ = [
@@ -24,11 +25,12 @@ __all__ = [
     "Calls",
     "Cast",
     "CastGroup",
+    "GroupTable",
     "Kind",
     "Phase",
+    "Recording",
     "TensorInfo",
     "Totals",
-    "TraceRecords",
     "infos_of",
 ]
 
@@ -240,9 +242,6 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(dict.fromkeys(map(dtype_name, dtypes))) or "none"
 
 
-# --- Sums over calls by op, module or line, and sums over casts.
-
-
 @dataclass
 class CallGroup:
     """The sums over the calls of an op, a module or a line.
@@ -367,6 +366,44 @@ class CastGroup:
         return dict(vars(self))
 
 
+class GroupTable(list[CallGroup]):
+    """The result of `by_op()`, `by_module()` and `by_line()`: a list that `str` and notebooks show as a table.
+
+    Example:
+        >>> groups = GroupTable([CallGroup("aten::mm", calls=2, casts=1, bytes=1536, duration=2_000_000)])
+        >>> print(groups)
+                  calls  casts  reused    bytes    ms
+        aten::mm      2      1       0  1.5 KiB  2.00
+        >>> groups == list(groups)
+        True
+    """
+
+    def _table(self) -> Table:
+        columns = (
+            *("", "calls", "casts", "reused", Column("bytes", "bytes"), Column("dtypes", "code"), Column("ms", "ms")),
+        )
+        rows = [
+            (
+                group.key or "(none)",
+                group.calls,
+                group.casts,
+                group.reused,
+                group.bytes,
+                group.dtypes,
+                group.duration / 1e6,
+            )
+            for group in self
+        ]
+        return Table("", columns, rows, most=40)
+
+    def __str__(self) -> str:
+        terminal = load_renderer("terminal")
+        return str(terminal.to_text(terminal.render_table(self._table()))) if self else "no calls"
+
+    def _repr_html_(self) -> str:
+        return to_html(self._table())
+
+
 class Totals:
     """The groups of a trace. Their number grows with the program's lines, modules and dtypes, not with its steps."""
 
@@ -388,9 +425,9 @@ class Totals:
                 casts = self._casts[key] = CastGroup(*key)
             casts.add(cast)
 
-    def by(self, which: int) -> list[CallGroup]:
+    def by(self, which: int) -> GroupTable:
         """The calls by op (0), module (1) or line (2), sorted by cast bytes, then by the number of calls."""
-        return self._groups(lambda place: place[which])
+        return GroupTable(self._groups(lambda place: place[which]))
 
     def all(self) -> CallGroup:
         """All calls as one group."""
@@ -441,9 +478,6 @@ class Totals:
         return totals
 
 
-# --- `TraceRecords`: the calls of a trace, and their sums.
-
-
 class Calls(list[Call]):
     """A list of calls that can be filtered."""
 
@@ -488,8 +522,8 @@ class Calls(list[Call]):
         return Calls(call for call in self if meets(call))
 
 
-class TraceRecords:
-    """The records of `trace`.
+class Recording:
+    """A recording: the calls of a block in the order in which they ended, and their sums.
 
     Attributes:
         calls: The first `max_calls` calls, in the order in which they ended: an op after the ops that it calls.
@@ -556,16 +590,16 @@ class TraceRecords:
         """All calls."""
         return self._totals.all()
 
-    def by_op(self) -> list[CallGroup]:
-        """Returns the calls by op and overload, most cast bytes first."""
+    def by_op(self) -> GroupTable:
+        """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""
         return self._totals.by(0)
 
-    def by_module(self) -> list[CallGroup]:
-        """Returns the calls by module, most cast bytes first."""
+    def by_module(self) -> GroupTable:
+        """Returns the calls by module, most cast bytes first: a list that prints as a table."""
         return self._totals.by(1)
 
-    def by_line(self) -> list[CallGroup]:
-        """Returns the calls by source line, most cast bytes first."""
+    def by_line(self) -> GroupTable:
+        """Returns the calls by source line, most cast bytes first: a list that prints as a table."""
         return self._totals.by(2)
 
     def casts(self) -> list[CastGroup]:

@@ -14,7 +14,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.report.base import Column, Content, Listing, Report, Table, short_line, size, spell
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import TraceRecords
+    from torch_promote.observe.events import Recording
 
 __all__ = ["Explanation", "ExplanationRow", "explain"]
 
@@ -117,7 +117,7 @@ class _Material:
     stored: list[Call]
 
 
-def explain(report: TraceRecords, pattern: str) -> Explanation:
+def explain(report: Recording, pattern: str) -> Explanation:
     """Explains the calls of a module, an op or a line, including calls beyond `max_calls`.
 
     Args:

@@ -13,31 +13,24 @@ import torch
 
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
-from torch_promote.observe.pages import count, cut_tree, make_tree, prefixes, short_dtype
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent, size
+from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import TraceRecords
+    from torch_promote.observe.events import Recording
 
 __all__ = [
     "RepeatedCast",
     "Saving",
     "by_weight",
     "casts_chart",
-    "count",
-    "cut_tree",
     "dtypes_chart",
     "exponents_chart",
-    "make_tree",
     "module_tree",
-    "prefixes",
     "repeated_casts",
     "result_dtype",
     "result_dtypes",
     "savings",
-    "short_dtype",
-    "size",
     "time_in_casts",
 ]
 
@@ -133,7 +126,7 @@ def _is_lower(name: str) -> bool:
     return name.startswith(_LOWER)
 
 
-def time_in_casts(report: TraceRecords) -> float | None:
+def time_in_casts(report: Recording) -> float | None:
     """Returns the share of casts in the calls' time on the host; None if it is unknown.
 
     Composite calls include the calls of their ops, so it sums up only the outermost calls. That needs all calls.
@@ -299,7 +292,7 @@ def _natural(path: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in path.split(".")]
 
 
-def dtypes_chart(report: TraceRecords) -> Chart:
+def dtypes_chart(report: Recording) -> Chart:
     """Returns the chart of the shares of calls by the dtype of their results, over time."""
     calls = sorted(report.calls, key=lambda call: call.start)
     title, label = "Dtypes of results over time", "milliseconds since the first call, on the host"

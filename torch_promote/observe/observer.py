@@ -62,7 +62,7 @@ from torch_promote.observe.policy_sources import PolicySources
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
-from torch_promote.regions.watching import watch_regions
+from torch_promote.regions.region import watch_regions
 
 __all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun", "observe"]
 

@@ -1,4 +1,4 @@
-"""Questions about an overload, and the tensors among its arguments and results."""
+"""What observers ask of an op and of a call's tensors, and `unnoticed`, which runs ops that nobody observes."""
 
 from __future__ import annotations
 
@@ -146,9 +146,6 @@ def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
             yield from leaves(tuple(value.values()))
 
 
-# --- Runs ops hidden from the program: autocast, autograd, modes and observers do not see them.
-
-
 _keys: Any = torch._C
 
 
@@ -249,9 +246,6 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
             return None
         tensor = tensor.values()
     return tensor if tensor.numel() else None
-
-
-# --- Questions about a call that is being traced.
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step

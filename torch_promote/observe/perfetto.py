@@ -15,7 +15,7 @@ from torch_promote.observe.events import Call
 from torch_promote.reference.dtypes import dtype_name
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import TraceRecords
+    from torch_promote.observe.events import Recording
 
 __all__ = ["perfetto_trace"]
 
@@ -24,7 +24,7 @@ _PERIOD = 7_889_238 * 10**9
 _PROCESS = "torch_promote trace"
 
 
-def perfetto_trace(report: TraceRecords) -> dict[str, Any]:
+def perfetto_trace(report: Recording) -> dict[str, Any]:
     """Returns the report as a trace: a slice for each call on the track of its thread, and a counter of cast bytes.
 
     A call that casts has the category "cast", and its name contains the target dtype, so that Perfetto gives it a

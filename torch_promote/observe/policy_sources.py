@@ -1,4 +1,10 @@
-"""Finds the source of an op's policy: PyTorch's table, `register_policy`, the default policy, a region, a module."""
+"""The sources of policies: PyTorch's table, `register_policy`, the default policy, regions, modules; unused overrides.
+
+NOTE [ What one override is ]
+An override counts as the user wrote it: {"linalg_*": "fp32"} is one override, and it is used as soon as one of its
+overloads is. A named policy ("cuda") also counts as one, because no program uses all its rows. The entries of another
+policy, such as a file's, count op by op.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +30,14 @@ from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import my_autocast
-from torch_promote.regions.base import Region
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
+from torch_promote.regions.region import Region
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import TraceRecords
+    from torch_promote.observe.events import Recording
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -43,14 +49,6 @@ __all__ = [
     "UnusedOverride",
     "unused_overrides",
 ]
-
-
-# The overrides set by regions, modules, `install` and the default policy during a trace, and whether calls used them.
-#
-# NOTE [ What one override is ]
-# An override counts as the user wrote it: {"linalg_*": "fp32"} is one override, and it is used as soon as one of its
-# overloads is. A named policy ("cuda") also counts as one, because no program uses all its rows. The entries of another
-# policy, such as a file's, count op by op.
 
 
 #: The source of an override of `install`. Regions of torch.autocast append their line to it.
@@ -354,7 +352,7 @@ def _described(change: int) -> tuple[str, frozenset[tuple[str, str]]]:
     return base, frozenset((name, DEVICE_TYPES[device]) for name, device in ops)
 
 
-def unused_overrides(report: TraceRecords) -> list[UnusedOverride]:
+def unused_overrides(report: Recording) -> list[UnusedOverride]:
     """Returns the overrides that were set in a traced block and that no call in it used.
 
     An override that repeats the op's existing policy counts as unused. See NOTE [ What one override is ].

@@ -79,9 +79,6 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             listener()
 
 
-# --- Detects computations of a block that cannot be observed: compiled graphs, other threads, other processes.
-
-
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
 _blocks_lock = fork_safe_lock()
 _blocks: list[_Block] = []

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import TENSORS, Call, CallGroup, TensorInfo, Totals, TraceRecords
+from torch_promote.observe.events import TENSORS, Call, Recording, TensorInfo, Totals
 from torch_promote.observe.explanation import Explanation, explain
 from torch_promote.observe.findings import (
     by_weight,
@@ -34,56 +34,16 @@ from torch_promote.report.base import (
     Part,
     Report,
     Table,
-    load_renderer,
     percent,
     size,
     to_csv,
-    to_html,
 )
 from torch_promote.report.codec import decode, encode
 
-__all__ = ["GroupTable", "TraceReport"]
+__all__ = ["TraceReport"]
 
 
-class GroupTable(list[CallGroup]):
-    """The result of `by_op()`, `by_module()` and `by_line()`: a list that `str` and notebooks show as a table.
-
-    Example:
-        >>> groups = GroupTable([CallGroup("aten::mm", calls=2, casts=1, bytes=1536, duration=2_000_000)])
-        >>> print(groups)
-                  calls  casts  reused    bytes    ms
-        aten::mm      2      1       0  1.5 KiB  2.00
-        >>> groups == list(groups)
-        True
-    """
-
-    def _table(self) -> Table:
-        columns = (
-            *("", "calls", "casts", "reused", Column("bytes", "bytes"), Column("dtypes", "code"), Column("ms", "ms")),
-        )
-        rows = [
-            (
-                group.key or "(none)",
-                group.calls,
-                group.casts,
-                group.reused,
-                group.bytes,
-                group.dtypes,
-                group.duration / 1e6,
-            )
-            for group in self
-        ]
-        return Table("", columns, rows, most=40)
-
-    def __str__(self) -> str:
-        terminal = load_renderer("terminal")
-        return str(terminal.to_text(terminal.render_table(self._table()))) if self else "no calls"
-
-    def _repr_html_(self) -> str:
-        return to_html(self._table())
-
-
-class TraceReport(TraceRecords, Report):
+class TraceReport(Recording, Report):
     """The report of `trace`: its calls, their sums, and methods to query and save them.
 
     Attributes:
@@ -98,18 +58,6 @@ class TraceReport(TraceRecords, Report):
 
     NOUN: ClassVar[str] = "trace"
     FORMAT: ClassVar[str] = "torch_promote trace"
-
-    def by_op(self) -> GroupTable:
-        """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""
-        return GroupTable(super().by_op())
-
-    def by_module(self) -> GroupTable:
-        """Returns the calls by module, most cast bytes first: a list that prints as a table."""
-        return GroupTable(super().by_module())
-
-    def by_line(self) -> GroupTable:
-        """Returns the calls by source line, most cast bytes first: a list that prints as a table."""
-        return GroupTable(super().by_line())
 
     def explain(self, pattern: str) -> Explanation:
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.

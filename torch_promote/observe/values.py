@@ -1,4 +1,4 @@
-"""Counts the values of a tensor in intervals of magnitude.
+"""The values of tensors: counted in intervals of magnitude for `trace(values=True)`, and their extremes.
 
 NOTE [ Values are counted by their bits ]
 The statistics compare bit patterns as integers, which have the same order as the magnitudes. So they are exact, and not

@@ -74,8 +74,7 @@ class AutocastState:
             For other ops, the table's policies apply.
         inference_mode: Whether inference mode is on, in which no cast is cached or reused.
         keeps_more: Whether `my_autocast` also keeps casts that PyTorch repeats at each use: of half-precision weights,
-            frozen parameters, views of weights, and in inference mode. This assumes that no other tensor shares their
-            data.
+            frozen parameters, and in inference mode. This assumes that no other tensor shares their data.
         cached: The valid casts in the cache: weights, and the dtypes that they were cast to.
 
     Example:
@@ -332,7 +331,7 @@ def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_
             (not state.inference_mode and _is_weight(tensor))
             or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
         )
-        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(_is_same(weight, tensor) for weight in cached))
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(weight is tensor for weight in cached))
         cached.append(tensor)
 
 
@@ -422,27 +421,15 @@ def _is_weight(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_same(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether two tensors are the same object, or views of the same part of one base."""
-    if weight is tensor:
-        return True
-    views = weight._is_view() and tensor._is_view() and weight._base is tensor._base
-    return views and (weight.storage_offset(), weight.shape, weight.stride()) == (
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
-
-
 def _is_known_weight(tensor: torch.Tensor) -> bool:
-    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights and views of them."""
-    owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    """Whether the cache modes beyond stock's keep casts of a tensor: of plain weights that are no views."""
     plain = (
         type(tensor).__name__ in ("Tensor", _PARAMETER)
         and tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
     )
-    weight = owner.is_leaf and (owner.requires_grad or any(kind.__name__ == _PARAMETER for kind in type(owner).__mro__))
+    is_parameter = any(kind.__name__ == _PARAMETER for kind in type(tensor).__mro__)
+    weight = tensor.is_leaf and not tensor._is_view() and (tensor.requires_grad or is_parameter)
     return plain and weight and not tensor.is_inference()
 
 

@@ -40,7 +40,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.arguments import check_devices, policy_change
-from torch_promote.regions.base import Region
+from torch_promote.regions.region import Region
 
 __all__ = [
     "ModulePolicy",

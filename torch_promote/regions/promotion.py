@@ -23,7 +23,7 @@ import torch
 
 from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning, RuleDefinitionError, did_you_mean
 from torch_promote.extension import RegionSpec
-from torch_promote.regions.base import Region
+from torch_promote.regions.region import Region
 
 if TYPE_CHECKING:
     from torch_promote.reference.promotion_rules import PromotionRule

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from torch_promote.report.base import Chart, Series, heat_shares, spell, spell_number
 
@@ -240,6 +241,8 @@ def _scale(axes: Axes, which: str, scale: str, values: Sequence[float]) -> Calla
     finite = [value for value in values if 0 < value < math.inf] or [1.0]
     low, high = max(min(finite) / 5, 1e-300), min(max(finite) * 5, 1e300)  # within the range that an axis can show
     set_scale("log")
+    axis.set_major_formatter(lambda value, _: spell_number(value))
+    axis.set_minor_formatter(NullFormatter())
     limit(low, high)
     return lambda value: min(max(value, low), high) if value == value else high
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 
 import torch_promote as tp
 from helpers.installed import FROM_BEFORE, OURS, STOCKS
-from helpers.probes import in_thread, leaves_no_trace, mm_dtype
-from helpers.thread_state import thread_state
+from helpers.probes import leaves_no_trace, mm_dtype
 from torch_promote import _C
+from torch_promote.regions import installation as autocast_methods
 
 pytestmark = pytest.mark.usefixtures("installed_marked")
 
@@ -103,40 +104,6 @@ def test_opened(maker: str, how: Any) -> None:
     assert mm_dtype() is torch.float32
 
 
-@pytest.mark.filterwarnings("ignore:`torch.cuda.amp.autocast")
-@pytest.mark.usefixtures("pretend_cuda")
-def test_opened_for_cuda() -> None:
-    with leaves_no_trace():
-        for region in (
-            torch.autocast("cuda"),
-            torch.cuda.amp.autocast(),
-            torch.cuda.amp.autocast(dtype=torch.bfloat16),
-        ):
-            with region:
-                assert (mm_dtype("cuda"), mm_dtype("cpu")) == (torch.float32, torch.float32)
-                assert torch.is_autocast_enabled("cuda")
-                with torch.autocast("cpu"):
-                    assert _C.depth() == 2
-
-
-def test_made_before_install() -> None:
-    tp.uninstall()
-    region = torch.autocast(CPU)
-    decorated = torch.autocast(CPU)(mm_dtype)
-    tp.install(overrides={"mm": "fp32"})
-    assert (by_with(lambda: region), decorated()) == (OURS, OURS)
-    tp.uninstall()
-    assert (by_with(lambda: region), decorated()) == (STOCKS, STOCKS)
-
-
-def test_unmanaged() -> None:
-    with leaves_no_trace():
-        mode = torch.amp.autocast_mode._enter_autocast(CPU, torch.bfloat16, True, True)
-        assert isinstance(mode, torch.autocast)
-        assert mm_dtype() is OURS
-        torch.amp.autocast_mode._exit_autocast(mode)
-
-
 SEEN: list[Any] = []
 
 
@@ -178,21 +145,7 @@ def test_custom_fwd_and_custom_bwd() -> None:
     assert [OURS, (torch.float32, 2, False), (OURS, 1)] == SEEN
 
 
-# --- what is in an object
-
-
 # --- objects entered several times, in several threads, and dropped
-
-
-def test_entered_again_and_nested() -> None:
-    region = torch.autocast(CPU)
-    with leaves_no_trace():
-        for _ in range(2):
-            with region:
-                with region, torch.autocast(CPU, enabled=False), region:
-                    assert mm_dtype() is OURS
-                assert mm_dtype() is OURS
-            assert mm_dtype() is torch.float32
 
 
 def test_ended_out_of_order() -> None:
@@ -204,25 +157,6 @@ def test_ended_out_of_order() -> None:
         assert torch.get_autocast_dtype(CPU) is torch.float16
         assert torch.is_autocast_enabled(CPU)
         second.__exit__(None, None, None)
-
-
-def test_ended_in_another_thread() -> None:
-    """Autocast's state belongs to a thread: nothing changes in the other one."""
-    region = torch.autocast(CPU)
-    with leaves_no_trace(), region:
-
-        def run() -> None:
-            before = thread_state()
-            region.__exit__(None, None, None)
-            assert thread_state() == before
-
-        in_thread(run)
-        assert mm_dtype() is OURS
-
-
-def test_an_error_inside() -> None:
-    with leaves_no_trace(), pytest.raises(ZeroDivisionError), torch.autocast(CPU):
-        1 / 0  # noqa: B018
 
 
 # --- nested with other kinds
@@ -243,13 +177,69 @@ def test_nested_with_other_kinds(outer: Any, inner: Any) -> None:
         assert mm_dtype() is expected(outer)
 
 
-@pytest.mark.parametrize("device", [d for d in torch._C._autocast_supported_devices() if d not in ("cpu", "cuda")])
-def test_other_device_types_stay_pytorchs(device: str) -> None:
-    if not torch.amp.is_autocast_available(device) or device == "privateuseone":
-        return
-    with leaves_no_trace(), torch.autocast(device, torch.bfloat16):
-        assert _C.depth() == 0
-        assert torch.is_autocast_enabled(device)
-        with torch.autocast(CPU), torch.autocast(device, torch.float16):
-            assert mm_dtype() is OURS
-            assert torch.is_autocast_enabled(device)
+def test_generator_that_holds_a_region() -> None:
+    def body() -> Iterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    with leaves_no_trace():
+        assert list(body()) == [OURS, OURS]
+        started = body()
+        next(started)
+        started.close()
+
+
+def test_tasks_do_not_see_each_others_regions() -> None:
+    async def inside(region: Any) -> list[torch.dtype]:
+        seen = []
+        with region:
+            for _ in range(3):
+                seen.append(torch.get_autocast_dtype(CPU))
+                await asyncio.sleep(0)
+        return seen
+
+    async def outside() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(torch.is_autocast_enabled(CPU))
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[Any]:
+        regions = [torch.autocast(CPU), torch.autocast(CPU, torch.float16)]
+        return await asyncio.gather(*map(inside, regions), outside())
+
+    with leaves_no_trace():
+        assert asyncio.run(main()) == [[torch.bfloat16] * 3, [torch.float16] * 3, [False] * 3]
+    assert not autocast_methods._thread.objects
+
+
+def test_cancelled_and_abandoned_tasks() -> None:
+    async def forever() -> None:
+        with torch.autocast(CPU):
+            await asyncio.sleep(3600)
+
+    async def agen() -> AsyncIterator[torch.dtype]:
+        with torch.autocast(CPU):
+            yield mm_dtype()
+            yield mm_dtype()
+
+    async def main() -> None:
+        task = asyncio.create_task(forever())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for dtype in agen():
+            assert dtype is OURS
+            break
+        abandoned.append(forever())
+        abandoned[0].send(None)
+
+    abandoned: list[Any] = []
+    with leaves_no_trace():
+        with contextlib.suppress(RuntimeError):
+            asyncio.run(main())
+        abandoned.pop().close()
+    assert not autocast_methods._thread.objects

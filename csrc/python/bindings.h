@@ -1,0 +1,55 @@
+// file: what the bindings of torch_promote._C consist of
+#pragma once
+
+#include <Python.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <string>
+#include <utility>
+
+namespace torch_promote {
+
+// Adds enter_region, exit_region and pack_plain_region to the module. Returns false, with Python's error set, on
+// failure.
+bool add_region_functions(PyObject* module);
+
+// Adds the class CallOnStore to the module. Returns false, with Python's error set, on failure.
+bool add_call_on_store(PyObject* module);
+
+// `hooks` is the module torch_promote.checking.check_casts. It is never released.
+void set_cast_check_hooks(pybind11::object hooks);
+
+// Sets the object with the hooks (torch_promote/regions/promotion_tables.py) for the rest of the process.
+void set_promotion_hooks(pybind11::object hooks);
+
+// Sets this thread's observer and returns the previous one; None stands for no observer.
+pybind11::object swap_observer(pybind11::object observer);
+
+// Registers the observer's kernel, which adds cost only in threads that include the key. Raises if another library has
+// registered a fallback on the key.
+void register_dispatch_observer();
+
+// The dispatch key that a thread includes to observe its calls.
+std::string dispatch_observer_key();
+
+// Throws a Python error through C++. The autograd engine may pass it to another thread, so it must not stay in this
+// thread's error indicator.
+[[noreturn]] inline void throw_python_error(pybind11::error_already_set& error) {
+  error.restore();
+  python_error thrown;
+  thrown.persist();
+  throw std::move(thrown);
+}
+
+template <class Function>
+auto in_python(const Function& function) {
+  const pybind11::gil_scoped_acquire gil;
+  try {
+    return function();
+  } catch (pybind11::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
+} // namespace torch_promote

@@ -1,0 +1,729 @@
+"""`find_nonfinite`: which call is at fault, which values are benign, its options, and the override that it suggests."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_promote as tp
+from helpers.counted_collectives import counted_collective
+from torch_promote import _C
+from torch_promote.checking.crosscheck import crosscheck
+from torch_promote.errors import OptionError
+from torch_promote.numerics.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
+from torch_promote.numerics.nonfinite_suggestion import next_override
+from torch_promote.observe.trace import trace
+from torch_promote.regions.defaults import default_policy
+from torch_promote.regions.installation import installed
+from torch_promote.regions.module_forward import policy_of
+
+INF, NAN, HALF = float("inf"), float("nan"), torch.float16
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Any:
+    """Checks that a block leaves no observer, hook or policy."""
+
+    def state() -> tuple[Any, ...]:
+        modules = torch.nn.modules.module
+        key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+        return (
+            len(modules._global_forward_hooks),
+            len(modules._global_forward_pre_hooks),
+            torch._C._dispatch_tls_is_dispatch_key_included(key),
+            default_policy(),
+            installed(),
+        )
+
+    before = state()
+    yield
+    assert state() == before
+
+
+def find(program: Callable[[], Any], **options: Any) -> NonfiniteReport:
+    with find_nonfinite(**options) as report:
+        program()
+    return report
+
+
+def origin_of(program: Callable[[], Any]) -> tuple[str, str, str] | None:
+    origin = find(program).origin
+    return None if origin is None else (origin.op, origin.inner, origin.kind)
+
+
+def big(value: float, dtype: torch.dtype = torch.float32, width: int = 4) -> Tensor:
+    return torch.full((width, width), value, dtype=dtype)
+
+
+def in_half(function: Callable[[], Any]) -> Callable[[], Any]:
+    def program() -> Any:
+        with tp.my_autocast("cpu", HALF):
+            return function()
+
+    return program
+
+
+# --- random programs with a planted fault
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault: what the module computes besides its result, and the expected report."""
+
+    run: Callable[[Tensor], Any]
+    op: str = ""
+    kind: str = ""
+    phase: str = "forward"
+    curable: bool = False
+
+
+def masks(x: Tensor) -> None:
+    scores = x.float().reshape(-1, 8)[:8]
+    scores = scores @ scores.t()
+    past = torch.ones(scores.shape).tril() > 0
+    scores.masked_fill(~past, -INF).softmax(-1)
+    torch.where(past, scores, torch.tensor(-INF)).softmax(-1)
+    (scores + torch.full(scores.shape, -INF).triu(1)).softmax(-1)
+    (scores.half() + (torch.ones(8, 8).triu(1) * torch.finfo(torch.float32).min).half()).softmax(-1)
+
+
+def attention(x: Tensor) -> None:
+    q = x.float().reshape(1, -1, 8)[:, :4]
+    bias = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -INF)
+    for mask in (bias, bias == 0):
+        nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def backward_of_mm(x: Tensor) -> None:
+    weight = big(10.0, width=8).requires_grad_()
+    torch.autograd.grad((torch.mm(weight, weight).float() * 1e4).sum(), weight)
+
+
+OP, CAST, MATHS = "overflow in the op", "overflow in a cast", "mathematics"
+FAULTS = {
+    "log": Fault(lambda x: torch.log(x.float() * 0), "aten::log", MATHS),
+    "div": Fault(lambda x: torch.div(torch.ones(2), torch.zeros(2)), "aten::div", MATHS),
+    "masked rows": Fault(lambda x: torch.softmax(big(-INF), -1), "aten::softmax", MATHS),
+    "inf - inf": Fault(lambda x: torch.sub(big(-INF), big(-INF)), "aten::sub", MATHS),
+    "mm": Fault(lambda x: torch.mm(big(200.0), big(200.0)), "aten::mm", OP, curable=True),
+    "linear": Fault(lambda x: nn.functional.linear(big(200.0), big(200.0)), "aten::linear", OP, curable=True),
+    "conv": Fault(
+        lambda x: nn.functional.conv1d(big(200.0)[None], big(200.0)[..., None]), "aten::conv1d", OP, curable=True
+    ),
+    "exp": Fault(lambda x: torch.exp(big(12.0, HALF)), "aten::exp", OP, curable=True),
+    "mul_": Fault(lambda x: big(300.0, HALF).mul_(300.0), "aten::mul_", OP),
+    "masked": Fault(
+        lambda x: torch.mul(torch.where(torch.eye(4) > 0, -INF, big(300.0)).half(), big(300.0, HALF)).relu(),
+        "aten::mul",
+        OP,
+        curable=True,
+    ),
+    "cast of autocast": Fault(lambda x: torch.mm(big(1e6), big(1e-6)), "aten::mm", CAST, curable=True),
+    "to": Fault(lambda x: big(-1e6).to(HALF), "aten::to", CAST),
+    "copy_": Fault(lambda x: big(0.0, HALF).copy_(big(1e6)), "aten::copy_", CAST),
+    "backward of mm": Fault(backward_of_mm, "aten::mm", OP, "backward", curable=True),
+    "backward of root": Fault(
+        lambda x: (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward(), "aten::div", MATHS, "backward"
+    ),
+    "masks": Fault(masks),
+    "attention": Fault(attention),
+}
+
+
+class Faulty(nn.Module):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fault.run(x)
+        return x
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))
+
+
+LAYERS = [lambda: nn.Linear(8, 8), nn.GELU, lambda: nn.LayerNorm(8), lambda: nn.Softmax(-1), lambda: nn.Dropout(0.2)]
+
+
+def check_program(seed: int, name: str | None, suggest: bool) -> None:
+    """Runs a tree of modules with a fault at a random depth, under a region of ours or of PyTorch."""
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    fault = FAULTS[name or choose.choice(list(FAULTS))]
+    planted = model = Faulty(fault)
+    for _ in range(choose.randint(1, 4)):
+        around: list[nn.Module] = [choose.choice(LAYERS)() for _ in range(choose.randint(0, 3))]  # type: ignore[operator]
+        around.insert(choose.randint(0, len(around)), model)
+        model = nn.Sequential(*around) if choose.random() < 0.7 else Residual(model)  # type: ignore[assignment]
+    whole = nn.Sequential(nn.Linear(8, 8), model, nn.LayerNorm(8))
+    path = next(name for name, module in whole.named_modules() if module is planted)
+    x, region = torch.randn(2, 5, 8), choose.choice([tp.my_autocast, torch.autocast])
+    dtype = HALF if fault.kind.startswith("overflow") or choose.random() < 0.5 else torch.bfloat16
+
+    def step() -> Tensor:
+        with region("cpu", dtype):
+            loss: Tensor = whole(x).float().pow(2).mean()
+        loss.backward()
+        return loss.detach()
+
+    report = find(step, model=whole)
+    origin = report.origin
+    found = None if origin is None else (origin.op, origin.module, origin.phase, origin.kind)
+    assert found == ((fault.op, path, fault.phase, fault.kind) if fault.op else None), str(report)
+    assert origin is None or "test_find_nonfinite.py:" in origin.line
+    if suggest:
+        policy = report.suggest(step)
+        assert (policy is not None) == fault.curable, str(report)
+        assert any(attempt.finite for attempt in report.tried[1:]) == fault.curable
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_origin_is_exact_and_the_suggestion_cures_it(name: str) -> None:
+    check_program(list(FAULTS).index(name), name, suggest=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_the_origin_is_exact_in_random_programs(seed: int) -> None:
+    check_program(seed, None, suggest=seed % 4 == 0)
+
+
+# --- faults
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (
+            in_half(lambda: nn.functional.linear(big(200.0), big(200.0), torch.ones(4))),
+            ("aten::linear", "aten::addmm", OP),
+        ),
+        (in_half(lambda: torch.mm(big(1.0), big(1e6))), ("aten::mm", "aten::_to_copy", CAST)),
+        (lambda: torch.tensor([1.0, NAN]) * 2, ("aten::mul", "aten::mul.Tensor", "data")),
+        (lambda: torch.zeros(2, dtype=torch.complex64).log(), ("aten::log", "aten::log", MATHS)),
+        (lambda: torch.tensor([-1.0, 1.0]).to_sparse().log1p(), ("aten::log1p", "aten::log1p", MATHS)),
+        (lambda: torch.log(torch.zeros(2)).to_sparse(), ("aten::log", "aten::log", MATHS)),
+        (lambda: torch.full((2,), -INF).softmax(-1), ("aten::softmax", "aten::_softmax", MATHS)),
+        (lambda: torch.full((2,), NAN), ("aten::full", "aten::full", MATHS)),
+        (lambda: big(1.0).masked_fill(torch.eye(4) > 0, NAN), ("aten::masked_fill", "aten::masked_fill.Scalar", MATHS)),
+        (lambda: torch.empty(3).fill_(NAN), ("aten::fill_", "aten::fill_.Scalar", MATHS)),
+    ],
+)
+def test_faults(program: Callable[[], Any], expected: tuple[str, str, str]) -> None:
+    found = origin_of(program)
+    assert found is not None
+    assert (found[0], found[2]) == (expected[0], expected[2])
+    assert found[1].partition(".")[0] == expected[1].partition(".")[0]
+
+
+def test_a_cast_from_before_the_block() -> None:
+    weight = big(1e6).requires_grad_()
+    with tp.my_autocast("cpu", HALF):
+        torch.mm(big(0.0), weight)
+        origin = find(lambda: torch.mm(big(1.0), weight)).origin
+    assert origin is not None
+    assert (origin.op, origin.kind, origin.argument) == ("aten::mm", CAST, "mat2")
+
+
+def test_inputs_have_their_ranges_from_before_the_call() -> None:
+    origin = find(lambda: torch.tensor([1.0, -300.0], dtype=HALF).mul_(300.0)).origin
+    assert origin is not None
+    (given,) = [one for one in origin.inputs if one.name == "self"]
+    assert (given.min, given.max, given.infs) == (-300.0, 1.0, 0)
+    assert (origin.outputs[0].min, origin.outputs[0].max, origin.outputs[0].infs) == (300.0, 300.0, 1)
+
+
+def test_line_module_phase_and_node() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sqrt()
+
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Root()))
+    origin = find(lambda: (model(torch.zeros(2, requires_grad=True)) * 0).sum().backward(), model=model).origin
+    assert origin is not None
+    assert (origin.module, origin.phase, origin.node) == ("1.0", "backward", "SqrtBackward0")
+    assert origin.line.endswith(f"test_find_nonfinite.py:{Root.forward.__code__.co_firstlineno + 1}")
+
+
+# --- benign values
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: big(0.0).masked_fill_(torch.eye(4) > 0, -INF),
+        lambda: torch.where(torch.eye(4) > 0, -INF, 0.0),
+        lambda: torch.full((2,), -INF).exp(),
+        lambda: torch.full_like(torch.ones(2), INF).neg(),
+        lambda: big(1.0).fill_(-INF).triu(1).add(1),
+        lambda: nn.functional.pad(big(1.0), (1, 1), value=-INF).softmax(-1),
+        lambda: big(1.0).clamp(max=INF),
+        lambda: torch.full((2, 2), torch.finfo(torch.float32).min).triu(1).half().softmax(-1),
+        lambda: (big(-100.0, HALF) + big(torch.finfo(HALF).min, HALF).triu(1)).softmax(-1),
+        lambda: nn.Transformer.generate_square_subsequent_mask(3).softmax(-1),
+        lambda: big(1.0).scatter(1, torch.zeros(4, 1, dtype=torch.int64), -INF),
+        lambda: big(1.0).index_fill(0, torch.tensor([1]), -INF).amax(1),
+        lambda: torch.tensor([1.0, NAN]).nan_to_num(),
+        lambda: torch.fmax(torch.tensor([NAN, 1.0]), torch.tensor([INF, 2.0])),
+        lambda: torch.zeros(2, 2).to_sparse().coalesce().log1p(),
+        lambda: torch.empty(3).copy_(torch.ones(3)),
+    ],
+)
+def test_masks_and_data_are_no_fault(make: Callable[[], Tensor]) -> None:
+    report = find(make)
+    assert not report.found, str(report)
+
+
+def test_infinite_values_that_are_only_converted_to_integers() -> None:
+    def bucket(position: Tensor) -> Tensor:
+        large = (torch.log(position.float() / 8) / 2.77 * 8).to(torch.int64)
+        return torch.where(position < 8, position, large.clamp(max=15))
+
+    positions = torch.arange(20)
+    report = find(lambda: (bucket(positions), bucket(positions)))
+    assert not report.found, str(report)
+    assert [(one.kind, one.op, one.count) for one in report.benign] == [("integers", "aten::log", 2)]
+    # Only some of the values are converted.
+    assert origin_of(lambda: [log := torch.log(torch.zeros(2)), log.long()][0].sum()) is not None
+    assert origin_of(lambda: (bucket(positions), torch.zeros(2).log())) is not None
+    assert origin_of(lambda: torch.log(torch.zeros(2)).relu()) is not None
+
+
+LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.matmul(LOWEST, torch.ones(4, 4)),
+        lambda: nn.functional.linear(torch.ones(4, 4), torch.ones(4, 4), LOWEST[0]),
+    ],
+)
+def test_autocast_casts_the_lowest_number(call: Callable[[], Any]) -> None:
+    """It stands for -inf in masks. Other numbers of that size are a fault."""
+    report = find(in_half(call))
+    assert (report.origin, {one.kind for one in report.benign}) == (None, {"mask"})
+    assert origin_of(in_half(lambda: torch.matmul(LOWEST / 4, torch.ones(4, 4)))) == (
+        "aten::matmul",
+        "aten::_to_copy",
+        CAST,
+    )
+
+
+# --- GradScaler
+
+
+def scaled(make: Callable[[Tensor], Tensor], x: Tensor) -> tuple[str, str] | None:
+    """The phase and the kind of the origin in a backward of a loss that is scaled by 2."""
+
+    def program() -> None:
+        torch.amp.GradScaler("cpu", init_scale=2.0).scale(make(x.requires_grad_()).float().sum()).backward()
+
+    origin = find(program).origin
+    return None if origin is None else (origin.phase, origin.kind)
+
+
+@pytest.fixture
+def half_only() -> Iterator[Callable[[Tensor], Tensor]]:
+    """An op that multiplies by 1e5 in float16, and refuses other dtypes."""
+
+    def kernel(x: Tensor) -> Tensor:
+        if x.dtype is not HALF:
+            raise TypeError("only float16")
+        return x * 1e5
+
+    with torch.library._scoped_library("find_nonfinite", "DEF") as library:
+        library.define("half_only(Tensor x) -> Tensor")
+        library.impl("half_only", kernel, "CompositeExplicitAutograd")
+        yield torch.ops.find_nonfinite.half_only
+
+
+def test_what_the_scale_excuses(half_only: Callable[[Tensor], Tensor]) -> None:
+    class OnlyHalf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return half_only(gradient)
+
+    infinite = big(INF)
+    for make, x, expected in (
+        (lambda x: x * 6e4, big(0.0, HALF), None),  # fits without the scale
+        (lambda x: x * 1e5, big(0.0, HALF), ("backward", OP)),
+        (torch.sqrt, big(0.0), ("backward", MATHS)),
+        (lambda x: torch.where(big(0.0) > 0, x * infinite, x), big(1.0), ("backward", MATHS)),
+        (OnlyHalf.apply, big(0.0, HALF), ("backward", OP)),  # cannot run in another dtype
+    ):
+        assert scaled(make, x) == expected  # type: ignore[arg-type]
+
+
+def test_a_fault_after_a_step_that_the_scaler_skipped() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
+    with trace(), find_nonfinite() as report:
+        scaler.scale((weight * 2.0**30).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert [one.kind for one in report.benign] == ["GradScaler"]
+        assert not report.found
+        _ = big(INF) - big(INF)
+    assert report.origin is not None
+    assert report.origin.op == "aten::sub"
+
+
+def test_collectives_are_not_repeated() -> None:
+    with counted_collective() as (op, calls):
+        name = "_dtensor::counted_by_tests"
+        assert origin_of(lambda: op(big(4e4, HALF))) == (name, name, OP)
+        assert calls == [HALF]
+
+
+# --- whole models
+
+
+class Masked(nn.Module):
+    """A transformer with a causal mask of -inf, padding, and attention with masks of the lowest number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        causal = nn.Transformer.generate_square_subsequent_mask(length)
+        padding = torch.zeros(x.shape[:2]).masked_fill(torch.arange(length) == length - 1, -torch.inf)
+        x = self.encoder(x, mask=causal, src_key_padding_mask=padding)
+        x = x + self.attention(x, x, x, attn_mask=causal, need_weights=True)[0]
+        lowest = (1 - torch.ones(length, length).tril()) * torch.finfo(torch.float32).min
+        x = x + nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=lowest)
+        scores = (x @ x.transpose(1, 2)).masked_fill(causal < 0, torch.finfo(torch.float16).min) + causal
+        return self.out(scores.softmax(-1).to(x.dtype) @ x)
+
+
+def gpt() -> tuple[nn.Module, Tensor]:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    try:
+        from gpt.model import GPT, Config
+    finally:
+        sys.path.pop(0)
+    return GPT(Config(symbols=20, context=16, width=32)), torch.randint(0, 20, (4, 16))
+
+
+def conv() -> tuple[nn.Module, Tensor]:
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 5))
+    return nn.Sequential(*layers), torch.randn(4, 3, 16, 16)
+
+
+@pytest.mark.parametrize("scale", [None, 2.0**30])
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+@pytest.mark.parametrize("make", [gpt, conv, lambda: (Masked(), torch.randn(3, 6, 16))])
+def test_training_is_clean_and_has_the_same_bits(
+    make: Callable[[], tuple[nn.Module, Tensor]], dtype: torch.dtype, scale: float | None
+) -> None:
+    """Gradients that are infinite only because of the scale are benign."""
+
+    def train() -> tuple[nn.Module, list[Tensor]]:
+        torch.manual_seed(1)
+        model, x = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
+        losses = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            with tp.my_autocast("cpu", dtype):
+                y = checkpoint(model, x, use_reentrant=False).flatten(0, -2)
+                loss = nn.functional.cross_entropy(y, torch.arange(len(y)) % y.shape[-1])
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.detach())
+        return model, [*losses, *model.parameters()]
+
+    with find_nonfinite() as report:
+        results = train()[1]
+    assert not report.found, str(report)
+    assert report.checked > 50
+    skipped = [one for one in report.benign if one.kind == "GradScaler"]
+    assert bool(skipped) == (scale is not None and dtype is HALF)
+    assert all(one.scaled == one.unscaled * one.scale for one in skipped if one.unscaled)
+    assert all(torch.equal(a, b) for a, b in zip(results, train()[1], strict=True))
+
+
+def test_tensors_of_every_kind_can_be_checked() -> None:
+    def program() -> None:
+        torch.ones(3, dtype=torch.complex64).exp()
+        torch.eye(3).to_sparse().mul(2)
+        torch.ones(0).exp()
+        torch.ones(2, device="meta").exp_()
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged).exp()
+        torch.vmap(torch.exp)(torch.ones(2, 3))
+        with pytest.raises(RuntimeError, match="size"):
+            torch.vmap(lambda x: torch.mm(x, x))(torch.ones(2, 3, 4))
+        torch.func.grad(lambda x: x.exp().sum())(torch.ones(2))
+        with torch.inference_mode():
+            torch.ones(2).exp_()
+
+    report = find(program)
+    assert not report.found
+    assert report.checked
+
+
+# --- options, and the report
+
+
+def test_raise_at_first() -> None:
+    after = []
+
+    def program() -> None:
+        torch.log(torch.zeros(2))
+        after.append(1)
+
+    with pytest.raises(NonfiniteError, match=r"mathematics: aten::log") as caught:
+        find(program, raise_at_first=True)
+    assert not after
+    assert caught.value.origin.line.endswith(f":{program.__code__.co_firstlineno + 1}")
+    assert isinstance(caught.value, ArithmeticError)
+    x = torch.zeros(2, requires_grad=True)
+    with pytest.raises(NonfiniteError, match="backward"):
+        find(lambda: (x.sqrt() * 0).sum().backward(), raise_at_first=True)
+
+
+@pytest.mark.parametrize("name", ["log", "aten::log", "0", "test_find_nonfinite.py:{line}"])
+def test_allow(name: str) -> None:
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x)
+
+    model = nn.Sequential(Log())
+    line = Log.forward.__code__.co_firstlineno + 1
+    report = find(lambda: model(torch.zeros(2)).exp(), model=model, allow=(name.format(line=line),))
+    assert not report.found, str(report)
+    assert [one.kind for one in report.benign] == ["allowed"]
+    assert find(lambda: model(torch.zeros(2)), model=model, allow=("exp", "1", "test_find_nonfinite.py:1")).found
+
+
+@pytest.mark.parametrize("options", [{"allow": "log"}, {"allow": [1]}, {"allow": [""]}, {"model": "model"}], ids=str)
+def test_invalid_arguments(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        find(lambda: None, **options)
+    with pytest.raises(OptionError, match="step"):
+        find(lambda: None).suggest(3)  # type: ignore[arg-type]
+
+
+def test_errors_in_the_block_and_references() -> None:
+    def program() -> None:
+        x, y = torch.ones(4).mul_(3), torch.mm(big(300.0, HALF), big(300.0, HALF))
+        references = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        assert [reference() for reference in references] == [None, None]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        find(program)
+
+
+def test_random_numbers_are_those_of_the_program() -> None:
+    def program() -> Tensor:
+        torch.manual_seed(0)
+        with tp.my_autocast("cpu", HALF):
+            nn.functional.dropout(big(60000.0, HALF), 0.5)
+        return torch.rand(2)
+
+    with find_nonfinite() as report:
+        found = program()
+    assert report.found
+    assert torch.equal(found, program())
+
+
+def test_other_observers_and_other_threads() -> None:
+    with trace(values=True) as outer:
+        assert origin_of(lambda: torch.log(torch.zeros(1))) == ("aten::log", "aten::log", MATHS)
+    assert [call.values[0].infs for call in outer.calls.where(op="log")] == [1.0]
+    with find_nonfinite() as report:
+        with trace() as inner, crosscheck():
+            torch.log(torch.zeros(1))
+        assert report.found
+    assert len(inner.calls.where(op="log")) == 1
+    with find_nonfinite() as report:
+        thread = threading.Thread(target=lambda: torch.log(torch.zeros(1)))
+        thread.start()
+        thread.join()
+    assert not report.found
+    assert "Threads started in the block: 1" in " ".join(str(report).split())
+    unused = find(lambda: nn.Linear(2, 2)(torch.ones(1, 2)), model=nn.Linear(2, 2))
+    assert unused.not_seen[0].startswith("The given model was not called in the block")
+
+
+def test_files_pickles_and_copies(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+
+    def program() -> None:
+        model(torch.ones(1, 2)).masked_fill(torch.ones(1, 2, dtype=torch.bool), -INF)
+        torch.mm(big(300.0), big(300.0))
+
+    report = find(in_half(program), model=model)
+    report.save(tmp_path / "report.json")
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["origin"]["op"] == "aten::mm"
+    assert data["origin"]["inputs"][0]["max"] == 300.0
+    assert [one["kind"] for one in data["benign"]] == ["mask"]
+    with pytest.raises(OptionError, match=r"cannot save the .*nowhere"):
+        report.save(tmp_path / "nowhere" / "nan.json")
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert again.to_dict() == report.to_dict()
+        assert str(again) == str(report)
+        assert again.ops_in("") == report.ops_in("") != []
+        assert again.suggest(lambda: torch.ones(1)) is None
+    assert "no inf or nan" in str(find(lambda: torch.ones(2).exp())).lower()
+
+
+# --- suggest
+
+
+def test_suggest_restores_everything() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    weight, gradient = model.weight.tolist(), torch.ones(4, 4)
+    model.weight.grad = gradient
+    seen = []
+
+    def step() -> None:
+        seen.append(numpy.random.rand())
+        with tp.my_autocast("cpu", HALF):
+            loss = (model(big(1.0)).float() + torch.mm(big(200.0), big(200.0))).sum()
+        loss.backward()
+        optimizer.step()
+
+    before, of_torch = numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+    report = NonfiniteReport(model, ())
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {(one.overload, one.device) for one in policy.diff("stock")} == {("aten::mm", "cpu")}
+    assert len(report.tried) == len(seen) == 2
+    assert seen[0] == seen[1]
+    assert numpy.random.get_state()[1].tolist() == before
+    assert torch.equal(torch.get_rng_state(), of_torch)
+    assert model.weight.tolist() == weight
+    assert model.weight.grad is gradient
+    assert gradient.tolist() == torch.ones(4, 4).tolist()
+    assert not optimizer.state
+
+
+def test_suggest_removes_needless_overrides() -> None:
+    """The sum overflows first, but not if the product before it is not in float16."""
+
+    def step() -> Tensor:
+        product = torch.matmul(big(100.0), big(100.0))
+        return torch.matmul(product + product, big(1.0))
+
+    report = NonfiniteReport(None, ())
+    policy = report.suggest(in_half(step))
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} == {"aten::matmul"}
+    add, matmul = "aten::add.Tensor", "aten::matmul.default"
+    assert [tuple(attempt.overrides) for attempt in report.tried] == [(), (add,), (add, matmul), (matmul,)]
+
+
+def test_suggest_gives_a_module_a_policy_if_regions_have_their_own() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(x, x) * 1e-6
+
+    model = nn.Sequential(nn.Identity(), Product())
+    tp.set_module_policy(model, {"1": {"tanh": "fp32"}})
+    before = policy_of(model[1])
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF, policy="stock"):
+            return model(big(200.0))  # type: ignore[no-any-return]
+
+    report = NonfiniteReport(model, ())
+    policy = report.suggest(step)
+    assert policy is not None
+    assert {one.overload for one in policy.diff("stock")} == {"aten::mm"}
+    last = report.tried[-1]
+    assert (dict(last.modules), last.finite) == ({"1": repr(policy)}, True)
+    assert policy_of(model[1]) == before is not None
+    assert not step().isfinite().all()  # the suggested policy of the module is gone
+
+
+def test_suggest_may_find_nothing() -> None:
+    def raises() -> None:
+        raise ZeroDivisionError
+
+    report = NonfiniteReport(None, ())
+    for step in (lambda: torch.log(torch.zeros(1)), lambda: torch.ones(1), lambda: big(300.0, HALF) * 300):
+        assert report.suggest(step) is None
+    with pytest.raises(ZeroDivisionError):
+        report.suggest(raises)
+
+
+def test_suggest_with_an_installation_and_a_step_that_needs_a_lower_dtype() -> None:
+    seen = []
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", HALF):
+            seen.append((torch.exp(big(1.0, HALF)).dtype, tp.installed().cache))  # type: ignore[union-attr]
+            product = torch.mm(big(200.0), big(200.0))
+        if product.dtype is torch.float32:
+            raise TypeError("expected a lower dtype")
+        return product
+
+    report = NonfiniteReport(None, ())
+    with tp.installed_as(overrides={"exp": "fp32"}, cache="none"):
+        assert report.suggest(step) is not None
+    assert seen == [(torch.float32, "none")] * 3
+    assert [(dict(one.overrides), one.result) for one in report.tried] == [
+        ({}, "overflow in the op in aten::mm, no module"),
+        ({"aten::mm.default": "fp32"}, "raises TypeError: expected a lower dtype"),
+        ({"aten::mm.default": "bfloat16"}, "finite"),
+    ]
+
+
+def test_the_override_to_try_next() -> None:
+    class Overflows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 1e5
+
+    x = big(1.0, HALF).requires_grad_()
+    for program, expected in (
+        (lambda: torch.mm(big(200.0), big(200.0)), "aten::mm.default"),
+        (lambda: torch.log(torch.zeros(1)), None),
+        (lambda: None, None),
+        (lambda: big(1e6).half(), None),  # a cast of the program
+        (lambda: Overflows.apply(x).sum().backward(), None),
+    ):
+        assert next_override(find(in_half(program))) == expected

@@ -1,0 +1,272 @@
+"""`Region`: the base class of `my_autocast` and `promotion`.
+
+The extension stores the thread's open regions (csrc/region/region.cpp), and has the methods that enter and leave one
+(csrc/python/region_bindings.cpp).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, TypeVar
+
+from torch_promote import _C
+from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
+from torch_promote.errors import DecoratorError, RegionError
+from torch_promote.extension import fork_safe_lock
+from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
+from torch_promote.integrations.compile import skip_frames
+from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.integrations.ranks import compare_ranks
+
+__all__ = ["Awaited", "Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
+
+
+# NOTE [ Regions in steps ]
+# Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
+# the code that the thread runs next. So `Steps` suspends the regions between steps, and resumes them for the next
+# step.
+
+
+_T = TypeVar("_T")
+
+
+class Steps:
+    """A context manager that runs each step of one body in a region.
+
+    Regions that the body opens itself and holds across steps are suspended and resumed together with it. After the last
+    step, no region is left to end.
+    """
+
+    def __init__(self, region: AbstractContextManager[Any]) -> None:
+        self._region = region
+        self._base = 0
+        self._suspended: _C.SuspendedRegions | None = None
+
+    def __enter__(self) -> None:
+        self._base = _C.depth()
+        if self._suspended is None:
+            self._region.__enter__()
+        else:
+            _C.resume_regions(self._suspended)
+
+    def __exit__(self, *error: object) -> None:
+        self._suspended = _C.suspend_regions(self._base)
+
+    def end(self) -> None:
+        """Drops the suspended regions and their casts.
+
+        Call it after the last step: the traceback of an error may keep this object alive for a long time.
+        """
+        self._suspended = None
+
+
+def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
+    """Runs a generator-like body, with each of its steps in `steps`.
+
+    Args:
+        steps: The region, used only for this body.
+        body: A generator, a coroutine, or an awaitable of an async generator: anything with send, throw and close.
+
+    Returns:
+        A generator that yields, receives, raises and returns the same values as the body.
+    """
+    step: Callable[[], Any] = _send(body, None)
+    while True:
+        try:
+            with steps:
+                item = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield item
+        except BaseException as error:  # includes GeneratorExit: the body's clean-up is another step
+            step = _throw(body, error)
+        else:
+            step = _send(body, sent)
+
+
+def _send(body: Any, value: Any) -> Callable[[], Any]:
+    return lambda: body.send(value)
+
+
+def _throw(body: Any, error: BaseException) -> Callable[[], Any]:
+    return lambda: body.throw(error)
+
+
+class Awaited(Awaitable[_T]):
+    """Awaits a coroutine, or another object with send and throw, with each of its steps in `steps`."""
+
+    def __init__(self, steps: Steps, body: Any) -> None:
+        self._steps = steps
+        self._body = body
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return drive(self._steps, self._body)
+
+
+def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
+    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region.
+
+    Args:
+        region: The region.
+        func: A callable.
+    """
+    body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
+    wrapper: Any
+    if inspect.iscoroutinefunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            steps = Steps(region)
+            try:
+                return await Awaited(steps, func(*args, **kwargs))
+            finally:
+                steps.end()
+
+    elif inspect.isasyncgenfunction(body):
+
+        @functools.wraps(func)
+        async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            generator = func(*args, **kwargs)
+            steps = Steps(region)
+            step = generator.asend(None)
+            try:
+                while True:
+                    try:
+                        item: Any = await Awaited(steps, step)
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step = generator.asend((yield item))
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = generator.athrow(error)
+            finally:
+                try:
+                    await Awaited(steps, generator.aclose())
+                finally:
+                    steps.end()
+
+    elif inspect.isgeneratorfunction(body):
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            steps = Steps(region)
+            try:
+                return (yield from drive(steps, func(*args, **kwargs)))
+            finally:
+                steps.end()
+
+        if inspect.isfunction(func) and func.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+            wrapper = types.coroutine(wrapper)
+
+    else:
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with region:
+                return func(*args, **kwargs)
+
+    # If torch.jit compiles a function with this attribute, it raises the text.
+    wrapper.__script_unsupported = "@my_autocast() decorator is not supported in script mode"
+    return wrapper
+
+
+Watcher = Callable[[object], None]
+"""A function that receives the owner of a region that has been entered: a `my_autocast` object, or, under `install`, a
+torch.autocast object. It is called in the region's thread, from within `__enter__`, and must not raise."""
+
+_lock = fork_safe_lock()
+_watchers: list[Watcher] = []
+
+
+@contextmanager
+def watch_regions(watcher: Watcher) -> Iterator[None]:
+    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs.
+
+    Args:
+        watcher: The function to call.
+
+    Example:
+        >>> import torch_promote as tp
+        >>> with watch_regions(print), tp.my_autocast("cpu"):
+        ...     pass
+        my_autocast('cpu')
+    """
+    skip_frames(_remove)
+    with _lock:
+        _watchers.append(watcher)
+        _C.set_regions_watched(True)
+    try:
+        yield
+    finally:
+        _remove(watcher)
+
+
+def _remove(watcher: Watcher) -> None:
+    with _lock:
+        _watchers.remove(watcher)
+        _C.set_regions_watched(bool(_watchers))
+
+
+def tell_watchers(owner: object) -> None:
+    """Notifies the watchers that a region has been entered."""
+    for watcher in tuple(_watchers):
+        watcher(owner)
+
+
+class Region(RegionBase):
+    """A region with a packed spec: a context manager and a decorator.
+
+    Args:
+        packed: A packed `RegionSpec`.
+    """
+
+    __slots__ = ("__weakref__", "_held")
+
+    _held: HeldChange  # keeps the policy change registered whose number is in _packed, if there is one
+
+    #: Called with each subclass once Dynamo is imported, to make it traceable.
+    when_subclassed: ClassVar[Callable[[type[Region]], None] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if Region.when_subclassed is not None:
+            Region.when_subclassed(cls)
+
+    def __init__(self, packed: str) -> None:
+        self._packed = packed
+
+    def __call__(self, func: Any) -> Any:
+        """Decorates a callable; see the class."""
+        if not callable(func):
+            name = type(self).__name__
+            raise DecoratorError(
+                f"{name}(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
+                f"context manager: `with {name}(...):`."
+            )
+        return decorate(self, func)
+
+    def _entered(self, flags: int) -> None:
+        """Tells other ranks, the event loop, torch.export's modes and traces that the region has been entered."""
+        if flags & UNCHECKED_RANKS:
+            compare_ranks(self)
+        if flags & RUNNING_LOOP:
+            guard_tasks()
+        if flags & TORCH_FUNCTION_MODE:
+            record_enter(self._packed)
+        if flags & WATCHED:
+            tell_watchers(self)
+
+    def _exited(self, flags: int, kind: type[BaseException] | None) -> None:
+        """Tells the modes of torch.export that the region has ended. Raises if it was not open."""
+        if flags < 0:
+            if kind is not GeneratorExit:  # which closes a body between two steps, when its regions are suspended
+                raise RegionError(f"{self!r} is not open in {place_of_regions()}")
+        elif flags & TORCH_FUNCTION_MODE:
+            record_exit(self._packed)
