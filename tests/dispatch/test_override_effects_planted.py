@@ -15,7 +15,6 @@ from helpers import override_effects
 from helpers.override_effects import Policy, check_effect
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.reference import autocast as cast_arguments
 
 #: A module whose name its function has too.
 PLAN = importlib.import_module("torch_promote.reference.autocast")
@@ -77,19 +76,18 @@ def doubles_are_not_matched(patch: MonkeyPatch) -> None:
 
 
 def optional_tensors_are_left_alone(patch: MonkeyPatch) -> None:
-    right = PLAN.candidates
-    patch.setattr(PLAN, "candidates", lambda call, in_table: (c for c in right(call, in_table=in_table) if c.asked))
+    right = PLAN._candidates
+    patch.setattr(PLAN, "_candidates", lambda call: (found for found in right(call) if found[2]))
 
 
 def optional_tensors_are_asked(patch: MonkeyPatch) -> None:
-    patch.setattr(cast_arguments, "_is_asked", lambda argument: True)
+    right = PLAN._candidates
+    patch.setattr(PLAN, "_candidates", lambda call: ((path, tensor, True) for path, tensor, _ in right(call)))
 
 
 def containers_are_left_alone(patch: MonkeyPatch) -> None:
-    right = PLAN.candidates
-    patch.setattr(
-        PLAN, "candidates", lambda call, in_table: (c for c in right(call, in_table=in_table) if "[" not in c.path)
-    )
+    right = PLAN._candidates
+    patch.setattr(PLAN, "_candidates", lambda call: (found for found in right(call) if "[" not in found[0]))
 
 
 def the_last_written_tensor_decides(patch: MonkeyPatch) -> None:
