@@ -22,7 +22,6 @@ ROOT_FILES = {
     "__main__.py",
     "errors.py",
     "dispatch_keys.py",
-    "text_layout.py",
     "loader.py",
     "extension.py",
     "_C.pyi",

@@ -144,7 +144,8 @@ at::Tensor KeptCast::use(const Source& source) {
   // `wants_grad`, not `needs_node`: inside functorch's transforms autograd is excluded in this layer and active in one
   // below, where the leaf's cast has its node, as under stock.
   if (kind_ == Kind::trainable && source.wants_grad) {
-    return use_in_same_graph(source);
+    auto cast = cast_.has_value() ? cast_->lock() : c10::intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>();
+    return cast.defined() ? at::Tensor(std::move(cast)) : use_in_graph(source);
   }
   if (kind_ == Kind::trainable || !source.needs_node) {
     return held(source.impl);
@@ -156,12 +157,8 @@ at::Tensor KeptCast::use(const Source& source) {
   return cast;
 }
 
-at::Tensor KeptCast::use_in_same_graph(const Source& source) {
-  if (cast_.has_value()) {
-    if (auto cast = cast_->lock(); cast.defined()) {
-      return at::Tensor(std::move(cast));
-    }
-  }
+// No use of the cast is alive: a new one, with the same node if that is alive, else with a new node.
+at::Tensor KeptCast::use_in_graph(const Source& source) {
   at::Tensor cast = alias(source.impl);
   if (!cast.defined()) {
     return cast;

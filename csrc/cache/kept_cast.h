@@ -168,7 +168,7 @@ class KeptCast {
 
  private:
   KeptCast(const KeptCast&) = default;
-  at::Tensor use_in_same_graph(const Source& source);
+  at::Tensor use_in_graph(const Source& source);
   at::Tensor alias(const at::TensorImpl& source) const;
   void wait_until_made(const at::TensorImpl& source);
 

@@ -89,33 +89,40 @@ void CastSet::for_each(const Function& function) const {
   }
 }
 
-std::shared_ptr<KeptCast>* CastSet::place_of(const CastRequest& wanted) {
-  if (wanted.kind != Kind::activation) {
-    const auto found = weights_.find(key_of(wanted));
-    return found != weights_.end() ? &found->second : nullptr;
+std::shared_ptr<KeptCast> CastSet::find(const CastRequest& wanted) {
+  if (wanted.kind == Kind::activation) {
+    return find_activation(wanted);
   }
+  const auto found = weights_.find(key_of(wanted));
+  if (found == weights_.end()) {
+    return nullptr;
+  }
+  if (found->second->is_fresh(wanted)) {
+    return found->second;
+  }
+  ++stale;
+  std::shared_ptr<KeptCast> gone;
+  const std::lock_guard<std::mutex> lock(casts_mutex());
+  gone = std::move(found->second);
+  weights_.erase(found);
+  return nullptr;
+}
+
+std::shared_ptr<KeptCast> CastSet::find_activation(const CastRequest& wanted) {
   const auto found = std::find_if(activations_.begin(), activations_.end(), [&](const auto& cast) {
     return cast != nullptr && cast->is_of(wanted.source.impl, wanted.dtype);
   });
-  return found != activations_.end() ? &*found : nullptr;
-}
-
-std::shared_ptr<KeptCast> CastSet::find(const CastRequest& wanted) {
-  std::shared_ptr<KeptCast>* const place = place_of(wanted);
-  if (place == nullptr) {
+  if (found == activations_.end()) {
     return nullptr;
   }
-  const bool fresh = (*place)->is_fresh(wanted);
-  if (fresh && !(wanted.kind == Kind::activation && (*place)->is_freed())) {
-    return *place;
+  const bool fresh = (*found)->is_fresh(wanted);
+  if (fresh && !(*found)->is_freed()) {
+    return *found;
   }
   stale += fresh ? 0 : 1;
   std::shared_ptr<KeptCast> gone;
   const std::lock_guard<std::mutex> lock(casts_mutex());
-  gone.swap(*place);
-  if (wanted.kind != Kind::activation) {
-    weights_.erase(key_of(wanted));
-  }
+  gone.swap(*found);
   return nullptr;
 }
 

@@ -97,7 +97,7 @@ class CastSet {
   static Key key_of(const CastRequest& wanted) {
     return {&wanted.source.impl, wanted.dtype, wanted.kind, wanted.capture};
   }
-  std::shared_ptr<KeptCast>* place_of(const CastRequest& wanted);
+  std::shared_ptr<KeptCast> find_activation(const CastRequest& wanted);
   void drop_all(uint64_t ended);
   void sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& gone);
 

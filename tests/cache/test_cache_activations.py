@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -145,26 +144,6 @@ def test_new_tensors_at_the_address_of_dead_ones_are_cast_again() -> None:
 
 
 # --- the results of consumers are their own
-
-
-@pytest.mark.parametrize("kind", ["activation", "frozen", "trainable", "view"])
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
-def test_an_op_that_returns_a_view_of_its_cast_returns_one_of_its_own(kind: str, cache: str) -> None:
-    """The CPU runs `view_as_complex` in float32; under stock each of its results has its own data."""
-
-    def results(make: Region) -> Any:
-        x: Any = torch.ones(4, 2, dtype=FP16)
-        if kind != "activation":
-            x = nn.Parameter(x, requires_grad=kind == "trainable")
-        with make(), torch.no_grad():
-            first, second = (torch.view_as_complex(x[1:] if kind == "view" else x) for _ in range(2))
-            first.mul_(5)
-        return torch.view_as_real(first), torch.view_as_real(second)
-
-    try:
-        assert_same(results(functools.partial(region, cache=cache)), results(stock))
-    finally:
-        tp.clear_cache()
 
 
 # --- casts under modes

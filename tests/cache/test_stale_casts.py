@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from helpers.casts import CASTS, CastCount, Region, half, ours, stock
 from helpers.probes import in_thread
-from helpers.subprocesses import output_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
@@ -402,55 +401,3 @@ def test_swaps_work_where_stock_allows_them(change: Callable[[nn.Linear], object
         if outcome(stock, trainable, grad, inside) == "right":
             assert outcome(region, trainable, grad, inside) == "right", (trainable, grad, inside)
     assert outcome(region, trainable=False, grad=False, inside=True) == "right"
-
-
-# --- threads
-
-SERVING = """
-import sys, threading, torch
-from torch import nn
-import torch_promote as tp
-
-torch.set_num_threads(1)
-w = nn.Parameter(torch.zeros(2048, 2048))
-x = torch.eye(2048, dtype=torch.bfloat16)[:1]
-optimizer = torch.optim.SGD([w], lr=1.0, fused=True)
-together = threading.Barrier(7, timeout=100)  # breaks if a thread raises
-stale = []
-
-
-def serve():
-    for now in range(1, rounds + 1):
-        together.wait()
-        for _ in range(3):  # while the weight is written
-            with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
-                x @ w
-        together.wait()  # the step is done
-        with tp.my_autocast("cpu", cache="persistent"), torch.no_grad():
-            got = (x @ w)[0, 0].item()
-        if got != -now:
-            stale.append((now, got))
-        together.wait()
-
-
-rounds = int(sys.argv[1])
-threads = [threading.Thread(target=serve) for _ in range(6)]
-for thread in threads:
-    thread.start()
-for _ in range(rounds):
-    w.grad = torch.ones(2048, 2048)
-    tp.clear_cache()  # so that the threads cast
-    with tp.check_casts(False):  # what is being written differs from its cast
-        together.wait()
-        optimizer.step()
-        together.wait()
-    together.wait()
-for thread in threads:
-    thread.join()
-print(len(stale), stale[:3])
-"""
-
-
-@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_threads_that_serve_while_one_trains(rounds: int) -> None:
-    assert output_of(SERVING, str(rounds)) == "0 []\n"

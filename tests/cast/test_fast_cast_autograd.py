@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 import torch_promote as tp
 from helpers.casts import Region, ours, stock
@@ -66,16 +65,6 @@ def second_derivative(to: Any) -> Any:
 
 
 @program
-def gradient_of_the_gradient_of_the_output(to: Any) -> Any:
-    x = leaf()
-    y = to(x, BF16)
-    v = torch.randn(4, 5).to(BF16).requires_grad_()
-    (g,) = torch.autograd.grad(y, x, v, create_graph=True)
-    assert g.dtype is FP32
-    return g, *torch.autograd.grad(g.square().sum(), v)
-
-
-@program
 def hooks(to: Any) -> Any:
     x, seen = leaf(), []
     y = to(x, BF16)
@@ -91,22 +80,6 @@ def hooks(to: Any) -> Any:
 
 
 @program
-def saved_tensors(to: Any) -> Any:
-    x, packed = leaf(), []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        packed.append((tensor.dtype, tensor.detach().clone()))
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor), save_on_cpu():
-        to(x, BF16).exp().sum().backward()
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        to(x, BF16).square().sum().backward()
-    assert [dtype for dtype, _ in packed] == [BF16]
-    return packed[0][1], x.grad
-
-
-@program
 def a_view_written_in_place_before(to: Any) -> Any:
     """Its node is recreated on access."""
     x = leaf()
@@ -115,21 +88,6 @@ def a_view_written_in_place_before(to: Any) -> Any:
     hidden.mul_(3)
     to(view, BF16).square().sum().backward()
     return x.grad
-
-
-@program
-def jacobian(to: Any) -> Any:
-    x = torch.randn(3, 2)
-
-    def function(t: torch.Tensor) -> torch.Tensor:
-        return to(t, BF16).square().float()
-
-    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
-    return (
-        [jacobian(function, x, vectorize=vectorize) for vectorize in (False, True)],
-        jacobian(function, x, vectorize=True, strategy="forward-mode"),
-        [hessian(lambda t: function(t).sum(), x, vectorize=vectorize) for vectorize in (False, True)],
-    )
 
 
 @program

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import random
 import sys
@@ -940,10 +939,3 @@ def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
     model, step = scaled()
     with pytest.raises(OptionError, match=text):
         tp.tune(step, **{"model": model, "tolerance": 0.1, **arguments})
-
-
-def test_the_file_is_json(tmp_path: Path) -> None:
-    model, step = scaled()
-    tuned(step, model, tmp_path / "file.json", tolerance=0.01)
-    data = json.loads((tmp_path / "file.json").read_text())
-    assert set(data) == {"format", "identity", "runs", "first", "trials"}

@@ -315,12 +315,10 @@ class Impacts:
 def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
     """Returns a tensor of random signs for each output."""
     with unnoticed():
-        return [_signs(one, generator) for one in outputs]
-
-
-def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    drawn = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8).to(like.device)
-    return (drawn * 2 - 1).to(like.dtype)
+        drawn = [
+            torch.randint(0, 2, one.shape, generator=generator, dtype=torch.int8).to(one.device) for one in outputs
+        ]
+        return [(signs * 2 - 1).to(one.dtype) for signs, one in zip(drawn, outputs, strict=True)]
 
 
 def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
