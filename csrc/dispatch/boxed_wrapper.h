@@ -23,7 +23,7 @@ torch::CppFunction boxed_kernel(OpNumber op, Closed closed = Closed::no);
 
 // Ops whose kernels call ops that compute, and read the results as the dtype that they passed. Their kernel on
 // kAutocastKey marks these calls in inference mode; see NOTE [ Inside kernels ]. Found by running PyTorch's op database
-// under every casting policy in inference mode (tests/helpers/override_sweep.py).
+// under every casting policy in inference mode.
 inline constexpr std::array kClosedOps = {"aten::linalg_matrix_exp"};
 
 // Registers the kernels of kClosedOps.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -27,7 +25,6 @@ from torch_promote.errors import StaleCastError
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
-check_casts_module = sys.modules[check_casts.__module__]
 EVERY_MODE = pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
 EYE = torch.eye(4)
 
@@ -133,14 +130,6 @@ def fused_kernel() -> Program:
             torch._fused_adamw_(*lists, **rates, amsgrad=False, maximize=False)
 
 
-def promotion_around_a_loop() -> Program:
-    w = weight()
-    with tp.promotion("torch"):
-        for _ in range(3):
-            yield used(w, "weights")
-            w.data.sub_(0.25)
-
-
 def in_one_region(write: Callable[[nn.Parameter], object], cache: str = "weights") -> Program:
     w = weight()
     with ours(cache=cache):
@@ -176,13 +165,10 @@ def frozen(write: Callable[[nn.Parameter], object]) -> Program:
 HIDDEN: dict[str, Callable[[], Program]] = {
     "compiled fused step": compiled_fused_step,
     "fused kernel": fused_kernel,
-    "promotion around a loop": promotion_around_a_loop,
     "clear_autocast_cache": lambda: in_one_region(clear_autocast_cache),
     "step with autocast off": lambda: in_one_region(step_with_autocast_off),
     "step in another thread": lambda: in_one_region(step_in_another_thread),
     "from_dlpack": lambda: frozen(lambda w: torch.from_dlpack(w).mul_(2)),
-    "set_": lambda: frozen(lambda w: torch.empty(0).set_(w).mul_(2)),
-    "untyped_storage": lambda: frozen(lambda w: w.untyped_storage().copy_(torch.ones(4, 4).untyped_storage())),
     "memset": lambda: frozen(lambda w: ctypes.memset(w.data_ptr(), 0, w.nbytes)),
     "data of a view": lambda: frozen(lambda w: w.t().data.mul_(2)),
 }
@@ -199,14 +185,6 @@ def test_a_use_is_right_or_raises(program: Callable[[], Program], fresh_dynamo: 
     except StaleCastError:
         uses += 1
     assert uses >= 2
-
-
-def test_clear_cache_is_the_remedy() -> None:
-    with check_casts() as checks:
-        for product, w in HIDDEN["memset"]():
-            assert torch.equal(product, w.to(torch.bfloat16))
-            tp.clear_cache()
-    assert checks.checked == 0
 
 
 @EVERY_MODE
@@ -263,33 +241,6 @@ def test_bits_are_compared() -> None:
 # --- kinds of tensors
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
-def test_every_dtype(dtype: torch.dtype) -> None:
-    w = weight()
-    with check_casts() as checks, ours(overrides={"dropout": dtype}):
-        for _ in range(2):
-            torch.dropout(w, 0.5, False)
-        assert checks.checked == 1
-        w.data.mul_(2)
-        with pytest.raises(StaleCastError, match=f"to {str(dtype).removeprefix('torch.')} has stale data"):
-            torch.dropout(w, 0.5, False)
-
-
-@pytest.mark.parametrize("write", [False, True])
-def test_a_functorch_wrapper(write: bool) -> None:
-    array, w = over_numpy()
-
-    def loss(w: torch.Tensor) -> torch.Tensor:
-        y = EYE @ w
-        if write:
-            array[:] *= 2
-        return (y + EYE @ w).sum()
-
-    with check_casts() as checks, ours(), pytest.raises(StaleCastError) if write else nullcontext():
-        torch.func.grad(loss)(w.data)
-    assert (checks.checked, checks.skipped) == (1, 0)
-
-
 class Opaque(torch.Tensor):
     """A wrapper that does not expose the tensors inside it."""
 
@@ -316,20 +267,9 @@ class Pair(Opaque):
         return ["inner"], None
 
 
-class Tagged(torch.Tensor):
-    """A subclass with memory of its own."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C._DisableTorchDispatch():
-            result = func(*args, **(kwargs or {}))
-            return torch.Tensor._make_subclass(cls, result) if func is torch.ops.aten._to_copy.default else result
-
-
-@pytest.mark.parametrize("kind", [Pair, Tagged])
-def test_subclasses(kind: Any) -> None:
+def test_a_wrapper_subclass() -> None:
     inner = torch.linspace(-2, 2, 16).view(4, 4)
-    w = Pair(inner) if kind is Pair else torch.Tensor._make_subclass(Tagged, inner, True)
+    w = Pair(inner)
     with check_casts() as checks, ours():
         for _ in range(2):
             EYE @ w
@@ -337,19 +277,6 @@ def test_subclasses(kind: Any) -> None:
         inner.data.mul_(2)
         with pytest.raises(StaleCastError):
             EYE @ w
-
-
-def test_tensors_that_cannot_be_compared_are_counted() -> None:
-    with FakeTensorMode(), check_casts() as fake, ours():
-        w = weight()
-        for _ in range(3):
-            torch.ones(4, 4) @ w
-    assert (fake.checked, fake.skipped) == (0, 2)
-    hidden = Pair(Opaque(torch.ones(4, 4)))
-    with check_casts() as opaque, ours():
-        for _ in range(3):
-            EYE @ hidden
-    assert (opaque.checked, opaque.skipped) == (0, 2)
 
 
 # --- the error
@@ -390,17 +317,6 @@ def test_the_error_names_the_weight_the_mode_and_both_lines() -> None:
     ):
         assert part in text
     assert str(pickle.loads(pickle.dumps(error))) == text
-
-
-def test_a_cast_from_before_the_check_and_a_weight_without_a_name() -> None:
-    w = weight()
-    with ours():
-        with check_casts(False):
-            EYE @ w
-        w.data.mul_(2)
-        with check_casts(), pytest.raises(StaleCastError, match="made before the check began") as caught:
-            EYE @ w
-    assert caught.value.weight == "a Parameter (4 x 4, float32)"
 
 
 # --- blocks, threads and the environment
@@ -498,9 +414,7 @@ def trace_of(name: str, cache: str, watch: str) -> Any:
     before = tp.cache_info()
     torch.manual_seed(3)
     log = Log() if watch == "mode" else nullcontext()
-    cross = tp.crosscheck() if watch == "crosscheck" else nullcontext()
-    prof = torch.profiler.profile(profile_memory=True, acc_events=True) if watch == "profiler" else nullcontext()
-    with log, cross as report, prof as profile:
+    with log:
         for _ in range(2):
             with region_of(cache)():
                 loss = loss_of(model, x)
@@ -509,15 +423,11 @@ def trace_of(name: str, cache: str, watch: str) -> Any:
     seen += [torch.rand(1), {key: value - before[key] for key, value in tp.cache_info().items()}]
     if watch == "mode":
         seen.append(log.ops)  # type: ignore[union-attr]
-    if watch == "crosscheck":
-        seen.append((report.calls, dict(report.checked), report.mismatches))
-    if watch == "profiler":
-        seen.append([(event.name, event.cpu_memory_usage) for event in profile.events()])
     tp.clear_cache()
     return seen
 
 
-@pytest.mark.parametrize("watch", ["nobody", "mode", "crosscheck", "profiler"])
+@pytest.mark.parametrize("watch", ["nobody", "mode"])
 @EVERY_MODE
 @pytest.mark.parametrize("name", ["tied", "frozen"])
 def test_a_check_has_no_side_effects(name: str, cache: str, watch: str) -> None:
@@ -527,23 +437,3 @@ def test_a_check_has_no_side_effects(name: str, cache: str, watch: str) -> None:
         checked = trace_of(name, cache, watch)
     assert_same(checked, unchecked)
     assert checks.checked > 0 or cache == "weights" or watch == "mode"
-
-
-def test_compiled_code_around_a_cached_cast(fresh_dynamo: None) -> None:
-    """A cached cast is used between two graphs; Dynamo must not compile the functions that the check calls."""
-    w = weight()
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = x @ w
-        torch._dynamo.graph_break()
-        return y + eager(x)
-
-    @torch._dynamo.disable(recursive=False)
-    def eager(x: torch.Tensor) -> torch.Tensor:
-        return x @ w + x @ w
-
-    compiled = torch.compile(step, backend="eager")
-    with check_casts() as checks, ours():
-        compiled(EYE)
-    assert checks.checked > 0
-    assert not [name for name in torch._dynamo.utils.counters["frames"] if "hook" in name]

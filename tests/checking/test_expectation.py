@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.utils._pytree import tree_leaves
@@ -22,12 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.subprocesses import run_python
 from torch_promote.checking import expectation
-from torch_promote.checking.expectation import Finding, JoinedOperands, expect, has_fake, operands_of
 from torch_promote.observe.ops import find_overload
-from torch_promote.reference import Operand
-from torch_promote.reference.autocast import AutocastState, DeviceAutocast
-from torch_promote.reference.ops.infer import functional_of, rule_table
-from torch_promote.regions.promotion_tables import FLOATS, OPAQUE, PromotingOp, promoting_ops
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])
@@ -40,18 +33,6 @@ def half(*shape: int) -> Tensor:
 
 
 # --- single calls
-
-
-def test_a_shape_that_the_reference_does_not_expect() -> None:
-    found = expect(aten.add.Tensor, [torch.ones(2), torch.ones(2)], None).check([torch.ones(3)])
-    assert found == Finding("shape", "[2]", "[3]")
-
-
-def test_a_call_with_tensors_of_two_devices() -> None:
-    state = AutocastState({"cuda": DeviceAutocast(True, F16), "cpu": DeviceAutocast(True, BF16)})
-    with FakeTensorMode():
-        expected = expect(aten.mm.default, [torch.ones(2, 2, device=d) for d in ("cuda", "cpu")], state)
-    assert expected.arguments == {"self": F16, "mat2": BF16}
 
 
 # --- overrides
@@ -195,15 +176,6 @@ def test_registered_policies(device_types: str | None) -> None:
     assert (removed.ok, removed.with_policy[str(mixed)]) == (True, 0)
 
 
-def test_level_bits_compares_ops_whose_kernels_call_overridden_ones() -> None:
-    x = torch.randn(40, 8)
-    overrides = {"neg": "fp16", "max.dim": F64, "mul.Tensor": F64}
-    with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu", overrides=overrides):
-        x.median(0), x.kthvalue(1), torch.linalg.matrix_exp(x[:8] / 9)
-    assert report.ok, report
-    assert {"aten.median.dim", "aten.kthvalue.default", "aten.linalg_matrix_exp.default"} <= set(report.with_stock)
-
-
 @pytest.mark.parametrize("op", ["batch_norm", "native_batch_norm", "instance_norm", "_foreach_add_.List", "copy_"])
 def test_what_an_op_writes_is_written_once(op: str) -> None:
     """An op that some region names has a kernel on our key, so it runs again under stock."""
@@ -242,20 +214,6 @@ def test_a_recomputation_that_stops_early(raises: bool) -> None:
     assert report.mismatches == []
     # Twice the first layer, once the last: its second run is the one that is not compared.
     assert (report.not_compared[HOOK], report.with_stock["aten.linear.default"]) == (1, 3)
-
-
-def test_a_hook_on_saved_tensors_that_raises() -> None:
-    def pack(tensor: Tensor) -> Tensor:
-        raise ZeroDivisionError
-
-    layer = nn.Linear(4, 4)
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with tp.crosscheck(level="bits", raise_on_mismatch=True) as report, tp.my_autocast("cpu"):
-        with hooks, pytest.raises(ZeroDivisionError):
-            layer(X)
-        layer(X)
-    assert report.mismatches == []
-    assert (report.not_compared, report.with_stock["aten.linear.default"]) == ({HOOK: 1}, 1)
 
 
 #: Functorch repeats a call on plain tensors before autocast runs; that is not the call that autocast makes.
@@ -322,97 +280,7 @@ def test_a_bug_inside_a_transform_or_a_kernel(op: str, call: Callable[[], Any]) 
     assert again.mismatches == []
 
 
-@levels
-def test_ops_inside_a_kernel_are_seen(level: Any) -> None:
-    with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"):
-        bilinear()
-    assert (report.mismatches, report.no_rule.total()) == ([], 0)
-    assert report.with_policy["aten.bmm.default"] > 0
-    assert report.with_stock["aten.bmm.default"] == (report.with_policy["aten.bmm.default"] if level == "bits" else 0)
-    with tp.crosscheck(level=level) as plain:  # no autocast, no policies: nothing to see
-        bilinear()
-    assert plain.checked["aten.bmm.default"] == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "op", "call"),
-    [
-        ({"dot": "fp32"}, "aten.vdot.default", lambda: torch.vdot(half(3), half(3))),
-        ({"norm": "fp32"}, "aten.dist.default", lambda: torch.dist(half(3, 4), half(3, 4))),
-        ({"pow": "fp32"}, "aten.ldexp.Tensor", lambda: torch.ldexp(half(3), half(3))),
-    ],
-)
-def test_a_rule_does_not_cover_what_overrides_do_inside(overrides: Any, op: str, call: Callable[[], Tensor]) -> None:
-    with tp.crosscheck() as report, tp.my_autocast("cpu"):
-        assert call().dtype is BF16
-    assert (report.checked[op] + report.composite[op], report.no_rule[op]) == (1, 0)
-    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides=overrides):
-        result = call()
-    assert report.mismatches == []
-    # A kernel may have come to do without the op, and then the rule holds.
-    assert report.no_rule[op] == (result.dtype is F32) == report.with_policy.total()
-
-
 # --- promotion regions: the operands that a rule joins are found without the extension's list
-
-#: Composites of ops that promote: the check has a rule for the whole, the extension acts on the parts.
-BY_THEIR_PARTS = {"aten::dist"}
-
-
-def arguments_of(op: torch._ops.OpOverload) -> dict[str, Any]:
-    """Arguments of a call whose operands are described: no kernel runs."""
-    values: Mapping[str, Any] = {
-        "Tensor": Operand(torch.int32, (2, 3)),
-        "number": 2,
-        "int": 1,
-        "bool": True,
-        "float": 0.5,
-    }
-    made = {}
-    for argument in op._schema.arguments:
-        kind = str(argument.type).removeprefix("Optional[").rstrip("]")
-        if kind.startswith("List["):
-            made[argument.name] = [values.get(kind.removeprefix("List["), None)] * 2
-        elif kind in ("Tensor", "number") or not argument.has_default_value():
-            made[argument.name] = values.get(kind)
-    return made
-
-
-def participants(op: torch._ops.OpOverload, found: JoinedOperands) -> tuple[int, ...]:
-    return tuple(place for place, argument in enumerate(op._schema.arguments) if argument.name in found.names)
-
-
-@functools.cache
-def ops_of_this_torch() -> set[str]:
-    names = {f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in torch._C._jit_get_all_schemas()}
-    return {name for name in names if torch._C._dispatch_has_kernel(name)}
-
-
-def test_the_operands_found_by_trial_are_those_that_the_extension_knows() -> None:
-    known: dict[str, PromotingOp] = {op.name: op for op in promoting_ops() if op.computes != OPAQUE}
-    compared = 0
-    for name in rule_table():
-        if name not in ops_of_this_torch() or name in BY_THEIR_PARTS:
-            continue
-        op = find_overload(name)
-        found = operands_of(op, arguments_of(op))
-        assert (found is None) == (name not in known), name
-        if found is not None:
-            assert participants(op, found) == tuple(sorted(known[name].participants)), name
-            assert (found.in_step, found.is_product) == (known[name].each, known[name].matmul), name
-            assert found.divides == (known[name].computes == FLOATS), name
-            compared += 1
-    assert compared > 260
-    written = 0
-    for entry in known.values():  # ops that write take the operands of those that do not
-        if entry.functional in rule_table():
-            op = find_overload(entry.name)
-            found = operands_of(op, arguments_of(op))
-            assert functional_of(op) is not None, entry.name
-            assert found is not None, entry.name
-            assert participants(op, found) == tuple(sorted(entry.participants)), entry.name
-            written += 1
-    assert written > 300
 
 
 #: Bugs in the extension's list: its entry of an op, as it is planted (None: the op is missing), a call, the promotion
@@ -488,33 +356,6 @@ def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
         assert should_be.startswith(expected[1]), line
 
 
-PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mm": torch.mm,
-    "matmul": torch.matmul,
-    "linear": F.linear,
-    "bmm": lambda a, b: torch.bmm(a[None], b[None]),
-    "addmm": lambda a, b: torch.addmm(a, a, b),
-    "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
-    "dist": lambda a, b: torch.dist(a, b) if a.dtype is b.dtype else a,
-}
-
-
-@levels
-@pytest.mark.parametrize("rule", ["jax", "numpy", "torch"])
-@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-def test_products_of_two_dtypes_under_autocast(product: Any, rule: str, level: Any) -> None:
-    for other in (W.bfloat16(), W.half(), W, *[W.double()] * (rule != "torch")):
-        with tp.crosscheck(level=level) as report, tp.my_autocast("cpu"), tp.promotion(rule, matmul=True):
-            product(X, other)
-        assert report.ok, report
-
-
-def test_a_call_with_numbers_alone() -> None:
-    with tp.crosscheck() as report, tp.promotion("numpy"):
-        assert torch.where(torch.ones(2) > 0, 1.0, 2).dtype is F32
-    assert (report.mismatches, report.checked["aten.where.self"]) == ([], 1)
-
-
 # --- custom ops: the registered fake is the rule
 
 Define = Callable[..., Any]
@@ -546,18 +387,13 @@ def refuse(x: Tensor) -> Tensor:
     raise ValueError("only for matrices")
 
 
-def depends_on_data(x: Tensor) -> Tensor:
-    assert x.sum() > 0
-    return torch.empty_like(x)
-
-
 def positive(x: Tensor) -> Tensor:
     return x.new_empty((torch.library.get_ctx().new_dynamic_size(), 3))
 
 
 HAS = ", as the op's registered fake has"
 #: The kernel, the fake, and the mismatch: its kind, the expected and the actual value. None: there is none. "no rule":
-#: the fake does not say what it gives.
+#: there is no fake.
 FAKES: dict[str, tuple[Any, Any, Any]] = {
     "right": (lambda x: x * 2, torch.empty_like, None),
     "dtype": (lambda x: (x * 2).double(), torch.empty_like, ("dtype", f"float32{HAS}", "float64")),
@@ -582,14 +418,12 @@ FAKES: dict[str, tuple[Any, Any, Any]] = {
         positive,
         ("shape", f"result[0] of shape [u0, 3]{HAS}", "result[0] of shape [2, 2]"),
     ),
-    "layout": (lambda x: x.to_sparse(), torch.empty_like, None),
     "dtype in another layout": (
         lambda x: x.double().to_sparse(),
         torch.empty_like,
         ("dtype", f"float32{HAS}", "float64"),
     ),
     "none": (lambda x: x.double(), None, "no rule"),
-    "data": (lambda x: x * 2, depends_on_data, "no rule"),
 }
 
 
@@ -603,67 +437,3 @@ def test_a_kernel_is_compared_with_its_fake(define: Define, kernel: Any, fake: A
     found = [(mismatch.op, mismatch.kind, mismatch.expected, mismatch.got) for mismatch in report.mismatches]
     assert found == ([(str(op), *expected)] if isinstance(expected, tuple) else [])
     assert all(f"{__file__}:{line}" in mismatch.where for mismatch in report.mismatches)
-
-
-def test_several_results_and_other_arguments(define: Define) -> None:
-    seen = []
-
-    def fake(x: Tensor, others: dict[str, Tensor], more: list[Tensor], count: int) -> Any:
-        seen.append((type(others["a"]), count))
-        return torch.empty_like(x), [torch.empty_like(y) for y in more]
-
-    schema = "(Tensor x, Dict(str, Tensor) others, Tensor[] more, int count) -> (Tensor, Tensor[])"
-    op = define(lambda x, others, more, count: (x * count, [y.half() for y in more]), fake, schema)
-    with tp.crosscheck() as report:
-        op(torch.ones(2), {"a": torch.ones(2)}, [half(1).half(), torch.ones(1)], 3)
-    assert report.mismatches[0].expected == f"float32, float16, float32{HAS}"
-    assert report.mismatches[0].got == "float32, float16, float16"
-    assert seen == [(FakeTensor, 3)]
-
-
-def test_which_ops_have_a_fake(define: Define) -> None:
-    @torch.library.custom_op("fakes_of_custom_op::plain", mutates_args=())
-    def plain(x: Tensor) -> Tensor:
-        return x.double()
-
-    op = torch.ops.fakes_of_custom_op.plain.default
-    assert not any(map(has_fake, (aten.mm.default, aten.linear.default, op)))  # custom_op registers one that raises
-    plain.register_fake(torch.empty_like)
-    by_meta = define(lambda x: x.double(), meta=torch.empty_like)
-    assert has_fake(op)
-    with tp.crosscheck() as report:
-        plain(torch.ones(2, requires_grad=True))
-        by_meta(torch.ones(2))
-    assert [mismatch.kind for mismatch in report.mismatches] == ["dtype", "dtype"]
-
-
-def test_if_kernel_and_fake_both_raise_nothing_is_reported(define: Define) -> None:
-    with tp.crosscheck() as report, pytest.raises(ValueError, match="only for matrices"):
-        define(refuse, refuse)(torch.ones(2))
-    assert report.ok
-
-
-def test_the_fake_sees_what_autocast_casts(define: Define) -> None:
-    op = define(lambda x, w: x * w, lambda x, w: torch.empty_like(x), "(Tensor x, Tensor w) -> Tensor")
-    x, w = torch.ones(2), nn.Parameter(torch.ones(2))
-    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides={op._schema.name: "lower_precision_fp"}):
-        assert op(x, w).dtype is BF16
-    assert report.ok
-    assert (report.by_fake[str(op)], report.with_policy[str(op)]) == (2, 1)  # autocast calls the op again
-
-
-def test_the_fake_runs_unseen(define: Define) -> None:
-    """The ops that the fake calls are not checked, change no random state and meet no mode of the caller."""
-    seen = []
-
-    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    op = define(lambda x: x.clone(), torch.rand_like)
-    before = torch.get_rng_state()
-    with tp.crosscheck(raise_on_mismatch=True) as report, Mode():
-        op(torch.ones(2))
-    assert not any("rand" in name for name in [*seen, *report.checked])
-    assert torch.equal(torch.get_rng_state(), before)

@@ -231,52 +231,6 @@ def test_each_phase_is_checked(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("wrong_cell")
-def test_a_test_that_fails_by_itself_keeps_its_failure(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makefile(".sum", other="int8 + int16")
-    pytester.makeconftest(
-        """
-        import pytest, torch
-
-        class Sum(pytest.Item):
-            def runtest(self):
-                _ = torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
-                raise ValueError("of its own")
-
-            def repr_failure(self, excinfo):
-                return f"failed: {excinfo.value}"
-
-        class Sums(pytest.File):
-            def collect(self):
-                yield Sum.from_parent(self, name="sum")
-
-        def pytest_collect_file(file_path, parent):
-            return Sums.from_parent(parent, path=file_path) if file_path.suffix == ".sum" else None
-        """
-    )
-    code = """
-    def test_assert():
-        mixed()
-        assert 1 == 2
-
-    def test_text():
-        for _ in range(25):
-            mixed()
-        pytest.fail("for this test", pytrace=False)
-
-    class Test(unittest.TestCase):
-        def test_unittest(self): mixed(); self.assertEqual(1, 3)
-    """
-    result = run(code, "--torch-promote-crosscheck")
-    result.assert_outcomes(failed=4)
-    for own in ("failed: of its own", "E       assert 1 == 2", "for this test", "E   AssertionError: 1 != 3"):
-        result.stdout.fnmatch_lines([own, "*torch_promote crosscheck*", "aten.add.Tensor(int8[[]3[]], int16[[]3[]], *"])
-    result.stdout.fnmatch_lines(["crosscheck: 25 mismatches in *", "..."])
-    assert result.outlines.count("    got      int16") == 1 + 1 + 20 + 1
-    hidden = run(code, "--torch-promote-crosscheck", "--show-capture=no")  # of a text alone, a captured section
-    assert hidden.outlines.count("    got      int16") == 1 + 20 + 1
-
-
-@pytest.mark.usefixtures("wrong_cell")
 def test_markers(run: Run) -> None:
     code = """
     crosscheck = pytest.mark.torch_promote_crosscheck

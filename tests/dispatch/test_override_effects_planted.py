@@ -77,7 +77,7 @@ def doubles_are_not_matched(patch: MonkeyPatch) -> None:
 
 def optional_tensors_are_left_alone(patch: MonkeyPatch) -> None:
     right = PLAN._candidates
-    patch.setattr(PLAN, "_candidates", lambda call: (found for found in right(call) if found[2]))
+    patch.setattr(PLAN, "_candidates", lambda call: (one for one in right(call) if one[2]))
 
 
 def optional_tensors_are_asked(patch: MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def optional_tensors_are_asked(patch: MonkeyPatch) -> None:
 
 def containers_are_left_alone(patch: MonkeyPatch) -> None:
     right = PLAN._candidates
-    patch.setattr(PLAN, "_candidates", lambda call: (found for found in right(call) if "[" not in found[0]))
+    patch.setattr(PLAN, "_candidates", lambda call: (one for one in right(call) if "[" not in one[0]))
 
 
 def the_last_written_tensor_decides(patch: MonkeyPatch) -> None:
@@ -103,15 +103,11 @@ def a_dtype_argument_too_few(patch: MonkeyPatch) -> None:
 #: The bug, the call that it shows in, and under which policy.
 PLANTED: list[tuple[Callable[[MonkeyPatch], None], str, Policy]] = [
     (a_wrong_dtype, "one", CastPolicy.lower_precision_fp),
-    (a_wrong_dtype, "one", BF16),
-    (a_wrong_dtype, "write", CastPolicy.match_self),
     (doubles_are_cast, "doubles", CastPolicy.fp32),
-    (doubles_are_cast, "doubles", CastPolicy.promote),
     (doubles_are_not_matched, "write doubles", CastPolicy.match_self),
     (optional_tensors_are_left_alone, "optional", CastPolicy.lower_precision_fp),
     (optional_tensors_are_asked, "optional", CastPolicy.promote),
     (containers_are_left_alone, "list", F16),
-    (containers_are_left_alone, "list", CastPolicy.promote),
     (containers_are_left_alone, "dict", CastPolicy.lower_precision_fp),
     (the_last_written_tensor_decides, "write two", CastPolicy.match_self),
     (a_dtype_argument_too_few, "sum", CastPolicy.fp32_set_opt_dtype),
@@ -132,17 +128,11 @@ def test_a_bug_in_the_plan_is_found(
 #: The requested policy, and the policy that the region has instead.
 SWAPPED: list[tuple[str, Policy, str]] = [
     ("one", CastPolicy.lower_precision_fp, "fp32"),
-    ("one", CastPolicy.lower_precision_fp, "fallthrough"),
-    ("one", F64, "keep"),
     ("one", CastPolicy.keep, "fp16"),
-    ("one", CastPolicy.fallthrough, "fp16"),
     ("one", CastPolicy.banned, "keep"),
-    ("one", CastPolicy.keep, "banned"),
-    ("list", CastPolicy.promote, "fp16"),
     ("list", CastPolicy.promote, "keep"),
     ("dict", CastPolicy.fp32, "fp16"),
     ("write", CastPolicy.match_self, "keep"),
-    ("write doubles", CastPolicy.keep, "match_self"),
     ("sum", CastPolicy.fp32_set_opt_dtype, "keep"),
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +10,6 @@ import torch
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.dispatched_ops import writing_ops
-from helpers.override_effects import by_turns, check_effect, has_sparse, on_fake_cuda
-from helpers.rows import tensors_of
-from torch_promote.parity.entry_run import Bound, copied
-from torch_promote.policy.legality import legal_policies
-from torch_promote.policy.op_table import CastPolicy
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten
@@ -25,8 +17,6 @@ aten = torch.ops.aten
 Make = Callable[..., torch.Tensor]
 #: The dtype of the written tensor, and that of the other tensors.
 PAIRS = [(BF16, F32), (F32, BF16), (F16, F64), (F64, F16), (F32, F64), (BF16, F16)]
-#: What such an op may be given.
-LEGAL = (CastPolicy.match_self, CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 COUNT, PARTS = 120, 4
 
 each_pair = pytest.mark.parametrize(("own", "given"), PAIRS, ids=str)
@@ -92,60 +82,3 @@ def test_what_is_written(name: str, own: torch.dtype, given: torch.dtype) -> Non
         write(ours, maker(given))
     write(by_hand, maker(given, cast_to=own))
     assert_same(ours, by_hand, name)
-
-
-@functools.cache
-def chosen() -> tuple[str, ...]:
-    return tuple(random.Random(20).sample(sorted(writing_ops()), COUNT))
-
-
-def calls(name: str) -> list[tuple[str, Bound]]:
-    op, args, kwargs = writing_ops()[name][0]
-    arguments = list(zip((a for a in op._schema.arguments if not a.kwarg_only), args, strict=True))
-    by_name = {a.name: (a, kwargs[a.name]) for a in op._schema.arguments if a.kwarg_only}
-    in_place = not any(a.is_out for a in op._schema.arguments)
-
-    def bound(own: torch.dtype, others: tuple[torch.dtype, ...]) -> Bound:
-        def cast(argument: Any, value: Any) -> Any:
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            made = copied(by_turns(value, (own,) if writes else others))
-            if in_place and not writes and isinstance(made, torch.Tensor) and made.is_floating_point():
-                made.requires_grad_()
-            return made
-
-        return op, tuple(cast(a, v) for a, v in arguments), {key: cast(a, v) for key, (a, v) in by_name.items()}
-
-    return [
-        ("own float32", bound(F32, (BF16, F64))),
-        ("own bfloat16", bound(BF16, (F32,))),
-        ("own float64", bound(F64, (F16, F32))),
-    ]
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_random_ops_on_the_cpu_in_bits(part: int) -> None:
-    cast_and_ran = set()
-    for name in chosen()[part::PARTS]:
-        assert legal_policies(name) == LEGAL
-        for kind, bound in calls(name):
-            for policy in LEGAL:
-                plan, outcome = check_effect(kind, bound, policy)
-                if plan.casts and outcome.error is None:
-                    assert policy is CastPolicy.match_self
-                    cast_and_ran.add(name)
-    assert len(cast_and_ran) >= 10
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("part", range(0, PARTS, 2))
-def test_random_ops_on_fake_cuda_in_dtypes_shapes_and_strides(part: int) -> None:
-    cast_and_ran = set()
-    for name in chosen()[part::PARTS]:
-        for kind, (op, args, kwargs) in calls(name):
-            if has_sparse((args, kwargs)):  # there are no fake ones
-                continue
-            with tensors_of(fake=True):
-                bound = op, *on_fake_cuda((args, kwargs))
-                plan, outcome = check_effect(kind, bound, CastPolicy.match_self, "cuda", fake=True)
-            cast_and_ran |= {name} if plan.casts and outcome.error is None else set()
-    assert len(cast_and_ran) >= 10

@@ -1,6 +1,12 @@
-"""Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors."""
+"""Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors.
+
+On fake CUDA tensors there are no values; tests/cuda/ compares those.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,57 +15,65 @@ from helpers.rows import (
     LOWER_DTYPES,
     NO_GRADIENT,
     PROCESSOR_BOUND,
-    REFUSED,
     ROWS,
     calls,
     check_row,
     compare,
     executed,
     has_kernel,
-    known_refusals,
     listed,
     policy_is_noticed,
-    refused,
     stock_and_ours,
+    tensors_of,
 )
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.row_samples import FLOAT32, KINDS, SAMPLES
-from torch_promote.policy.op_table import Row, op_table
+from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.removeprefix("aten::"))
+LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", "cuda")}
+BANNED = [row for row in LISTED["cuda"] if row.cuda is CastPolicy.banned]
+
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
+on_fake_cuda = pytest.mark.usefixtures("pretend_cuda")
 
 
-def test_every_row_has_samples() -> None:
-    assert set(SAMPLES) == {row.name for row in op_table()}
-    assert all(SAMPLES.values())
+def name_of(row: Row) -> str:
+    return row.name.removeprefix("aten::")
 
 
-def test_what_is_known_is_known_of_rows() -> None:
-    named = {*NO_GRADIENT, *UNINITIALIZED_IN_TABLE, *PROCESSOR_BOUND, *(name for name, _ in REFUSED)}
-    assert named <= set(SAMPLES)
+def rows_and_dtypes() -> Iterator[Any]:
+    """Every row with every lower dtype; the everyday run alternates. tests/cuda/test_op_rows.py runs both."""
+    for number, row in enumerate(ROWS):
+        for choice, lower in enumerate(LOWER_DTYPES):
+            marks = [pytest.mark.slow] if (number + choice) % 2 else []
+            yield pytest.param(row, lower, marks=marks, id=f"{lower}-{name_of(row)}")
 
 
-@pytest.mark.parametrize(("row", "kinds"), known_refusals("cpu"))
-def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...]) -> None:
-    assert [kind for kind in kinds if not refused(row, kind, "cpu")] == [], "refused no more: delete it from REFUSED"
-
-
-@each_row
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
 @each_lower_dtype
 def test_row(row: Row, lower: torch.dtype) -> None:
     for kind in KINDS:
         check_row(row, kind, lower, "cpu")
 
 
+@on_fake_cuda
+@pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
+def test_row_on_fake_cuda(row: Row, lower: torch.dtype) -> None:
+    with tensors_of(fake=True):
+        for kind in KINDS:
+            check_row(row, kind, lower, "cuda", fake=True)
+
+
+@on_fake_cuda
 def test_no_row_goes_untested() -> None:
-    here = [row for row in ROWS if listed(row, "cpu") or has_kernel(row, "cpu")]
+    assert set(SAMPLES) == {row.name for row in op_table()}
+    here = [row for row in ROWS if row in LISTED["cpu"] or has_kernel(row, "cpu")]
+    there = [row for row in LISTED["cuda"] if row not in BANNED]
     assert [row.name for row in here if not executed(row, "cpu")] == []
-    # test_rows_cuda.py has a test of this name for these.
-    assert [row.name for row in ROWS if row not in here and not listed(row, "cuda")] == []
+    assert [row.name for row in there if not executed(row, "cuda", fake=True)] == []
+    assert [row.name for row in ROWS if row not in [*here, *LISTED["cuda"]]] == []
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
 def test_gradients_are_there_to_compare(row: Row) -> None:
     """A backward that raises in both, or gives only zeros in both, would prove nothing."""
     for label, bound in calls(row, FLOAT32, torch.bfloat16, "cpu"):
@@ -76,6 +90,24 @@ def test_gradients_are_there_to_compare(row: Row) -> None:
         assert any(grad.any() for grad in stock.gradients), label
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if listed(row, "cpu")], ids=lambda row: row.name)
+@on_fake_cuda
+@pytest.mark.parametrize("row", BANNED, ids=name_of)
+@each_lower_dtype
+def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dtype) -> None:
+    with tensors_of(fake=True):
+        for kind in KINDS:
+            for label, bound in calls(row, kind, lower, "cuda", fake=True):
+                for outcome in stock_and_ours(row, bound, lower, "cuda", watched=True, fake=True):
+                    assert type(outcome.error) is RuntimeError, label
+                    assert outcome.ops == [], label
+
+
+@pytest.mark.parametrize("row", LISTED["cpu"], ids=name_of)
 def test_a_row_without_its_policy_is_noticed(row: Row) -> None:
     assert policy_is_noticed(row, "cpu")
+
+
+@on_fake_cuda
+@pytest.mark.parametrize("row", LISTED["cuda"], ids=name_of)
+def test_a_row_without_its_policy_is_noticed_on_fake_cuda(row: Row) -> None:
+    assert policy_is_noticed(row, "cuda", fake=True)

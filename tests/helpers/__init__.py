@@ -14,10 +14,7 @@ Any test
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
-    dispatched_ops: ops outside of the table that PyTorch's op database dispatches, with sample calls.
-    recording_ops: kernels of custom ops that record the dtypes they get.
     override_effects: the same for a call under an override.
-    override_sweep: runs the op database under a casting policy of every op that it calls; also a script.
     operands: random operands in every layout.
 
 Programs
@@ -39,7 +36,6 @@ Programs
     gloo_ranks: runs functions in several processes over gloo.
     differing_ranks: regions that are the same on all ranks, or differ.
     rank_training: one training in several processes, under regions of several kinds.
-    two_processes: the code that each process of the distributed tests runs.
 
 Regions and policies
     interrupts: a program that interrupts regions by signals, and counts how often one stays open.
@@ -59,8 +55,6 @@ Commands and checks
     autoloading: processes in which PyTorch finds this package's entry point.
     traced_commands: runs programs of the commands run, trace and find-nan in forks of a process that has torch.
     stand_in_runner: a parity runner with made-up entries, importable by worker processes.
-    parity_reports: reports of those entries.
-    planted_bugs: bugs for the tests of parity to plant.
     traced_programs: training steps of small models, and of samples of PyTorch's op database, to trace.
     traced_fsdp: a step of FSDP2 under a trace.
     counting_mode: a TorchDispatchMode that counts calls, in addition to a trace.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +19,11 @@ from torch_promote.errors import OptionError
 from torch_promote.parity import report, runner
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 
-#: Where the entries "slow" and "stubborn" leave the id of its process.
+#: Where the entry "slow" leaves the id of its process.
 MARKER = "STAND_IN_MARKER"
 NAMES = (
     *("good", "mismatching", "stale", "refused", "unruled", "gap", "noisy", "segfault", "abort", "exit", "raising"),
-    *("slow", "stubborn", "wrong", "good.again"),
+    *("slow", "good.again"),
 )
 
 
@@ -77,19 +76,9 @@ def _do(name: str) -> None:
         os._exit(3)
     elif name == "raising":
         raise ZeroDivisionError("the harness is wrong")
-    elif name == "wrong":
-        raise OptionError("wrong has no sample 'x'.")
-    elif name in ("slow", "stubborn"):
-        if name == "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif name == "slow":
         Path(os.environ[MARKER]).write_text(str(os.getpid()))
         time.sleep(120)
-
-
-def cannot_start(options: Options) -> None:
-    """Replaces the preparation of a worker by an error."""
-    print("no such library", file=sys.stderr)
-    os._exit(7)
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,21 +95,6 @@ def test_a_cancelled_task_leaves_its_region(how: str) -> None:
     assert log == [FP16, FP16]
 
 
-def test_an_exception_leaves_the_region() -> None:
-    async def fail() -> None:
-        with half():
-            await asyncio.sleep(0)
-            raise LookupError(str(autocast_dtype()))
-
-    async def main() -> None:
-        with pytest.raises(LookupError, match="float16"):
-            await asyncio.create_task(fail())
-        with leaves_no_trace(), pytest.raises(LookupError, match="float16"):
-            await fail()
-
-    run(main)
-
-
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_regions_inside_it_are_there_again_after_the_await(inner: Callable[[], Region]) -> None:

@@ -139,7 +139,6 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
     "per-sample grad": lambda f, w, x: torch.vmap(torch.func.grad(f), in_dims=(None, 0))(w, x),
     "vjp": lambda f, w, x: vjp(f, w, x),
     "jvp": lambda f, w, x: torch.func.jvp(f, (w, x), (torch.ones_like(w), x.flip(0))),
-    "linearize": lambda f, w, x: torch.func.linearize(f, w, x)[1](torch.ones_like(w), x.flip(0)),
     "jacrev": lambda f, w, x: torch.func.jacrev(f, argnums=WEIGHT_AND_INPUT)(w, x),
     "jacfwd": lambda f, w, x: torch.func.jacfwd(f, argnums=WEIGHT_AND_INPUT)(w, x),
     "hessian": lambda f, w, x: torch.func.hessian(lambda *args: f(*args).sum())(w, x),
@@ -205,6 +204,3 @@ def test_backward_in_another_thread() -> None:
         return loss, grads(model)
 
     assert_like_stock(train)
-
-
-# --- hooks

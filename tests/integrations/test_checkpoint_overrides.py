@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import (
-    checkpoint,
-)
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.checkpointing import KINDS, OTHERS, OVERRIDES, Block, Region, Run, ours, plainly, train
 from helpers.comparison import assert_same
+from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.integrations.checkpoint import checkpoint_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -73,20 +71,6 @@ def test_nested(use_reentrant: bool, inner: bool) -> None:
 
 
 @KINDS
-def test_retained_graph(use_reentrant: bool) -> None:
-    def gradients(call: Run) -> Any:
-        torch.manual_seed(0)
-        model, x = Block(), torch.randn(4, 8, requires_grad=True)
-        with ours(OVERRIDES):
-            output = call(model, x)
-        for _ in range(2):
-            output.float().sum().backward(retain_graph=True)
-        return x.grad
-
-    assert_same(gradients(functools.partial(checkpoint, use_reentrant=use_reentrant)), gradients(plainly))
-
-
-@KINDS
 def test_error_in_what_is_run_again(use_reentrant: bool) -> None:
     """No region is left open, which the autouse fixture checks."""
     calls = []
@@ -119,13 +103,91 @@ def test_graph_is_freed(use_reentrant: bool) -> None:
         gc.enable()
 
 
-def test_contexts_put_their_policy_in_force() -> None:
-    with ours(OVERRIDES):
-        forward, recompute = checkpoint_contexts()
-        inside = _C.current_policy_id()
-        with forward:
-            assert _C.current_policy_id() == inside
-    with recompute:
-        assert _C.current_policy_id() == inside
-        assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.AutocastPrivateUse1)
-    assert _C.policy_is_stock()
+# --- under torch.compile
+
+
+@pytest.mark.parametrize("place", ["inside the compiled function", "around it"])
+@KINDS
+def test_compiled(use_reentrant: bool, place: str, fresh_dynamo: None) -> None:
+    """The policy is in the graph, and with it in what the compiler runs again."""
+
+    def run(model: nn.Module, x: torch.Tensor) -> Any:
+        if place == "around it":
+            return checkpoint(model.second, torch.softmax(model.first(x), -1), use_reentrant=use_reentrant)
+        with ours(OVERRIDES):
+            return checkpoint(model.second, torch.softmax(model.first(x), -1), use_reentrant=use_reentrant)
+
+    around = functools.partial(ours, OVERRIDES) if place == "around it" else contextlib.nullcontext
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    result = train(compiled, around, around)  # a compiled function has the backward of the region of its call
+    assert result[0].dtype is torch.float16
+    assert_same(result, train(run, around, around))
+
+
+def test_compiled_autograd(fresh_dynamo: None) -> None:
+    def gradients(compiler: Any) -> Any:
+        torch.manual_seed(0)
+        model, x = Block(), torch.randn(4, 8, requires_grad=True)
+        with ours(OVERRIDES):
+            output = checkpoint(model, x, use_reentrant=False)
+        with compiler:
+            output.float().square().sum().backward()
+        return [output, x.grad, *(parameter.grad for parameter in model.parameters())]
+
+    compiler = torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager"))
+    assert_same(gradients(compiler), gradients(contextlib.nullcontext()))
+
+
+# --- the hooks in torch.utils.checkpoint
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("opening", ["tp.register_policy('sin', 'float64')", "tp.set_default_policy('fp32_safe')"])
+def test_policies_of_the_whole_program_are_kept_too(opening: str, use_reentrant: bool) -> None:
+    """In a process in which no other test has installed the hooks."""
+    program = f"""
+import torch, torch_promote as tp
+from torch.utils.checkpoint import checkpoint
+{opening}
+seen = []
+def step(x):
+    y = torch.exp(torch.sin(x))
+    seen.append((torch.sin(x).dtype, y.dtype))
+    return torch.sin(y)
+x = torch.ones(2, dtype=torch.float16, requires_grad=True)
+with tp.my_autocast("cpu"):
+    y = checkpoint(step, x, use_reentrant={use_reentrant})
+y.sum().backward()
+print(len(seen), len(set(seen)), seen[0][1] is torch.float16)
+"""
+    done = run_python(program, compiler=True)
+    assert done.stdout.split() == ["2", "1", "False"], done.stderr
+
+
+# --- under install
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("around", ["stock", "nothing"])
+def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> None:
+    """Recomputed in a region of stock's, and regions that the function itself opens in ours, as in the forward."""
+    seen: list[tuple[bool, torch.dtype]] = []
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        before = _C.depth()
+        y = nn.functional.linear(x, weight)
+        with torch.autocast("cpu"):
+            seen.append((_C.depth() > before, y.dtype))
+            return nn.functional.linear(y, weight).float()
+
+    before = tp.set_default_policy(tp.Policy.stock().override({"linear": "fp32"}))
+    try:
+        with tp.installed_as():
+            with tp.stock_autocast("cpu", enabled=around == "stock"):
+                y = checkpoint(inner, torch.randn(2, 4, requires_grad=True), use_reentrant=use_reentrant)
+            y.sum().backward()
+    finally:
+        tp.set_default_policy(before)
+    assert seen == [(True, torch.bfloat16 if around == "stock" else torch.float32)] * 2

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch.aot_autograd import make_boxed_func
 
+import torch_promote as tp
+from benchmarks.cases import Settings
+from benchmarks.measures import count_compiled, on_its_own
+from benchmarks.models import subject
+from benchmarks.suites import PLACES
 from helpers.comparison import assert_same
-from helpers.compiling import BF16, HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
+from helpers.compiling import HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
+from helpers.thread_state import thread_state
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -50,17 +60,6 @@ def test_compiled_function_called_in_different_regions(backend: str) -> None:
     assert frames[1] == frames[0], "a region that has been seen is compiled for once"
 
 
-def test_our_region_and_stocks_give_the_same_compiled_bits() -> None:
-    def run(region: Region) -> Any:
-        args = inputs()
-        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True)
-        with region():
-            inside = with_gradients(compiled, *args)
-        return inside, with_gradients(compiled, *args)
-
-    assert_like_stock(run)
-
-
 # --- regions inside a compiled function. That our wrappers do the casts is the same in all, and is asked once.
 
 
@@ -82,24 +81,6 @@ def nested(region: Region, x: torch.Tensor, w: Weights) -> Any:
         return outer, inner, off, again, x @ w[4]
 
 
-def in_a_loop(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    results = []
-    for index, dtype in enumerate((BF16, HALF, BF16)):
-        with region(dtype=dtype):
-            results.append(x @ w[index])
-        x = x + results[-1].float().sum()
-    return results
-
-
-def entered_again(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    scope = region()
-    with scope:
-        first = x @ w[0]
-    with scope:
-        second = x @ w[1] * 2
-    return first, second, x @ w[2]
-
-
 def decorated_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
     @region(dtype=HALF)
     def body(x: torch.Tensor) -> torch.Tensor:
@@ -117,9 +98,7 @@ def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
         return hidden, x @ w[1]
 
 
-BODIES: tuple[Body, ...] = (
-    simple, nested, in_a_loop, entered_again, decorated_inside, exception,
-)  # fmt: skip
+BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception)
 
 
 @pytest.mark.parametrize(
@@ -192,3 +171,132 @@ def test_region_made_outside_of_the_compiled_function() -> None:
         return [called_in(place, compiled, *args) for place in (None, (region, {}))]
 
     assert_like_stock(run, casts=False)
+
+
+# --- graph breaks and exceptions: no region is left open
+
+
+def break_inside(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+        torch._dynamo.graph_break()
+        second = x @ w[1]
+    return first, second, x @ w[2]
+
+
+def break_in_the_inner_of_two(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+        with region(dtype=HALF):
+            second = x @ w[1]
+            torch._dynamo.graph_break()
+            third = x @ w[2]
+        fourth = x @ w[3]
+    return first, second, third, fourth, x @ w[4]
+
+
+@pytest.mark.parametrize("body", [break_inside, break_in_the_inner_of_two], ids=lambda body: body.__name__)
+def test_graph_break(body: Body) -> None:
+    """Against stock's compiled code, and against eager where that has eager's bits."""
+    args = inputs()
+
+    def compiled(region: Region) -> Any:
+        return torch.compile(on_its_own(lambda x, weights: body(region, x, weights)), backend="aot_eager")
+
+    under_ours, under_stock = compiled(ours), compiled(stock)
+    for arguments in (None, {"dtype": HALF}, None):
+        mine, stocks = ((region, arguments) if arguments is not None else None for region in (ours, stock))
+        before = thread_state()
+        result = called_in(mine, under_ours, *args)
+        assert thread_state() == before
+        assert_same(result, called_in(stocks, under_stock, *args), what=f"compiled, in {arguments}")
+        eager = called_in(stocks, lambda x, weights: body(stock, x, weights), *args)
+        assert_same(result, eager, what=f"eager, in {arguments}")
+
+
+class PlannedError(Exception):
+    pass
+
+
+def raises_while_traced(x: torch.Tensor) -> torch.Tensor:
+    raise PlannedError
+
+
+@torch._dynamo.disable
+def raises_when_run(x: torch.Tensor) -> torch.Tensor:
+    raise PlannedError
+
+
+@pytest.mark.parametrize("raising", [raises_while_traced, raises_when_run])
+@pytest.mark.parametrize("around", [False, True])
+def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], around: bool) -> None:
+    def function(x: torch.Tensor, w: Weights) -> Any:
+        with ours():
+            hidden = x @ w[0]
+            with ours(dtype=HALF, overrides={"matmul": "fp32"}):
+                hidden = hidden + x @ w[1]
+                return raising(hidden)
+
+    compiled = torch.compile(function, backend="aot_eager")
+    with ours(enabled=around):
+        before = thread_state()
+        for _ in range(2):
+            with pytest.raises(PlannedError):
+                compiled(*inputs())
+            assert thread_state() == before
+
+
+# --- a compiled step is the same code as under stock: graphs, graph breaks, guards
+
+
+TINY = Settings(tiny=True)
+#: Where the region is an object from outside: ours checks its type and its contents, stock which object it is.
+OBJECTS = ("one region object", "decorated")
+
+
+class Graphs:
+    """A backend that runs the aten graphs unchanged, and stores their code."""
+
+    def __init__(self) -> None:
+        self.code: list[str] = []
+        self.backend = aot_autograd(fw_compiler=self._keep, bw_compiler=self._keep)
+
+    def _keep(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.code.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+
+def steps(net: nn.Module, run: Callable[..., Any], x: torch.Tensor) -> None:
+    """Two training steps and two forwards, so that all versions are compiled."""
+    for _ in range(2):
+        run(x).float().sum().backward()
+    with torch.no_grad():
+        for _ in range(2):
+            run(x)
+
+
+EVERY_DAY = [("MLP", place) for place in PLACES] + [("Llama-like", "region inside"), ("conv net", "region around")]
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        pytest.param(model, place, marks=() if (model, place) in EVERY_DAY else pytest.mark.slow)
+        for model in ("MLP", "Llama-like", "conv net")
+        for place in PLACES
+    ],
+)
+def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    compile_ = torch.compile
+    for region in (tp.stock_autocast, tp.my_autocast):
+        graphs, made = Graphs(), subject(model, TINY)
+        monkeypatch.setattr(torch, "compile", functools.partial(compile_, backend=graphs.backend))
+        run = PLACES[place](made.net, region)
+        found.append((graphs.code, count_compiled(lambda made=made, run=run: steps(made.net, run, made.x))))
+    (stock_graphs, stock_counts), (our_graphs, our_counts) = found
+    assert len(stock_graphs) >= 3  # forward, backward, and the forward without a gradient
+    assert our_graphs == stock_graphs
+    frames = our_counts["frames"]
+    our_counts["guards"] -= frames if place in OBJECTS else 0
+    assert our_counts == stock_counts

@@ -1,59 +1,20 @@
-"""Regions and caches under torch.compile: the argument `cache`, and AOTAutograd's cache on disk."""
+"""AOTAutograd's cache on disk does not serve code that was compiled for another policy."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch._inductor.utils import fresh_cache
 
 import torch_promote as tp
-from helpers.comparison import assert_same
-from helpers.compiling import Weights, called_in, compute, inputs
 from helpers.subprocesses import environment, run_python
-from torch_promote import _C
 from torch_promote.integrations import compile as integrations_compile
-from torch_promote.integrations.compile import policy_digest
-
-
-class Watching:
-    """A backend that runs the graph unchanged, and records the specs of its regions."""
-
-    def __init__(self) -> None:
-        self.specs: list[str] = []
-
-    def __call__(self, module: torch.fx.GraphModule, example: Any) -> Any:
-        self.specs += [n.args[0] for n in module.graph.nodes if getattr(n.target, "__name__", "") == "graph_enter"]
-        return module.forward
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
-@pytest.mark.parametrize("made", ["inside", "outside", "decorator"])
-def test_the_spec_in_the_graph(cache: str, made: str) -> None:
-    region = tp.my_autocast("cpu", cache=cache)
-
-    @tp.my_autocast("cpu", cache=cache)
-    def decorated(x: torch.Tensor, weights: Weights) -> Any:
-        return compute(x, weights)
-
-    def function(x: torch.Tensor, weights: Weights) -> Any:
-        if made == "decorator":
-            return decorated(x, weights)
-        with region if made == "outside" else tp.my_autocast("cpu", cache=cache):
-            return compute(x, weights)
-
-    backend, args = Watching(), inputs()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    assert_same(called_in(None, compiled, *args), called_in(None, function, *args))
-    assert backend.specs == [region._packed]
-    assert _C.cache_mode() == "weights"
-
-
-# --- AOTAutograd's cache on disk
-
 
 #: Where a region writes the fingerprint of its policy; csrc/policy/policy_registry.h, NOTE [ Policy fingerprint ].
 SLOTS = ("privateuseone", "ipu", "maia", "hpu", "mtia")
@@ -89,26 +50,6 @@ def test_policies_with_equal_fingerprints_have_entries_of_their_own(
         assert compiled_dtype("fp32") == (torch.float32, 1)
 
 
-def test_the_digest_is_of_the_whole_policy() -> None:
-    digests = [policy_digest()]
-    for region in (
-        tp.my_autocast("cpu", overrides={"mm": "fp32"}),
-        tp.my_autocast("cpu", overrides={"mm": "fp32", "linear": "fp32"}),
-        tp.my_autocast("cpu", policy="cuda"),
-        tp.promotion("jax"),
-        tp.promotion("numpy"),
-        tp.promotion("numpy", matmul=True),
-    ):
-        with region:
-            digests.append(policy_digest())
-            with tp.my_autocast("cpu", torch.float16):
-                assert policy_digest() == digests[-1]
-    assert len(set(digests)) == len(digests)
-    assert digests[0] == ""
-    with tp.my_autocast("cpu"):
-        assert policy_digest() == ""
-
-
 PLAIN_PROGRAM = """
 import sys, torch
 if "import" in sys.argv:
@@ -131,3 +72,58 @@ def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path:
         assert done.returncode == 0, done.stderr
         hits.append(int(done.stdout.split()[-1]))
     assert hits == [0, 1]
+
+
+#: PyTorch caches graphs with regions only if they are marked as safe.
+SAFE = {f"torch.amp.autocast_mode.{name}": "1" for name in ("_enter_autocast", "_exit_autocast")}
+
+
+def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, torch.dtype]:
+    """Compiles a function again. Returns the number of cache hits, and the dtype in which its region computes."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return x @ x
+
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    before = counters["autograd_cache_hit"]
+    with (
+        tp.installed_as(**arguments) if arguments is not None else contextlib.nullcontext(),
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(directory)),
+        torch._inductor.config.patch(unsafe_marked_cacheable_functions=SAFE),
+        torch._functorch.config.patch(enable_autograd_cache=True),
+    ):
+        dtype = torch.compile(function, fullgraph=True)(torch.ones(4, 4)).dtype
+    return counters["autograd_cache_hit"] - before, dtype
+
+
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_digest:
+        monkeypatch.setattr(integrations_compile, "digests", [])
+    assert compiled(tmp_path, None) == (0, torch.bfloat16)
+    # Without the digest, what PyTorch compiled is served.
+    assert compiled(tmp_path, {"policy": "off"}) == ((0, torch.float32) if has_digest else (1, torch.bfloat16))
+    if has_digest:
+        assert compiled(tmp_path, {"overrides": {"matmul": "fp16"}}) == (0, torch.bfloat16)
+        assert compiled(tmp_path, {"overrides": {"matmul": torch.float16}}) == (0, torch.float16)
+        assert compiled(tmp_path, {"policy": "off"}) == (1, torch.float32)
+        assert compiled(tmp_path, None) == (1, torch.bfloat16)
+
+
+def test_regions_are_known_to_dynamo_after_the_first_use_of_a_cache_mode() -> None:
+    """Both the regions and the cache mode wait for its import."""
+    code = """
+        import torch, torch_promote as tp
+        with tp.my_autocast("cpu", cache="persistent"):
+            pass
+        assert "torch._dynamo" not in __import__("sys").modules
+        def function(x):
+            with tp.my_autocast("cpu", overrides={"matmul": "float64"}):
+                return x @ x
+        print(torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2, 2)).dtype)
+    """
+    done = run_python(code, timeout=240)
+    assert done.stdout == "torch.float64\n", done.stderr

@@ -9,7 +9,6 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_promote as tp
-from torch_promote.errors import OptionError
 from torch_promote.regions.promotion import PromotionEvent
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -79,16 +78,3 @@ def test_the_lint_tells_of_the_line_once_while_compiling() -> None:
         compiled(HALF, SINGLE)
         compiled(HALF, SINGLE)
     assert [(event.filename, event.lineno) for event in events] == [(__file__, function.__code__.co_firstlineno + 1)]
-
-
-def test_a_callable_cannot_be_given_inside() -> None:
-    events: list[PromotionEvent] = []
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with tp.promotion("torch", on_promotion=events.append):
-            return x + 1
-
-    with pytest.raises(Exception, match="in a compiled function, on_promotion is"):
-        function(HALF)
-    assert issubclass(OptionError, ValueError)

@@ -41,27 +41,6 @@ def optimizer(kind: str, **flags: Any) -> Maker:
     return make
 
 
-def train_step(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
-    updates = torch.optim.SGD([w], lr=0.25, fused=True)
-
-    def step() -> None:
-        updates.zero_grad()
-        (EYE @ w).sum().backward()
-        updates.step()
-
-    return compiled(step)
-
-
-def two_optimizers(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
-    first, other = BehindPyTorchsBack([w]), torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=1.0)
-
-    def step() -> None:
-        first.step()
-        other.step()
-
-    return compiled(step)
-
-
 def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
     def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
         return compiled(torch.no_grad()(lambda: write(w)))
@@ -70,16 +49,9 @@ def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
 
 
 STEPS: dict[str, Maker] = {
-    "fused SGD": optimizer("SGD", fused=True),
     "fused AdamW": optimizer("AdamW", fused=True),
-    "foreach SGD": optimizer("SGD", foreach=True),
-    "single-tensor Adagrad": optimizer("Adagrad"),
-    "a whole step": train_step,
     "behind PyTorch's back": lambda w, compiled: compiled(BehindPyTorchsBack([w]).step),
-    "two optimizers": two_optimizers,
     "sub_": in_place(lambda w: w.sub_(1)),
-    "copy_": in_place(lambda w: w.copy_(w - 1)),
-    "data": in_place(lambda w: w.data.sub_(1)),
     "detach": in_place(lambda w: w.detach().sub_(1)),
 }
 

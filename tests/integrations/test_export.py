@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
@@ -98,22 +100,26 @@ def test_strict_export(arguments: dict[str, Any]) -> None:
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo")
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_installed_region_is_exported_as_stocks(strict: bool) -> None:
+    model, x = Inside(functools.partial(torch.autocast, "cpu")), torch.randn(3, 6)
+    _, expected = export(model, x, strict)
+    with tp.installed_as():
+        program, nodes = export(model, x, strict)
+        assert nodes == expected
+        assert any("autocast" in node for node in nodes)
+        inside = program.module()(x)
+        assert_same(inside, model(x))
+    assert_same(program.module()(x), inside)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_overrides_cannot_be_exported(strict: bool) -> None:
     before = thread_state()
     with pytest.raises(RegionError, match=r"overrides.*cannot be exported.*which have neither"):
         export(Inside(ours, overrides=OVERRIDES), torch.randn(3, 6), strict=strict)
     assert thread_state() == before
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_overrides_around_cannot_be_exported_by_a_region_inside(strict: bool) -> None:
-    """The region inside would have the overrides of the one around it."""
-    with ours(overrides=OVERRIDES):
-        before = thread_state()
-        with pytest.raises(RegionError, match="cannot be exported"):
-            export(Inside(ours), torch.randn(3, 6), strict=strict)
-        assert thread_state() == before
 
 
 # --- make_fx

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,10 +50,6 @@ def decorated(x: torch.Tensor, w: Weights) -> Any:
     return compute(x, w)
 
 
-def decorated_inside(x: torch.Tensor, w: Weights) -> Any:
-    return torch.autocast("cpu")(compute)(x, w), x @ w[2]
-
-
 def beside_our_own(x: torch.Tensor, w: Weights) -> Any:
     with tp.my_autocast("cpu", overrides={"softmax": "fp16"}):
         first = x @ w[0], torch.softmax(x, -1)
@@ -64,18 +59,7 @@ def beside_our_own(x: torch.Tensor, w: Weights) -> Any:
         return first, second, x @ w[2]
 
 
-def beside_stocks(x: torch.Tensor, w: Weights) -> Any:
-    with tp.stock_autocast("cpu", HALF):
-        first = x @ w[0]
-    with torch.autocast("cpu"):
-        second = x @ w[1]
-    with tp.stock_autocast("cpu"):
-        return first, second, x @ w[2]
-
-
-PROGRAMS: tuple[Callable[[torch.Tensor, Weights], Any], ...] = (
-    plain, nested, made_outside, decorated, decorated_inside, beside_our_own, beside_stocks,
-)  # fmt: skip
+PROGRAMS = (plain, nested, made_outside, decorated, beside_our_own)
 EVERYWHERE = [(program, "aot_eager", arguments) for program in PROGRAMS for arguments in ({}, MARKED)]
 ONCE = [
     (plain, "eager", MARKED),
@@ -122,61 +106,7 @@ def test_every_change_recompiles(program: Any) -> None:
     check(False)
 
 
-def test_the_default_policy_acts_in_graphs() -> None:
-    args = inputs()
-    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
-    with tp.installed_as():
-        assert compiled(*args)[0][0].dtype is torch.bfloat16
-        before = tp.set_default_policy("off")
-        try:
-            assert compiled(*args)[0][0].dtype is torch.float32
-        finally:
-            tp.set_default_policy(before)
-        assert compiled(*args)[0][0].dtype is torch.bfloat16
-
-
 # --- where Dynamo does not get through
-
-
-def breaks_inside(x: torch.Tensor, w: Weights) -> Any:
-    with torch.autocast("cpu"):
-        first = x @ w[0]
-        torch._dynamo.graph_break()
-        with torch.autocast("cpu", HALF):
-            second = x @ w[1]
-            torch._dynamo.graph_break()
-            third = x @ w[2]
-        return first, second, third, x @ w[3]
-
-
-class Subclass(torch.autocast):
-    def __enter__(self) -> Any:
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return super().__exit__(*error)
-
-
-def subclass(x: torch.Tensor, w: Weights) -> Any:
-    with Subclass("cpu"):
-        return x @ w[0]
-
-
-def breaks_in_a_stock_region(x: torch.Tensor, w: Weights) -> Any:
-    with tp.stock_autocast("cpu"):
-        first = x @ w[0]
-        torch._dynamo.graph_break()
-        return first, x @ w[1]
-
-
-@pytest.mark.parametrize("program", [breaks_inside, subclass, breaks_in_a_stock_region], ids=lambda p: p.__name__)
-@pytest.mark.parametrize("arguments", [{}, MARKED], ids=str)
-def test_graph_breaks(program: Any, arguments: Any) -> None:
-    args = inputs()
-    with leaves_no_trace(), tp.installed_as(**arguments):
-        compiled = torch.compile(program, backend="aot_eager")
-        for place in (None, (ours, {"dtype": HALF}), None):
-            assert_same(called_in(place, compiled, *args), called_in(place, program, *args), what=str(place))
 
 
 # --- install and uninstall while a function is compiled, or runs

@@ -52,19 +52,6 @@ def test_trace_made_inside_a_region(training: bool, cache_enabled: bool) -> None
     assert any("aten::to" in kind for kind in kinds)
 
 
-def test_trace_made_outside_runs_inside() -> None:
-    def run(region: Region) -> Any:
-        model, x = network(), torch.randn(4, 8)
-        traced = torch.jit.trace(model, x)
-        with region():
-            inside = traced(x)
-        (inside.float().square().sum() + traced(x).square().sum()).backward()
-        return inside, traced(x), grads(model)
-
-    inside, outside, _ = assert_like_stock(run, casts=False)
-    assert (inside.dtype, outside.dtype) == (torch.bfloat16, torch.float32)
-
-
 def scripted_function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     hidden = torch.mm(x, weight)
     if hidden.dtype == torch.bfloat16:

@@ -73,14 +73,3 @@ def test_a_plugin_extends_that_of_the_package_and_opens_regions_of_ours(
             assert (x @ x).dtype is torch.softmax(x, 0).dtype is torch.bfloat16
     with kind("16-mixed", "cpu").forward_context():
         assert (x @ x).dtype is torch.float16
-
-
-def test_an_error_of_an_installed_lightning_is_not_hidden(plugins: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    class LacksTorchmetrics(MetaPathFinder):
-        def find_spec(self, fullname: str, *unused: Any) -> None:
-            if fullname == "lightning":
-                raise ModuleNotFoundError("No module named 'torchmetrics'", name="torchmetrics")
-
-    monkeypatch.setattr(sys, "meta_path", [LacksTorchmetrics(), *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match="torchmetrics"):
-        _ = plugins.MixedPrecision

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
-from torch_promote.policy.op_names import closest_ops, find_overloads, in_order, matches, spell_key
-from torch_promote.policy.op_table import op_table, schema_of
+from torch_promote.policy.op_names import closest_ops, find_overloads, matches, spell_key
+from torch_promote.policy.op_table import schema_of
 
 OPS = sorted(
     {name.partition(".")[0][6:] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
@@ -27,11 +25,7 @@ SAME: dict[str, list[Any]] = {
     "softmax": [
         "torch.softmax",
         "F.softmax",
-        "nn.functional.softmax",
-        "torch.nn.functional.softmax",
         "Tensor.softmax",
-        "torch.Tensor.softmax",
-        "torch.ops.aten.softmax",
         torch.softmax,
         F.softmax,
         torch.Tensor.softmax,
@@ -44,14 +38,8 @@ SAME: dict[str, list[Any]] = {
     "layer_norm": [F.layer_norm, "F.layer_norm", torch.layer_norm],
     "linear": [F.linear, "F.linear"],
     "cross_entropy_loss": [F.cross_entropy, "F.cross_entropy"],
-    "nll_loss_nd": [F.nll_loss],
-    "mse_loss": [F.mse_loss],
     "scaled_dot_product_attention": [F.scaled_dot_product_attention],
-    "max_pool2d": [F.max_pool2d],
-    "log_sigmoid": [F.logsigmoid],
     "linalg_norm": [torch.linalg.norm, "torch.linalg.norm"],
-    "fft_fft": [torch.fft.fft, "torch.fft.fft"],
-    "special_expit": [torch.special.expit],
     "einsum": [torch.einsum, torch.functional.einsum],
     "linalg_v*": ["torch.ops.aten.linalg_v*"],
 }
@@ -75,16 +63,12 @@ def made(x: torch.Tensor) -> torch.Tensor:
 
 
 OVERLOADS: list[tuple[Any, tuple[str, ...]]] = [
-    ("softmax.int", ("aten::softmax.int",)),
     (aten.softmax.int, ("aten::softmax.int",)),
-    ("aten::mm.default", ("aten::mm",)),
     (aten.mm.default, ("aten::mm",)),
     (aten.mm.out, ("aten::mm.out",)),
     (f"{NAMESPACE}::many", MANY),
     (ours.many, MANY),
     (f"{NAMESPACE}::many.default", MANY[:1]),
-    (f"{NAMESPACE}::many.out", MANY[2:]),
-    (f"{NAMESPACE}::m*y", MANY),
     (f"{NAMESPACE}::many.*", MANY),
     (f"{NAMESPACE}::*.o[tu]t", MANY[2:]),
     (f"{NAMESPACE}::write_[!.]*", (f"{NAMESPACE}::write_each_",)),
@@ -106,13 +90,6 @@ def test_a_name_without_an_overload_selects_all_and_a_pattern_those_of_aten() ->
     of_aten = {name for name in every if name.startswith("aten::")}
     assert set(find_overloads("*")) == set(find_overloads("aten::*")) == of_aten
     assert set(find_overloads("*.out")) == {name for name in of_aten if name.endswith(".out")}
-
-
-def test_rows_come_first_in_the_order_of_the_table() -> None:
-    found = find_overloads("*")
-    rows = [row.name for row in op_table() if schema_of(row) is not None]
-    assert found == (*rows, *sorted(found[len(rows) :]))
-    assert in_order(reversed(found)) == found
 
 
 def test_everywhere_that_ops_are_named(tmp_path: Path) -> None:
@@ -140,15 +117,6 @@ def test_everywhere_that_ops_are_named(tmp_path: Path) -> None:
     assert table == tp.Policy.stock().override_modules({"head": {"softmax": "lower"}}).modules
 
 
-def test_a_region_with_functions_is_copied_pickled_and_printed() -> None:
-    region = tp.my_autocast("cpu", overrides={torch.mm: "fp32", "F.softmax": "lower"})
-    assert repr(region) == "my_autocast('cpu', overrides={'aten::mm': 'fp32', 'F.softmax': 'lower'})"
-    for other in (copy.deepcopy(region), pickle.loads(pickle.dumps(region))):
-        assert repr(other) == repr(region)
-        with other:
-            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
-
-
 def test_in_a_compiled_function() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,32 +139,19 @@ NOT_OPS: list[tuple[Any, str]] = [
         for key in (nn.LayerNorm, nn.LayerNorm(3), "nn.LayerNorm", "torch.nn.LayerNorm")
     ),
     (Mine(3), 'set_module_policy(model, {Mine: "fp32"}).'),
-    (nn.MaxPool2d, "wherever it is called: 'max_pool2d'."),  # F._max_pool2d is not an op
     ("Linear", "no op is called 'Linear'. nn.Linear is a module"),
     ("cross_entropy", "F.cross_entropy calls the op 'cross_entropy_loss'. Use that name."),
-    ("softmin", "F.softmin is not an op. It calls several, or one of several, such as neg, softmax."),
     (F.normalize, "such as linalg_vector_norm, clamp_min, div. Name the ops that you mean."),
-    (torch.from_numpy, "torch.from_numpy is not an op, and this package does not know which ops it calls."),
     ("torch.sofmax", "no op is called 'torch.sofmax'. Closest: softmax."),
-    ("torch.compile", "expected the name of an op, an op object or a function of PyTorch, got 'torch.compile'."),
-    ("torch.nn", "no op is called 'torch.nn'."),
     ("F.*_loss", "A pattern has to match names of ops: write '*_loss'."),
     ("torch.ops.nolib.op", "Import the library that defines 'nolib::op' first."),
     ("linalg.norm", "Write 'linalg_norm'."),
-    ("conv", "Closest: conv1d, conv2d, conv3d."),
-    ("SDPA", "Closest: scaled_dot_product_attention."),
     ("aten.mm", "no op is called 'aten.mm'. Write 'aten::mm'."),
-    ("aten::bernouli", "Closest: bernoulli."),
     (f"{NAMESPACE}::jion", "no op is called 'policy_tests::jion'. Closest: join."),
-    (f"{NAMESPACE}::jion*", "the pattern 'policy_tests::jion*' matches no op. Closest: join."),
     ("policytests::join", "Import the library that defines 'policytests::join' first. Closest: policy_tests."),
     (f"{NAMESPACE}::many.int", "Legal: policy_tests::many.default, policy_tests::many.dtype, policy_tests::many.out."),
     ("add_.", "aten::add_ has no overload ''. Legal: aten::add_.Scalar, aten::add_.Tensor."),
-    ("add_.Tensor.Tensor", "aten::add_ has no overload 'Tensor.Tensor'."),
-    ("", "no op is called ''."),
-    ("é.é", "no op is called 'é.é'."),
     (3, "expected the name of an op, an op object or a function of PyTorch, got 3."),
-    (len, "got <built-in function len>."),
 ]
 
 
@@ -207,45 +162,16 @@ def test_what_is_not_an_op(key: Any, text: str) -> None:
     assert text in str(error.value)
 
 
-def test_a_row_that_this_pytorch_has_no_op_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for name in torch._C._dispatch_get_all_op_names() if not name.startswith("aten::cholesky")]
-    monkeypatch.setattr(torch._C, "_dispatch_get_all_op_names", lambda: names)
-    with pytest.raises(tp.PolicyError, match=r"aten::cholesky has a row in the op table, but torch .* has no such op"):
-        tp.Policy.stock().override({"cholesky": "fp32"})
-
-
 TYPOS = {
     "sofmax": "softmax",
-    "softmx": "softmax",
-    "sotfmax": "softmax",
     "Softmax": "softmax",
-    "soft_max": "softmax",
-    "logsoftmax": "log_softmax",
     "layernorm": "layer_norm",
-    "layer_nrom": "layer_norm",
-    "groupnorm": "group_norm",
-    "batchnorm": "batch_norm",
     "matmull": "matmul",
-    "mamtul": "matmul",
-    "mat_mul": "matmul",
     "liner": "linear",
-    "lienar": "linear",
     "conv_2d": "conv2d",
-    "cov2d": "conv2d",
     "exo": None,
-    "bernouli": "bernoulli",
-    "embeding": "embedding",
-    "dropuot": "dropout",
-    "cumsm": "cumsum",
-    "binary_crossentropy": "binary_cross_entropy",
     "scaled_dot_product": "scaled_dot_product_attention",
     "attention": "scaled_dot_product_attention",
-    "entropy": "binary_cross_entropy",
-    "layer": "layer_norm",
-    "LayerNrom": "layer_norm",
-    "addmn": "addmm",
-    "relus": None,
-    "epx": "exp",
 }
 
 
@@ -253,15 +179,3 @@ TYPOS = {
 def test_a_typo_gets_the_op_that_was_meant_first(typo: str, meant: str | None) -> None:
     found = closest_ops(typo, OPS)
     assert found[:1] == ([meant] if meant else [])
-
-
-NONSENSE = """
-torch nn F Tensor model net train test foo bar baz xyz abc qux head block attn transformer encoder resnet mylib custom
-kernel forward loss_fn optimizer fp16 bfloat16 float32 cuda cpu lower my_op amp autocast banana hello world qqqqqq _ _x
-é 1 12 everything default weights mlp ffn qkv proj embeddings_table
-"""
-
-
-@pytest.mark.parametrize("name", NONSENSE.split())
-def test_nonsense_gets_no_suggestion(name: str) -> None:
-    assert closest_ops(name, OPS) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.op_table import TABLE_VERSION
 from torch_promote.policy.policy import Policy
 
-__all__ = ["path"]  # fixture
+__all__ = ["path"]  # a fixture
 
 FP64 = torch.float64
 
@@ -30,15 +29,6 @@ def test_a_file_has_a_line_for_each_op(path: Path) -> None:
     MINE.save(path)
     assert path.read_text(encoding="utf-8") == TEXT
     assert Policy.load(path) == MINE
-
-
-@pytest.mark.parametrize("name", Policy.names())
-def test_named_policies_come_back(path: Path, name: str) -> None:
-    Policy.named(name).save(path)
-    assert Policy.load(path) == Policy.named(name)
-    again = path.read_bytes()
-    Policy.load(path).save(path)
-    assert path.read_bytes() == again
 
 
 @given(POLICIES)
@@ -129,39 +119,18 @@ def test_where_nothing_can_be_written(path: Path) -> None:
     assert os.listdir() == ["p.toml"]
 
 
-def test_several_threads_save_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "policy.toml"
-    policies = [Policy.stock().override({"mm.default": f"float{bits}"}) for bits in (16, 32, 64)]
-    with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(policy.save, path) for policy in policies * 20]:
-            done.result()
-    assert Policy.load(path) in policies
-    assert [file.name for file in tmp_path.iterdir()] == ["policy.toml"]
-
-
-def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_bytes(b"\xef\xbb\xbf" + b'format = 1\n[cpu]\n"softmax.int" = "fp32"\n')
-    assert Policy.load(path).lookup("softmax.int", "cpu") is CastPolicy.fp32
-
-
 # --- invalid files
 
 #: The text of a file, below "format = 1", and what the error says.
 ERRORS: list[tuple[str, str]] = [
     ("troch = '2.13'\n", "'troch' is not a key of a policy. Closest: torch. Legal: format, torch, table and the"),
-    ("torch = 2.13\n", f"torch is a version such as {TORCH!r}, got 2.13."),
-    ("table = 'latest'\n", f"table is a version such as {TABLE_VERSION!r}, got 'latest'."),
     ("[cuad]\nmm = 'fp32'\n", "'cuad' is not a key of a policy. Closest: cuda."),
-    ("'aten::mm' = 'fp32'\n", "'aten::mm' is not a key of a policy."),
     ("cpu = 'fp32'\n", "cpu is a section of ops, got 'fp32'. Write [cpu]."),
     ("[all]\n'policy_tests::jion' = 'fp32'\n", "[all] \"policy_tests::jion\": no op is called 'policy_tests::jion'."),
     ("[cpu]\nmm = 'fp16'\nbmm = 'promot'\n", "[cpu] \"bmm\": no cast policy is called 'promot'. Closest: promote."),
-    ("[cpu]\n'mm.default' = 'int8'\n", '[cpu] "mm.default": torch.int8 is not a floating dtype.'),
     ("[cpu]\n'mm.out' = 'fp32'\n", "[cpu] \"mm.out\": aten::mm.out cannot use 'fp32': it writes"),
     ("[cpu]\n'mm.default' = 32\n", '[cpu] "mm.default": expected the name of a policy in quotes, got 32.'),
     ("[cpu]\nsoftmax.int = 'fp32'\n", 'sections do not nest. Quote the names of ops: "softmax.int".'),
-    ("[cpu.cuda]\nmm = 'fp32'\n", '[cpu] "cuda": sections do not nest.'),
     (
         "[cpu]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'fp32'\n",
         'aten::mm on cpu already has a policy from [cpu] "mm.default". Name each overload once.',
@@ -174,7 +143,6 @@ ERRORS: list[tuple[str, str]] = [
         "[cpu]\n'policy_tests::j*' = 'fp32'\n[all]\n'policy_tests::*in' = 'keep'\n",
         'already has a policy from [cpu] "policy_tests::j*". Name the op itself as well,',
     ),
-    ("torch = '1.0'\n[all]\n'policy_tests::jion' = 'fp32'\n", "no op is called 'policy_tests::jion'. Closest: join."),
     (
         "torch = '9.5.0'\n[all]\n'mm.default' = 'fp32'\n'policy_tests::new' = 'fp32'\n'mm.out' = 'fp32'\n"
         "[xpu]\nmm = 'fp32'\n[cpu]\nbmm = 'stochastic'\n",
@@ -184,7 +152,6 @@ ERRORS: list[tuple[str, str]] = [
         "version, or remove these entries.",
     ),
     ("[cpu]\naten::mm = 'fp32'\n", "not valid TOML: "),
-    ("[cpu]\nmm = 'fp32'\n'mm' = 'keep'\n", "not valid TOML: "),
     ("x = " + "[" * 5000, "not valid TOML: "),
 ]
 
@@ -205,10 +172,7 @@ def test_a_wrong_file(path: Path, text: str, message: str) -> None:
         ({}, "the policy: the key 'format' is missing. Start with: format = 1"),
         ({"format": 3, "torch": "3.0"}, "format 3 is newer than 2, the newest that this torch_promote reads."),
         ({"format": True}, "format is an integer from 1 to 2, got True."),
-        ({"format": 0}, "format is an integer from 1 to 2, got 0."),
         ({"format": 1, "cpu": {"mm": CastPolicy.fp32}}, "expected the name of a policy in quotes, got <CastPolicy"),
-        ({"format": 1, "cpu": {3: "fp32"}}, "the policy: [cpu] 3: expected the name of an op, an op object or a"),
-        ({"format": 1, 7: {}}, "the policy: 7 is not a key of a policy."),
     ],
 )
 def test_wrong_data(data: Any, message: str) -> None:

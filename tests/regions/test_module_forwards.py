@@ -12,13 +12,12 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import fusion, parametrize
+from torch.nn.utils import parametrize
 
 import torch_promote as tp
 from helpers.comparison import assert_same
@@ -117,16 +116,6 @@ def test_parametrized(policy: Any, policy_first: bool, of_a_copy: bool) -> None:
     assert torch.equal(model[2].weight, weight * 2)
 
 
-def test_fusion_keeps_the_policy() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
-    expected = fusion.fuse_linear_bn_eval(model[0], model[1])
-    set_module_policy(model, {"0": "fp32"})
-    fused = fusion.fuse_linear_bn_eval(model[0], model[1])
-    assert module_policies(fused) == {"": "fp32"}
-    assert dtype_of(fused) is torch.float32
-    assert_same(fused(torch.ones(2, 4)), expected(torch.ones(2, 4)))
-
-
 # --- Module policies with libraries that check `type(module)` or replace `module.forward`
 
 
@@ -161,20 +150,6 @@ def test_quantize_dynamic(quantization: Any) -> None:
     assert_same(quantized(x), expected(x))
 
 
-def test_prepare_qat(quantization: Any) -> None:
-    """Its observers accept only float32."""
-    models = [model_of(), model_of()]
-    for model in models:
-        model.train().qconfig = quantization.get_default_qat_qconfig()
-    set_module_policy(models[0], {nn.Linear: "fp32"})
-    prepared, expected = (quantization.prepare_qat(model) for model in models)
-    set_module_policy(expected, {nn.Linear: "fp32"})
-    assert [type(module) for module in prepared.modules()] == [type(module) for module in expected.modules()]
-    assert type(prepared[2]).__module__.endswith("qat.modules.linear")
-    assert module_policies(prepared) == {"0": "fp32", "2": "fp32"}
-    assert_same(train(prepared, list(prepared.parameters())), train(expected, list(expected.parameters())))
-
-
 # --- Accelerate replaces forward, and restores it
 
 # As Accelerate 1.15 does it (hooks.py, accelerator.py, utils/other.py, utils/operations.py), so that no test needs it.
@@ -206,45 +181,6 @@ def remove_hook_from_module(module: Any) -> None:
     del module._hf_hook
     module.forward = module._old_forward
     del module._old_forward
-
-
-class _ConvertOutputsToFp32:
-    def __init__(self, model_forward: Any) -> None:
-        self.model_forward = model_forward
-        functools.update_wrapper(self, model_forward)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model_forward(*args, **kwargs).float()
-
-
-def _convert_outputs_to_fp32(model_forward: Any) -> Any:
-    convert = _ConvertOutputsToFp32(model_forward)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return convert(*args, **kwargs)
-
-    forward.__wrapped__ = convert  # type: ignore[attr-defined]
-    return forward
-
-
-def prepare(model: Any) -> None:
-    model._original_forward = model.forward
-    autocast = torch.autocast("cpu", torch.bfloat16)
-    if hasattr(model.forward, "__func__"):
-        model.forward = MethodType(autocast(model.forward.__func__), model)
-        model.forward = MethodType(_convert_outputs_to_fp32(model.forward.__func__), model)
-    else:
-        model.forward = _convert_outputs_to_fp32(autocast(model.forward))
-
-
-def unwrap(model: Any) -> None:
-    forward = model.forward
-    original_forward = model.__dict__.pop("_original_forward")
-    while hasattr(forward, "__wrapped__"):
-        forward = forward.__wrapped__
-        if forward == original_forward:
-            break
-    model.forward = MethodType(forward, model)
 
 
 class Doubles(ModelHook):
@@ -284,37 +220,6 @@ def test_accelerate_hook(policy: Any, policy_first: bool, removed_first: str) ->
     assert dtype_of(model) is expected_dtype(policy)
     remove_module_policy(model)
     assert dtype_of(model) is HALF
-
-
-@pytest.mark.parametrize("policy_first", [True, False])
-@pytest.mark.parametrize("target", ["the model", "a module"])
-def test_accelerate_prepare(policy_first: bool, target: str) -> None:
-    """It opens an autocast region in a new forward of the model, and undoes that by unwrapping functions."""
-    key = "" if target == "the model" else "2"
-    model, x = model_of(), torch.ones(2, 4)
-    seen: list[bool] = []
-    model[2].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    if policy_first:
-        set_module_policy(model, {key: "fp32"})
-    prepare(model)
-    if not policy_first:
-        set_module_policy(model, {key: "fp32"})
-    for _ in range(2):
-        assert model(x).dtype is SINGLE
-    # Accelerate's region is inside of the policy's if it came first.
-    assert seen == [not (target == "the model" and policy_first)] * 2
-    if policy_first:
-        unwrap(model)
-        with ours():
-            model(x)
-        assert seen.pop() is (target == "a module")
-    remove_module_policy(model)
-    assert model(x).dtype is SINGLE
-    assert seen.pop() is not policy_first
-    if not policy_first:
-        unwrap(model)
-    with ours():
-        assert model(x).dtype is HALF
 
 
 def test_captured_forward() -> None:
@@ -396,7 +301,7 @@ def in_dict(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [copy.copy, in_dict, nn.Module._replicate_for_data_parallel])
-@pytest.mark.parametrize("then", ["called", "copied", "pickled", "saved", "called directly"])
+@pytest.mark.parametrize("then", ["called", "copied", "pickled", "called directly"])
 @pytest.mark.parametrize("original_dies", [True, False])
 def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: bool) -> None:
     """Not as the original module, whose forward they share."""
@@ -411,10 +316,6 @@ def test_shallow_copies_run_as_themselves(make: Any, then: str, original_dies: b
         copied = copy.deepcopy(copied)
     elif then == "pickled":
         copied = pickle.loads(pickle.dumps(copied))
-    elif then == "saved":
-        torch.save(copied, file := io.BytesIO())
-        file.seek(0)
-        copied = torch.load(file, weights_only=False)
     x, expected = torch.ones(2, 2, dtype=HALF), torch.full((2, 2), 6.0)
     with ours():
         for _ in range(2):

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import functools
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,17 +157,12 @@ Model  [{softmax: fp32}]
 MISTAKES: list[tuple[Any, str]] = [
     ({"lm_haed": "fp32"}, "no module of the model is named 'lm_haed'. Closest: lm_head."),
     ({"blocks.*.atn": "fp32"}, "In a pattern, * matches within one part of a name; ** matches any number of parts."),
-    ({nn.Conv2d: "fp32"}, "no module of the model is a Conv2d."),
     ({nn.Bilinear: "fp32"}, "no module of the model is a Bilinear. Closest: Linear."),
-    ({"nn.Linear": "fp32"}, "pass the class: set_module_policy(model, {nn.Linear: ...})."),
     ({"Block": "fp32"}, "pass the class: set_module_policy(model, {Block: ...})."),
     ({"blocks": "fp32"}, "'blocks' selects only modules whose forward is never called (ModuleList)."),
     ({3: "fp32"}, "a key is a str or a subclass of nn.Module, got 3."),
-    ({torch.Tensor: "fp32"}, "a key is a str or a subclass of nn.Module, got <class 'torch.Tensor'>."),
     ({"lm_head": "fp16"}, "'lm_head': 'fp16' is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping"),
     ({nn.Linear: "fp32_saef"}, "Linear: no policy is called 'fp32_saef'. Closest: fp32_safe."),
-    ({"lm_head": 3}, "'lm_head': a policy is a Policy, a name or the path of a policy file, got 3 of type int."),
-    ({"lm_head": torch.float32}, "The dtype of a region is my_autocast(dtype=torch.float32)."),
     ({"lm_head": {"sofmax": "fp32"}}, "'lm_head': no op is called 'sofmax'. Closest: softmax."),
     (
         {"lm_head": {torch.ops.aten.linear: "fp32", "aten::linear": "fp16"}},
@@ -178,7 +172,6 @@ MISTAKES: list[tuple[Any, str]] = [
         {"**.norm": "fp32", "blocks.*.norm": "off"},
         "'blocks.0.norm' gets two policies, fp32 from '**.norm' and off from 'blocks.*.norm'. Name the module itself,",
     ),
-    ({nn.Module: "off", Model: "fp32"}, "the model gets two policies, off from Module and fp32 from Model."),
 ]
 
 
@@ -192,13 +185,6 @@ def test_mistakes_change_nothing(policies: dict[Any, Any], text: str) -> None:
     assert text in str(error.value)
     assert module_policies(model) == {"blocks.1": "off"}
     assert classes(model) == before
-
-
-def test_not_a_mapping_and_not_a_model() -> None:
-    with pytest.raises(tp.PolicyError, match="policies must be a mapping of modules to policies, got list"):
-        set_module_policy(Model(), ["lm_head"])  # type: ignore[arg-type]
-    with pytest.raises(tp.PolicyError, match=r"model must be an nn\.Module, got function"):
-        set_module_policy(print_module_policy, {"": "off"})  # type: ignore[arg-type]
 
 
 def model_with(head: nn.Module) -> Model:
@@ -492,64 +478,7 @@ def test_errors_leave_nothing_open(error: type[BaseException], policy: Any) -> N
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_in_threads() -> None:
-    """One module, two threads, two regions around it."""
-    model = nn.Linear(8, 8)
-    dtypes: dict[str, torch.dtype] = {}
-
-    def run(name: str, around: Callable[[], Any]) -> None:
-        with around():
-            dtypes[name] = model(torch.ones(1, 8)).dtype
-
-    set_module_policy(model, {"": {"linear": "fp16"}})
-    threads = [
-        threading.Thread(target=run, args=("half", functools.partial(ours, dtype=torch.float16))),
-        threading.Thread(target=run, args=("bf16", ours)),
-        threading.Thread(target=run, args=("nothing", contextlib.nullcontext)),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert dtypes == {"half": torch.float16, "bf16": torch.bfloat16, "nothing": torch.float32}
-
-
 # --- Module policies on PyTorch modules that do more than call their children: tied weights, LSTM, attent
-
-
-def test_head_tied_with_the_embedding() -> None:
-    """As language models have it: one weight, used in lower precision and in float32."""
-
-    class Language(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.mix = nn.Embedding(7, 8), nn.Linear(8, 8)
-            self.lm_head = nn.Linear(8, 7, bias=False)
-            self.lm_head.weight = self.embed.weight
-
-        def forward(self, tokens: torch.Tensor, head: Callable[..., Any] | None = None) -> torch.Tensor:
-            hidden = self.mix(self.embed(tokens))
-            scores = nn.functional.linear(hidden, self.embed.weight)  # in lower precision, from the cast cache
-            return (self.lm_head if head is None else head)(scores @ self.embed.weight)
-
-    def gradients(policies: dict[Any, Any], head: Any = None) -> list[Any]:
-        torch.manual_seed(0)
-        model = Language()
-        if policies:
-            set_module_policy(model, policies)
-        with ours():
-            logits = model(torch.arange(6), None if head is None else functools.partial(head, model))
-        logits.float().square().sum().backward()
-        assert model.lm_head.weight is model.embed.weight
-        return [logits, *(parameter.grad for parameter in model.parameters())]
-
-    def in_float32(model: Language, hidden: torch.Tensor) -> torch.Tensor:
-        with ours(enabled=False):
-            return model.lm_head(hidden.float())
-
-    result = gradients({"lm_head": "fp32"})
-    assert result[0].dtype is torch.float32
-    assert_same(result, gradients({}, in_float32))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -573,18 +502,3 @@ def test_encoder_layer_does_not_pass_its_modules_by(child: str, training: bool) 
         patch.setattr(kind, "forward", forward)
         layer(torch.randn(2, 3, 8))
     assert called == [False], "it ran, with autocast off"
-
-
-def test_attention() -> None:
-    def run(policy: Any) -> Any:
-        torch.manual_seed(0)
-        attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        x = torch.randn(2, 3, 8)
-        if policy:
-            set_module_policy(attention, {"": policy})
-        with ours() if policy else contextlib.nullcontext():
-            output, _ = attention(x, x, x, need_weights=False)
-        output.sum().backward()
-        return [output, *(parameter.grad for parameter in attention.parameters())]
-
-    assert_same(run("fp32"), run(None))

@@ -18,7 +18,6 @@ HALF = torch.ones(3, dtype=torch.float16)
 BRAIN = torch.ones(3, dtype=torch.bfloat16)
 INTS = torch.full((3,), 257, dtype=torch.int32)
 BYTES = torch.ones(3, dtype=torch.uint8)
-EIGHTHS = torch.ones(3, dtype=torch.float8_e4m3fn)
 SINGLE = torch.ones(3)
 DOUBLE = torch.ones(3, dtype=torch.float64)
 
@@ -29,24 +28,16 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "int8 with a 0-dim int64": (PromotionKind.ZERO_DIM_PRECISION_LOSS, lambda: BYTES + torch.tensor(300)),
     "uint8 < 256": (PromotionKind.INT_OVERFLOW, lambda: BYTES < 256),
     "uint8 + -1": (PromotionKind.INT_OVERFLOW, lambda: BYTES + -1),
-    "int32 + 2**31": (PromotionKind.INT_OVERFLOW, lambda: INTS + 2**31),
     "in place": (PromotionKind.INT_OVERFLOW, lambda: BYTES.clone().mul_(1000)),
     "int32 with bfloat16": (PromotionKind.INT_TO_LOW_PRECISION, lambda: INTS * BRAIN),
-    "int64 with float16": (PromotionKind.INT_TO_LOW_PRECISION, lambda: torch.cat([INTS.long(), HALF])),
     "float32 with float64": (PromotionKind.UP_TO_FLOAT64, lambda: SINGLE + DOUBLE),
-    "int32 with float64": (PromotionKind.UP_TO_FLOAT64, lambda: torch.where(SINGLE > 0, INTS, DOUBLE)),
     "float16 with float32": (PromotionKind.ANY, lambda: HALF + SINGLE),
-    "int8 with float16": (PromotionKind.ANY, lambda: BYTES * HALF),
     "ints divide": (PromotionKind.ANY, lambda: INTS / INTS),
     "int with a Python float": (PromotionKind.ANY, lambda: INTS + 0.5),
     "half times 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 1e6),
-    "half times an int": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF * 70_000),
     "complex64 with a complex number": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE.cfloat() * 1e39j),
     "half with the least number that rounds to inf": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF + 65520.0),
-    "bfloat16 + 3.4e38": (PromotionKind.FLOAT_OVERFLOW, lambda: BRAIN + 3.4e38),
-    "float32 + -1e39": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE + -1e39),
     "in place with 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF.clone().mul_(1e6)),
-    "1e6 - half": (PromotionKind.FLOAT_OVERFLOW, lambda: 1e6 - HALF),
     "a number that rounds down": (None, lambda: HALF + 65519.0),
     "an infinite number": (None, lambda: (HALF + float("inf"), HALF * float("nan"), SINGLE + 3.4e38, DOUBLE + 1e308)),
     "alike": (None, lambda: SINGLE + SINGLE),
@@ -86,22 +77,6 @@ def test_an_int_overflows_beyond_the_limits_of_the_dtype(dtype: torch.dtype) -> 
         assert len(events) == (not info.min <= number <= info.max), number
 
 
-def test_a_bool_holds_every_int_that_the_rule_makes_a_bool() -> None:
-    rule = tp.make_rule("truth", {}, over="torch", numbers={(int, torch.bool): torch.bool})
-    events: list[PromotionEvent] = []
-    with tp.promotion(rule, on_promotion=events.append):
-        assert torch.equal(torch.zeros(3, dtype=torch.bool) + 2, torch.ones(3, dtype=torch.bool))
-    assert events == []
-
-
-def test_a_dtype_without_known_digits_loses_nothing() -> None:
-    rule = tp.make_rule("eighths", {(torch.float8_e4m3fn, torch.bfloat16): torch.bfloat16}, over="torch")
-    events: list[PromotionEvent] = []
-    with tp.promotion(rule, on_promotion=events.append):
-        assert torch.equal(BRAIN + EIGHTHS[0], BRAIN + 1)
-    assert [event.kind for event in events] == [PromotionKind.ANY]
-
-
 @pytest.mark.parametrize("kind", PromotionKind)
 def test_kinds_choose(kind: PromotionKind) -> None:
     for chosen in (kind, kind.value, kind.name.lower(), [kind.value]):
@@ -125,16 +100,6 @@ def test_every_kind_on_a_line_is_reported_once() -> None:
     ]
 
 
-def test_raise_names_every_kind() -> None:
-    with (
-        tp.promotion("torch", on_promotion="raise"),
-        pytest.raises(
-            PromotionLintError, match=r"float16 \(0-dim precision loss, int to low-precision float\)\. Write"
-        ),
-    ):
-        _ = HALF + torch.tensor(257)
-
-
 def test_an_event_says_where_and_what() -> None:
     events: list[PromotionEvent] = []
     with tp.promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
@@ -155,16 +120,6 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     with tp.promotion("torch", on_promotion=events.append):
         torch.nn.functional.mse_loss(SINGLE, DOUBLE)
     assert {event.filename for event in events} == {__file__}
-
-
-def test_warn() -> None:
-    region = tp.promotion("torch", on_promotion="warn")
-    expected = pytest.warns(PromotionWarning, match=r"aten::add.Tensor of float16\[3\] and float32\[3\]")
-    with expected as caught, region:
-        result = HALF + SINGLE
-    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
-    assert [(w.filename, w.lineno) for w in caught] == [(__file__, line)]
-    assert result.dtype is torch.float32
 
 
 def test_warnings_that_are_errors_stop_the_op() -> None:
@@ -220,18 +175,6 @@ def test_the_innermost_of_nested_regions_reports() -> None:
         with tp.promotion("torch"):
             _ = HALF + DOUBLE
     assert (len(outer), len(inner)) == (1, 1)
-
-
-def test_a_decorated_function_is_reported_by_its_own_lines() -> None:
-    events: list[PromotionEvent] = []
-
-    @tp.promotion("torch", on_promotion=events.append)
-    def add() -> torch.Tensor:
-        return HALF + SINGLE
-
-    add()
-    add()
-    assert [event.lineno for event in events] == [add.__wrapped__.__code__.co_firstlineno + 2]
 
 
 class TestBadInput:
