@@ -158,10 +158,16 @@ def test_frozen_weights_are_cast_once_if_the_mode_is_named() -> None:
         with region():
             torch.mm(w, w), torch.mm(low, w)
 
+    def view(region: Region) -> None:
+        w = nn.Parameter(torch.randn(4, 4))
+        with region():
+            torch.mm(w.t(), low), torch.mm(low, w.t())
+
     assert (casts_made(frozen, stock), casts_made(frozen, ours)) == (3, 3)
+    assert (casts_made(view, stock), casts_made(view, ours)) == (2, 2)
     for cache in ("persistent", "all"):
         region = functools.partial(ours, cache=cache)
-        assert casts_made(frozen, region) == 1
+        assert (casts_made(frozen, region), casts_made(view, region)) == (1, 2)  # views are cast as under stock
 
 
 def test_casts_of_weights_made_in_inference_mode_are_kept_if_the_mode_is_named() -> None:
