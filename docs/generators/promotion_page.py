@@ -10,9 +10,7 @@ import argparse
 import itertools
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import torch
 
 from torch_promote.checking.why import why
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.ops.infer import rule_table
 from torch_promote.reference.promotion import (
     PROMOTION_TABLE,
     Casting,
@@ -33,38 +30,15 @@ from torch_promote.reference.promotion import (
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
 from torch_promote.reference.promotion_rules.named_rules import ARRAY_API_TABLE, NUMPY_TABLE, RULE_NAMES, promotion_rule
 from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES
-from torch_promote.reference.strides import suggest_memory_format
-from torch_promote.reference.tensor_iterator import PRESETS, TensorIteratorConfig, infer_elementwise
+from torch_promote.reference.tensor_iterator import infer_elementwise
 
 __all__ = ["PAGES", "main", "rendered"]
 
 _DOCS = Path(__file__).parents[1]
-_EXCEPTIONS = _DOCS.parent / "tests" / "reference" / "golden" / "exceptions.toml"
-
-#: Python's operators and the ops that they call.
-OPERATORS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "true_divide",
-    "//": "floor_divide",
-    "%": "remainder",
-    "**": "pow",
-    "&": "bitwise_and",
-    "|": "bitwise_or",
-    "^": "bitwise_xor",
-    "<": "lt",
-    "<=": "le",
-    ">": "gt",
-    ">=": "ge",
-    "==": "eq",
-    "!=": "ne",
-}
 
 #: The expressions that promotion.md explains, in its order.
 PUZZLES = (
     "int32[3] + 5.5",
-    "int8[3] * int64[]",
     "uint8[2] + 1000",
     "int64[3] / 5",
 )
@@ -83,19 +57,6 @@ STRIDES = (
     (((2, 3, 1, 1), (3, 1, 3, 3)), ((3, 1, 1), (1, 1, 1))),
     (((2, 3, 1, 1), (3, 1, 3, 3)), ((3, 1, 3), (1, 3, 3))),
 )
-
-#: Shapes and strides that fit both memory formats.
-FORMATS = (
-    ((2, 1, 4, 4), (16, 16, 4, 1)),
-    ((2, 1, 4, 4), (16, 1, 4, 1)),
-    ((2, 4, 1, 1), (4, 1, 1, 1)),
-    ((2, 4, 1, 1), (4, 1, 4, 4)),
-    ((2, 1, 1, 1), (1, 1, 1, 1)),
-    ((2, 3, 4, 4), (96, 1, 24, 6)),
-)
-
-#: The names of libraries in the table of exceptions.
-LIBRARIES = {"numpy": "NumPy", "jax": "JAX", "jax_without_x64": "JAX without 64-bit dtypes", "array_api": "standard"}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -170,23 +131,6 @@ def _casting() -> str:
     return _table(["", *_code(rules)], rows)
 
 
-def _presets() -> str:
-    rows = []
-    for name, config in PRESETS.items():
-        values = {flag.name: getattr(config, flag.name) for flag in fields(TensorIteratorConfig)}
-        dtype = [f"static_dtype={dtype_name(v)}" for v in values.values() if isinstance(v, torch.dtype)]
-        rows.append([f"`{name}`", ", ".join([*(flag for flag, value in values.items() if value is True), *dtype])])
-    return _table(["preset", "flags"], rows)
-
-
-def _operators() -> str:
-    found: dict[str, list[str]] = {}
-    for symbol, op in OPERATORS.items():
-        presets = (rule_table().get(f"aten::{op}{overload}") for overload in (".Tensor", ".Tensor_Tensor", ""))
-        found.setdefault(str(next(filter(None, presets))), []).append(f"`{symbol}`")
-    return "; ".join(f"{', '.join(symbols)}: `{preset}`" for preset, symbols in found.items()) + "."
-
-
 def _strides() -> str:
     rows = []
     for operands in STRIDES:
@@ -194,15 +138,6 @@ def _strides() -> str:
         layouts = [*operands, (result.shape, result.strides)]
         rows.append([f"{list(shape)}, strides {list(strides)}" for shape, strides in layouts])
     return _table(["first", "second", "result"], rows)
-
-
-def _formats() -> str:
-    rows = []
-    for shape, strides in FORMATS:
-        formats = [suggest_memory_format(shape, strides, exact_match=exact) for exact in (False, True)]
-        names = _code(str(memory_format).removeprefix("torch.") for memory_format in formats)
-        rows.append([str(list(shape)), str(list(strides)), *names])
-    return _table(["sizes", "strides", "suggested", "with `exact_match`"], rows)
 
 
 def _derivation(expression: str, rule: str = "torch") -> str:
@@ -236,20 +171,6 @@ def _numbers() -> str:
     return _matrix([["rule", "number", *map(dtype_name, shown)], *rows])
 
 
-def _division() -> str:
-    shown = [getattr(torch, name) for name in ["bool", "uint8", "int32", "uint32", "int64", "float16", "float32"]]
-    rules = [promotion_rule(name, torch.float32) for name in RULE_NAMES]
-    return _matrix(
-        [["rule", *map(dtype_name, shown)], *([rule.name, *_names(map(rule.of_float, shown))] for rule in rules)]
-    )
-
-
-def _exceptions() -> str:
-    entries = tomllib.loads(_EXCEPTIONS.read_text(encoding="utf-8"))["exception"]
-    rows = [[LIBRARIES[entry["library"]], entry["shown"], entry["reason"].strip()] for entry in entries]
-    return _table(["library", "operands", "reason"], rows)
-
-
 #: The pages, each with its blocks by name.
 PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
     "promotion.md": {
@@ -258,11 +179,8 @@ PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
         "younger": _younger,
         "states": _states,
         "casting": _casting,
-        "presets": _presets,
-        "operators": _operators,
         "puzzles": lambda: "\n\n".join(map(_derivation, PUZZLES)),
         "strides": _strides,
-        "formats": _formats,
     },
     "promotion_rules.md": {
         "telling": _telling,
@@ -271,9 +189,6 @@ PAGES: dict[str, Mapping[str, Callable[[], str]]] = {
         "array_api": lambda: _square(ARRAY_API_TABLE),
         "lattice": _lattice,
         "numbers": _numbers,
-        "division": _division,
-        "exceptions": _exceptions,
-        "told": lambda: _derivation("int32[3] + 5.5", "jax"),
         "refused": lambda: _derivation("int8[3] * int64[]", "strict"),
     },
 }

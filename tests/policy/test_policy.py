@@ -234,7 +234,9 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("ask", "kind", "text"), ERRORS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("ask", "kind", "text"), ERRORS, ids=lambda value: value[:40] if isinstance(value, str) else ""
+)
 def test_wrong_input(ask: Callable[[], object], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as error:
         ask()
