@@ -51,7 +51,7 @@ test-pytorch: build ## run PyTorch's own autocast tests under stock and with ins
 
 test-jax: build ## also compare the promotion rules with JAX and ml_dtypes, which it installs
 	$(PIP) 'jax[cpu]>=0.10' 'ml_dtypes>=0.5'
-	$(PY) -m pytest -rs tests/reference/promotion_rules $(ARGS)
+	$(PY) -m pytest -rs tests/reference/test_libraries.py $(ARGS)
 
 test-ecosystem: build ## run programs of training frameworks under stock and ours (ARGS=accelerate, ARGS=--list)
 	$(PY) tools/ecosystem $(ARGS)

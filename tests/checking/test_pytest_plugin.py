@@ -157,26 +157,11 @@ PHASES = """
         yield
         mixed()
 
-    @pytest.fixture(scope="module")
-    def once(): mixed()
-
-    @pytest.fixture
-    def skipping():
-        mixed()
-        pytest.skip("not now")
-
     def test_before(before): pass
     def test_after(after): pass
-    def test_first_with_once(once): pass
-    def test_second_with_once(once): pass
-    def test_skip_in_fixture(skipping): pass
 
     def test_skip():
         mixed()
-        pytest.skip("not now")
-
-    def test_good_skip():
-        product()
         pytest.skip("not now")
 
     @pytest.mark.xfail(strict=True)
@@ -192,10 +177,6 @@ PHASES = """
         def test_skip(self): mixed(); self.skipTest("not now")
         @unittest.skip("not now")
         def test_skipped(self): mixed()
-
-    class TestSetUp(unittest.TestCase):
-        def setUp(self): mixed()
-        def test_it(self): pass
 
     class TestSub(unittest.TestCase):
         def test_bad(self):
@@ -213,21 +194,17 @@ def test_each_phase_is_checked(run: Run) -> None:
     assert ends(result) == {
         "test_before": "ERROR",
         "test_after": "ERROR",
-        "test_first_with_once": "ERROR",
-        "test_second_with_once": "PASSED",
-        "test_skip_in_fixture": "ERROR",
         "test_skip": "FAILED",
         "test_expected": "XFAIL",
         "test_expected_at_run_time": "XFAIL",
         "Test::test_good": "PASSED",
         "Test::test_bad": "FAILED",
         "Test::test_skip": "FAILED",
-        "TestSetUp::test_it": "FAILED",
         "TestSub::test_bad": "FAILED",
         "TestSub::test_good": "PASSED",
     }
     result.stdout.fnmatch_lines(["*ERROR at setup of test_before*", "*ERROR at teardown of test_after*"])
-    assert counted(result, "mismatches") == 11
+    assert counted(result, "mismatches") == 8
 
 
 @pytest.mark.usefixtures("wrong_cell")
@@ -255,14 +232,6 @@ def test_markers(run: Run) -> None:
 
     @crosscheck(raise_on_mismatch=True, level="bits")
     class TestMerged:
-        @crosscheck(level="dtype")
-        def test_the_nearest_wins(self, torch_promote_crosscheck):
-            product()
-            assert torch_promote_crosscheck.with_stock.total() == 0
-            with pytest.raises(tp.CrosscheckError):
-                mixed()
-            torch_promote_crosscheck.mismatches.clear()
-
         @crosscheck(raise_on_mismatch=False)
         def test_taken_back(self, torch_promote_crosscheck):
             mixed()
@@ -278,7 +247,7 @@ def test_markers(run: Run) -> None:
     """
     expected = {
         **dict.fromkeys(("test_plain", "test_off", "test_bits"), "PASSED"),
-        **{f"TestMerged::{name}": "PASSED" for name in ("test_the_nearest_wins", "test_taken_back")},
+        "TestMerged::test_taken_back": "PASSED",
         **dict.fromkeys(("test_on", "test_stops"), "FAILED"),
         **dict.fromkeys(("test_bad_level", "test_bad_arguments"), "ERROR"),
     }

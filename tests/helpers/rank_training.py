@@ -57,7 +57,7 @@ WRAPPERS = {"ddp": data_parallel, "fsdp2": sharded}
 
 
 def train(wrap: Callable[[Net], nn.Module], region: Kind, rank: int, make: type[Net] = Net, **policies: Any) -> Any:
-    """Returns the losses and the whole weights after some steps. With two passes, both are in one region."""
+    """Returns the losses and the whole weights after some steps."""
     torch.manual_seed(0)
     net = make()
     tp.set_module_policy(net, policies.get("before", {}))
@@ -66,11 +66,11 @@ def train(wrap: Callable[[Net], nn.Module], region: Kind, rank: int, make: type[
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     torch.manual_seed(rank)
     losses = []
-    for _ in range(policies.get("steps", 3)):
+    for _ in range(3):
         x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
         with region():
             loss = nn.functional.cross_entropy(model(x), y)
-            if policies.get("two_passes", wrap is data_parallel):
+            if wrap is data_parallel:
                 loss = loss + nn.functional.cross_entropy(model(x * 2), y)
         loss.backward()
         optimizer.step()
@@ -104,8 +104,4 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
             for policy, overrides in (("stock", None), ("overrides", OVERRIDES)):
                 with tp.installed_as(overrides=overrides, cache=mode):
                     results[name, policy, f"installed, {mode}"] = run(stock)
-    two_passes = functools.partial(train, sharded, rank=rank, two_passes=True, steps=1)
-    for cached in (True, False):
-        results["two passes", f"by hand, {cached}"] = two_passes(functools.partial(stock, cache_enabled=cached))
-    results["two passes", "ours"] = two_passes(functools.partial(tp.my_autocast, "cpu"))
     return results

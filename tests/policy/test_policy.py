@@ -45,13 +45,6 @@ def test_a_policy_has_no_entry_for_an_op_outside_the_table_until_it_is_overridde
     assert policy.diff("stock") == (Difference(join, "cpu", CastPolicy.fallthrough, None),)
 
 
-def test_overriding_back_to_stock_gives_stock() -> None:
-    policy = Policy.stock().override({"mm.default": "fp32", "softmax.int": "fp16"})
-    back = policy.override({"mm.default": "fp16"}).override({"softmax.int": "fallthrough"}, "cpu")
-    assert back.changes == (("aten::softmax.int", "cuda", CastPolicy.lower_precision_fp),)
-    assert back.override({"softmax.int": "fp32_set_opt_dtype"}, "cuda") == Policy.stock()
-
-
 def test_lookup_of_an_op_is_of_its_rows() -> None:
     assert Policy.stock().lookup("softmax", "cuda") is CastPolicy.fp32_set_opt_dtype
     assert Policy.stock().lookup(torch.ops.aten.mm, "cpu") is CastPolicy.lower_precision_fp
@@ -241,7 +234,9 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("ask", "kind", "text"), ERRORS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("ask", "kind", "text"), ERRORS, ids=lambda value: value[:40] if isinstance(value, str) else ""
+)
 def test_wrong_input(ask: Callable[[], object], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as error:
         ask()

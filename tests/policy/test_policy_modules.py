@@ -40,16 +40,6 @@ def test_equal_by_effect_whatever_they_were_made_of() -> None:
     assert MINE.override_modules({"head": "off"}) != MINE
 
 
-def test_tables_add_up_op_by_op_and_the_later_wins() -> None:
-    policy = MINE.override_modules({"blocks.*.attn": {"mm.default": "keep", "bmm.default": "fp32"}, "head": "off"})
-    assert dict(policy.modules) == {
-        "blocks.*.attn": (("aten::bmm", FP32), ("aten::mm", CastPolicy.keep), ("aten::softmax.int", LOWER)),
-        "head": "off",
-    }
-    assert dict(policy.override_modules({"head": {"mm.default": "fp32"}}).modules)["head"] == (("aten::mm", FP32),)
-    assert dict(policy.override_modules({"blocks.*.attn": "off"}).modules)["blocks.*.attn"] == "off"
-
-
 def test_repr_evaluates_to_the_policy() -> None:
     policy = Policy.named("cuda").override_modules({"head": "off"})
     assert repr(policy) == "Policy.named('cuda').override_modules({'head': 'off'})"

@@ -436,7 +436,9 @@ def test_what_is_refused(operands: list[Operand], options: dict[str, Any], messa
         infer_elementwise(*operands, **options)
 
 
-@pytest.mark.parametrize(("own", "other"), itertools.permutations((torch.bool, torch.int8, F32, torch.complex64), 2))
+@pytest.mark.parametrize(
+    ("own", "other"), list(itertools.permutations((torch.bool, torch.int8, F32, torch.complex64), 2))
+)
 def test_an_in_place_op_writes_to_its_first_operand_and_does_not_resize_it(
     own: torch.dtype, other: torch.dtype
 ) -> None:

@@ -304,7 +304,7 @@ def test_dtypes_by_name() -> None:
         ({"floats": {I8: I32}}, "rule 'mine': the floating dtype of int8 is int32, which is not floating."),
         ({"default_dtype": "int8"}, "rule 'mine': default_dtype is a floating dtype, got int8."),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RuleDefinitionError) as raised:

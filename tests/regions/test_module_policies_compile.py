@@ -201,20 +201,6 @@ def test_names_are_those_of_the_original_model(key: str) -> None:
 # --- Module tables of a policy under torch.compile
 
 
-@pytest.mark.parametrize("policy", [FP32, FP16], ids=["fp32", "overrides"])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_compiled_model(policy: tp.Policy, in_place: bool, fresh_dynamo: None) -> None:
-    model, plain = model_of(), model_of()
-    call: Any = model
-    if in_place:
-        model.compile(backend="aot_eager")
-    else:
-        call = torch.compile(model, backend="aot_eager", fullgraph=True)
-    result = train(call, list(model.parameters()), functools.partial(region, policy, model))
-    assert_same(result, train(plain, list(plain.parameters()), functools.partial(region, policy, plain)))
-    assert dtype_of(call) is torch.bfloat16
-
-
 def test_compiled_once_for_each_policy(fresh_dynamo: None) -> None:
     model = model_of()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
