@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.known_gaps import GapError, explained, known_gaps, parse_gaps
+from torch_promote.checking.known_gaps import explained, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 
 NAN = float("nan")
@@ -52,7 +52,6 @@ def test_comparison(ours: Any, stock: Any, kinds: list[str]) -> None:
 # --- known gaps
 
 GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so it is"\n'
-SAMPLE = '[[sample]]\nentry = "mm"\nkind = "bits"\nwhat = "{}"\nwrong = "ours"\nreason = "so it is"\n'
 
 
 @pytest.mark.parametrize(
@@ -80,23 +79,6 @@ def test_a_gap_of_fake_tensors_is_counted() -> None:
 
 def test_reports_count_gaps_by_their_reasons() -> None:
     assert len({gap.reason for gap in known_gaps().calls}) == len(known_gaps().calls)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[[call]\n", "here: "),
-        ("[[cal]]\n", "here: unknown section cal. Legal: call, sample, nondeterministic."),
-        ("[[call]]\nop = '*'\n", "here, call 1: missing kind, reason, wrong."),
-        (GAP.format(op="*", kind="size"), "here, call 1: kind is 'size'. Legal: dtype, shape, strides, casts, bits"),
-        (GAP.format(op="*", kind="bits") + "dtypes = 1\n", "here, call 1: unknown dtypes. Legal: fake, kind, op, "),
-        (SAMPLE.format("ours against us"), "here, sample 1: what is 'ours against us'. Legal: ours against stock, "),
-    ],
-)
-def test_an_invalid_file_of_gaps(text: str, message: str) -> None:
-    with pytest.raises(GapError) as raised:
-        parse_gaps(text, "here")
-    assert str(raised.value).startswith(message)
 
 
 # --- the report
