@@ -227,8 +227,8 @@ at::Tensor cast_outside_regions(const CastRequest& wanted) {
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   const Source source(tensor);
   // jit.trace would record a cast from the cache as a constant.
-  const bool keeps = at::autocast::is_autocast_cache_enabled() && !source.has_tangent &&
-                     !source.thread_keys.has(DispatchKey::Tracer);
+  const bool keeps =
+      at::autocast::is_autocast_cache_enabled() && !source.has_tangent && !source.thread_keys.has(DispatchKey::Tracer);
   const std::optional<Kind> kind = keeps ? kind_of(source) : std::nullopt;
   if (!kind.has_value()) {
     return cast(source, dtype);

@@ -17,8 +17,8 @@ namespace torch_promote {
 // Casts are therefore shared within one capture, and not across its borders.
 //
 // PyTorch tells whether a stream is capturing, and nothing about which graph. The captures are told apart by a count,
-// which a hook on `torch.cuda.CUDAGraph.capture_begin` increases (torch_promote/integrations/cast_invalidation.py). The first
-// capture that is met here installs the hook.
+// which a hook on `torch.cuda.CUDAGraph.capture_begin` increases (torch_promote/integrations/cast_invalidation.py). The
+// first capture that is met here installs the hook.
 
 // 0 outside of a capture; a different number in each capture.
 uint64_t capture_on_cuda(const Source& source);

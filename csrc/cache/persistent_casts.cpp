@@ -61,7 +61,8 @@ class CastsOfWeight final : public c10::BackendMeta {
   mutable uint64_t epoch = next_epoch();
 
  private:
-  // Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old epoch.
+  // Unique in the process: `weight.data = other` replaces the BackendMeta, and the new one must not repeat an old
+  // epoch.
   static uint64_t next_epoch() {
     static std::atomic<uint64_t> last = 0;
     return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -93,8 +94,7 @@ CastsOfWeight::~CastsOfWeight() {
   persistent_weights().weights.erase(this);
 }
 
-c10::intrusive_ptr<c10::BackendMeta> CastsOfWeight::clone(
-    const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const {
+c10::intrusive_ptr<c10::BackendMeta> CastsOfWeight::clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const {
   PersistentCasts gone;
   const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
   gone = begin_epoch();

@@ -47,8 +47,8 @@ void store_persistent(
 
 // Drops the casts of these weights, which have been written to without a change of their version.
 void forget_persistent(const std::vector<at::Tensor>& written);
-// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those of
-// frozen weights.
+// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those
+// of frozen weights.
 void forget_beyond_stock();
 void clear_persistent();
 

@@ -103,7 +103,7 @@ class CastSet {
 
   Weights weights_;
   Activations activations_;
-  size_t next_activation_ = 0; // the place that the next one takes if none is free
+  size_t next_activation_ = 0;    // the place that the next one takes if none is free
   size_t sweep_at_ = kFirstSweep; // the number of weights at which dead ones are looked for
   uint64_t last_capture_ = 0;
   uint64_t ended_ = 0;

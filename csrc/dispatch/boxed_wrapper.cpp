@@ -210,7 +210,8 @@ class BoxedKernel final : public c10::OperatorKernel {
     const PolicyTable& table = current_policy();
     const Promotion* promotion = table.promotion.rule;
     const PromotingOp* promoting = acted_on(promotion, op_);
-    const PolicyPtr held = promoting == nullptr ? nullptr : hold(table); // a cast may run Python, which may end the region
+    const PolicyPtr held =
+        promoting == nullptr ? nullptr : hold(table); // a cast may run Python, which may end the region
     std::optional<InsidePromoted> inside;
     const auto promote = [&] {
       const Promoted outcome =
@@ -277,7 +278,6 @@ torch::CppFunction boxed_kernel(OpNumber op, Closed closed) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, closed));
 }
 
-
 namespace {
 
 // Held while an op gets its kernel and its number, so that an op with a number always has its kernel.
@@ -329,7 +329,6 @@ void register_closed_ops() {
     add_op_number(name);
   }
 }
-
 
 namespace {
 

@@ -20,7 +20,6 @@ enum class Closed : bool { no, yes };
 c10::BoxedKernel boxed_kernel_of(OpNumber op);
 torch::CppFunction boxed_kernel(OpNumber op, Closed closed = Closed::no);
 
-
 // Ops whose kernels call ops that compute, and read the results as the dtype that they passed. Their kernel on
 // kAutocastKey marks these calls in inference mode; see NOTE [ Inside kernels ]. Found by running PyTorch's op database
 // under every casting policy in inference mode.
@@ -41,7 +40,6 @@ OpNumber register_op(const std::string& op, const std::string& overload);
 // The same, with a kernel that `register_kernel` registers; it gets the overload's new number.
 OpNumber register_op(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel);
-
 
 // How often an op was defined or destroyed in this process. A name or a pattern selects the same ops as long as this is
 // the same.

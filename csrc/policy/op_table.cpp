@@ -81,7 +81,6 @@ const PolicyTable& stock_policy_table() {
   return table;
 }
 
-
 namespace {
 
 struct OpNumbers {

@@ -109,7 +109,7 @@ struct PolicyTable : std::enable_shared_from_this<PolicyTable> {
   // element is not unlisted, so that equal tables have equal vectors.
   std::vector<std::array<PolicyByte, kNumDevices>> extra;
   PromotionReference promotion;
-  uint32_t module_tables = 0; // the number of the policy's tables for modules; 0 for none
+  uint32_t module_tables = 0;      // the number of the policy's tables for modules; 0 for none
   Fingerprint fingerprint{};       // of all of the above; the registry computes it
   bool casts_beyond_stock = false; // whether a policy that casts differs from stock's; the registry computes it
   uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
@@ -156,7 +156,6 @@ struct Override {
 
   auto operator<=>(const Override& other) const = default;
 };
-
 
 // Names are qualified and include the overload: "aten::mm", "aten::softmax.int", "mylib::op". Op entries have a number
 // from the start; another op gets one with its first policy, and keeps it, even if the op is destroyed.

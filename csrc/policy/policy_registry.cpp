@@ -172,8 +172,7 @@ PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change) {
 }
 
 ChangePtr change_to(const PolicyTable& table) {
-  return intern_change(
-      {PolicyChange::Base::stock, table.promotion, table.module_tables, overrides_of(table)});
+  return intern_change({PolicyChange::Base::stock, table.promotion, table.module_tables, overrides_of(table)});
 }
 
 void set_defaults(const ChangePtr& registered, const ChangePtr& policy) {

@@ -72,10 +72,10 @@ class CalledOps {
   Bits under_policy_{};
 };
 
-
 // NOTE [ What the registry keeps ]
 // The registry finds equal changes and tables, and keeps none of them: its maps hold weak pointers.
-// - A change is held by the region objects, open regions and graphs that refer to it. A packed spec contains its number.
+// - A change is held by the region objects, open regions and graphs that refer to it. A packed spec contains its
+// number.
 //   Numbers are not reused: a spec whose change nothing holds any more raises.
 // - A table is held by the change that made it, by the regions that are open under it, and by a thread to which PyTorch
 //   carried its fingerprint.

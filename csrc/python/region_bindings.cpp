@@ -235,9 +235,9 @@ PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
 
 // NOTE [ Regions in C ]
 // The class `Region` derives from this one. `__enter__` and `__exit__` are C functions: CPython handles no signal in
-// them, so a KeyboardInterrupt cannot leave a region half open, and an ordinary region runs no Python code. Dynamo reads
-// the `__func__` of these methods, which C functions lack; torch_promote/integrations/compile_regions.py replaces its
-// variable for context managers.
+// them, so a KeyboardInterrupt cannot leave a region half open, and an ordinary region runs no Python code. Dynamo
+// reads the `__func__` of these methods, which C functions lack; torch_promote/integrations/compile_regions.py replaces
+// its variable for context managers.
 struct RegionObject {
   PyObject_HEAD PyObject* packed;
 };
@@ -323,8 +323,8 @@ PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
   return regions;
 }
 
-// Which dtypes Python has found to be usable on CUDA, and the functions of `torch.cuda` that it asked: a test may replace
-// them.
+// Which dtypes Python has found to be usable on CUDA, and the functions of `torch.cuda` that it asked: a test may
+// replace them.
 using CudaFunctions = std::array<PyObject*, 3>;
 
 struct CudaAnswer {

@@ -15,7 +15,6 @@ inline const PolicyTable& current_policy() {
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
 
-
 // A rule does not act on the ops that a promoting op calls, nor on backward formulas.
 struct PromotionState {
   bool inside = false; // the thread runs a promoting op, or one of our Python hooks

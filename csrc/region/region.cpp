@@ -163,7 +163,6 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
   return before;
 }
 
-
 namespace {
 
 // Ends a region while regions that were opened later are still open.
@@ -297,7 +296,6 @@ size_t depth() {
   return open_frames().size();
 }
 
-
 namespace {
 
 void write_devices(const ThreadState& state) {
@@ -322,8 +320,8 @@ struct EndsRegions {
 } // namespace
 
 struct Suspended {
-  std::vector<Frame> frames;             // outermost first
-  ThreadState inside;                    // the thread's state in the innermost frame at suspension
+  std::vector<Frame> frames;      // outermost first
+  ThreadState inside;             // the thread's state in the innermost frame at suspension
   std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
 };
 

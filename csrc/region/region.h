@@ -109,7 +109,6 @@ struct ThreadState {
   }
 };
 
-
 // An open region. Its end restores the state of the devices that it names, and the cache mode if it sets one. It does
 // not change other devices.
 struct Frame {
@@ -163,7 +162,6 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
 Frame end_innermost();
 // Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
 void leave_nesting(const Frame& frame);
-
 
 // The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them. They then
 // end with the region around them.

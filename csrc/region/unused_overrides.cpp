@@ -51,8 +51,8 @@ void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on) 
   }
   for (const Frame& frame : open_frames()) {
     if (frame.change != nullptr && frame.change->called != nullptr) {
-      const bool as_in_region = on.has_value() && frame.policy->lookup(*on, op) == table.lookup(*on, op) &&
-                                is_in_force(*frame.change, table);
+      const bool as_in_region =
+          on.has_value() && frame.policy->lookup(*on, op) == table.lookup(*on, op) && is_in_force(*frame.change, table);
       frame.change->called->add(op, as_in_region);
     }
   }
