@@ -1,0 +1,341 @@
+"""Runs calls of PyTorch's op database under a casting policy of every op that they call, at any depth; also a script.
+
+    python tools/override_sweep.py --report sweep.json --entries add,median --samples 2 --modes grad,inference
+
+Each call first runs without autocast, while an observer lists the overloads that it calls, also inside kernels. Then,
+for each of these and each casting policy that is legal for it, the call runs with only that override. Its result must
+be equal except for rounding, or an error. Corrupted memory shows as a crash or garbage, so the entries run in a forked
+process in which freed memory is overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests", "tools")]
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import torch_promote as tp
+from helpers.subprocesses import environment
+from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import overload_name
+from torch_promote.parity.samples import op_database
+from torch_promote.policy.legality import legal_policies
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import CastPolicy
+
+__all__ = ["Run", "entry_names", "explained", "sweep"]
+
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+#: The dtype of the inputs, the policy, and the relative rounding that it may cause. Numbers lose nothing in float64.
+PASSES: tuple[tuple[torch.dtype, CastPolicy | torch.dtype, float], ...] = (
+    (F32, F64, 1e-2),
+    (F32, CastPolicy.lower_precision_fp, 0.5),
+    (BF16, CastPolicy.fp32, 0.5),
+    (BF16, CastPolicy.promote, 0.5),
+)
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+#: Results that rounding changes beyond a bound: random numbers, decompositions that are unique up to signs or bases,
+#: differences of nearly equal numbers, and jumps. A crash of these is still a crash.
+_ILL_CONDITIONED = (
+    *(
+        "linalg.",
+        "svd",
+        "pca_lowrank",
+        "svd_lowrank",
+        "geqrf",
+        "ormqr",
+        "lu",
+        "lu_",
+        "qr",
+        "symeig",
+        "logdet",
+        "pinverse",
+    ),
+    *("bernoulli", "multinomial", "normal", "rand", "dropout", "nn.functional.dropout", "nn.functional.feature_alpha"),
+    *(
+        "nn.functional.alpha_dropout",
+        "nn.functional.rrelu",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "uniform",
+    ),
+    *("empty", "new_empty", "resize", "nn.functional.gumbel", "nn.functional.fractional", "fft.", "stft", "istft"),
+    *(
+        "asin",
+        "acos",
+        "erfinv",
+        "logcumsumexp",
+        "grid_sampler",
+        "nn.functional.grid_sample",
+        "atanh",
+        "acosh",
+        "arc",
+        "nn.functional.max_",
+        "nn.functional.adaptive_max",
+        "cholesky",
+    ),
+    *("triangular_solve", "matrix_exp", "det", "torch.ops.aten._safe_softmax", "nn.functional.multi_head"),
+    *("nn.functional.scaled_dot", "cdist", "special.", "polygamma", "mvlgamma", "igamma", "digamma", "tan", "polar"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One call under one override, and its problem.
+
+    Attributes:
+        entry: The entry of the op database.
+        sample: The number of its sample.
+        mode: "grad", "no_grad" or "inference".
+        op: The overload that has the policy.
+        policy: The policy.
+        inside: Whether a kernel calls the overload, and not the program or a composite op.
+        found: "" if there is no problem; otherwise "crash", or a description of the difference.
+    """
+
+    entry: str
+    sample: int
+    mode: str
+    op: str
+    policy: str
+    inside: bool = False
+    found: str = ""
+
+
+class _Lister:
+    """Lists the overloads that are called, and whether a kernel calls them."""
+
+    stock_too = False
+    see_through = True
+
+    def __init__(self) -> None:
+        self.ops: dict[str, bool] = {}
+        self.open: list[bool] = []
+
+    def begin(self, op: Any, args: list[Any]) -> Any:
+        name = overload_name(op)
+        inside = bool(self.open) and self.open[-1]
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in tree_leaves(args)):
+            self.ops[name] = self.ops.get(name, False) or inside
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        self.open.append(inside or not composite)
+        return self
+
+    def end(self, token: object, results: list[Any]) -> None:
+        self.open.pop()
+
+    def failed(self, token: object) -> None:
+        self.open.pop()
+
+
+def entry_names() -> list[str]:
+    """The entries of the op database that take float32."""
+    return [name for name, entry in op_database().items() if F32 in entry.supported_dtypes("cpu")]
+
+
+def explained(run: Run) -> bool:
+    """Whether a difference may be rounding. Inside a kernel, nothing may be rounded."""
+    return run.found != "crash" and not run.inside and run.entry.startswith(_ILL_CONDITIONED)
+
+
+def _samples(entry: Any, dtype: torch.dtype, grad: bool, count: int) -> list[Any]:
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        return list(itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, grad), count))
+    except Exception:  # an entry that this machine cannot make samples of
+        return []
+
+
+def _call(entry: Any, sample: Any, mode: str, region: Any = None) -> list[torch.Tensor] | None:
+    """The results of a call, and its gradients; None if it raises."""
+    leaves = [x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
+    for leaf in leaves:
+        leaf.grad = None
+    torch.manual_seed(0)
+    try:
+        with MODES[mode]():
+            if region is None:
+                result = entry.op(sample.input, *sample.args, **sample.kwargs)
+            else:
+                with region:
+                    result = entry.op(sample.input, *sample.args, **sample.kwargs)
+            made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+            if mode == "grad":
+                wanted = [x.float().sum() for x in made if x.requires_grad and not x.is_complex()]
+                if wanted:
+                    sum(wanted).backward()  # type: ignore[union-attr]
+        grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+        return [x.detach().clone() for x in (*made, *grads)]
+    except Exception:
+        return None
+
+
+def _difference(want: Sequence[torch.Tensor], got: Sequence[torch.Tensor], rounding: float) -> str:
+    if len(want) != len(got):
+        return f"{len(got)} results instead of {len(want)}"
+    for a, b in zip(want, got, strict=True):
+        if a.layout is not torch.strided or b.layout is not torch.strided or a.is_nested or a.is_quantized:
+            continue
+        if a.shape != b.shape:
+            return f"the shape {tuple(b.shape)} instead of {tuple(a.shape)}"
+        if not (a.is_floating_point() and b.is_floating_point()) or not a.numel():
+            continue  # rounding may change which element is the largest
+        x, y = a.double(), b.double()
+        finite = x.isfinite() & y.isfinite()
+        scale = float(x[finite].abs().max()) if finite.any() else 0.0
+        if int((~y.isfinite() & x.isfinite()).sum()):
+            return "infinities or NaNs"
+        error = float((x - y)[finite].abs().max()) if finite.any() else 0.0
+        if error > rounding * (scale + 1):
+            return f"off by {error:.3g} where values are up to {scale:.3g}"
+    return ""
+
+
+def _runs(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> Iterator[Run]:
+    """Yields each run twice: before it is made, and after."""
+    for name in entries:
+        entry = op_database()[name]
+        for dtype, policy, rounding in PASSES:
+            if dtype not in entry.supported_dtypes("cpu"):
+                continue
+            for mode in modes:
+                grad = mode == "grad" and entry.supports_autograd
+                for number, sample in enumerate(_samples(entry, dtype, grad, samples)):
+                    lister = _Lister()
+                    with observe_dispatch(lister):
+                        plain = _call(entry, sample, mode)
+                    again = _call(entry, sample, mode)
+                    if plain is None or again is None or _difference(plain, again, 0.0):
+                        continue
+                    for op, inside in lister.ops.items():
+                        if (CastPolicy.fp32 if isinstance(policy, torch.dtype) else policy) not in legal_policies(op):
+                            continue
+                        spelled = str(policy) if isinstance(policy, torch.dtype) else policy.value
+                        run = Run(name, number, mode, op, spelled, inside)
+                        if _key(run) in skip:
+                            continue
+                        yield run
+                        region = tp.my_autocast("cpu", policy="off", overrides={exact_key(op): policy})
+                        got = _call(entry, sample, mode, region)
+                        found = "" if got is None else _difference(plain, got, rounding)
+                        yield dataclasses.replace(run, found=found)
+
+
+def _key(run: Run) -> tuple[Any, ...]:
+    return run.entry, run.sample, run.mode, run.op, run.policy
+
+
+def _work(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> None:
+    """The process that runs calls: prints a line before each run, and the problem after it."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    count = 0
+    for index, run in enumerate(_runs(entries, samples, modes, skip)):
+        if index % 2 == 0:
+            print("run", json.dumps(dataclasses.astuple(run)), flush=True)
+        else:
+            count += 1
+            if run.found:
+                print("bad", json.dumps(dataclasses.astuple(run)), flush=True)
+    print("done", json.dumps(count), flush=True)
+
+
+def sweep(entries: Sequence[str], samples: int, modes: Sequence[str], batch: int = 4) -> tuple[int, list[Run]]:
+    """Runs entries of the op database under overrides, in forks of this process, which has run no op yet.
+
+    Args:
+        entries: Their names.
+        samples: The number of samples of each.
+        modes: A selection of `MODES`.
+        batch: The number of entries per fork.
+
+    Returns:
+        The number of runs, and the runs with problems.
+    """
+    total, wrong = 0, []
+    for first in range(0, len(entries), batch):
+        left, skip = list(entries[first : first + batch]), set[tuple[Any, ...]]()
+        while left:
+            lines = [line.split(" ", 1) for line in _forked(left, samples, modes, skip)]
+            made = [Run(*json.loads(text)) for kind, text in lines if kind == "run"]
+            wrong += [Run(*json.loads(text)) for kind, text in lines if kind == "bad"]
+            total += len(made)
+            if lines and lines[-1][0] == "done":
+                break
+            if not made:  # the machine cannot run the entry even without overrides
+                left = left[1:]
+                continue
+            wrong.append(dataclasses.replace(made[-1], found="crash"))
+            skip.add(_key(made[-1]))
+            left = left[left.index(made[-1].entry) :]
+    return total, wrong
+
+
+def _forked(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> list[str]:
+    """Runs `_work` in a fork, and returns what it printed."""
+    with tempfile.TemporaryFile("w+") as printed:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.dup2(printed.fileno(), 1)
+                _work(entries, samples, modes, skip)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        printed.seek(0)
+        return [line for line in printed.read().splitlines() if line.startswith(("run ", "bad ", "done "))]
+
+
+def main() -> None:
+    """Runs the sweep from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--entries", default="")
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--modes", default="grad,inference")
+    asked = parser.parse_args()
+    if "MALLOC_PERTURB_" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment(MALLOC_PERTURB_="165"))
+    begun = time.monotonic()
+    entries = asked.entries.split(",") if asked.entries else entry_names()
+    op_database()
+    total, wrong = 0, []
+    for first in range(0, len(entries), 4):
+        count, bad = sweep(entries[first : first + 4], asked.samples, asked.modes.split(","))
+        total, wrong = total + count, wrong + bad
+        print(f"{first + 4} of {len(entries)} entries, {total} runs, {len(wrong)} wrong", flush=True)
+        if asked.report:
+            asked.report.write_text(
+                json.dumps([{**dataclasses.asdict(run), "explained": explained(run)} for run in wrong], indent=0)
+            )
+    print(f"{total} runs in {time.monotonic() - begun:.0f} s")
+    for run in wrong:
+        if not explained(run):
+            print(run)
+
+
+if __name__ == "__main__":
+    main()
