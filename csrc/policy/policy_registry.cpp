@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 
@@ -67,6 +68,10 @@ class Registry {
     changes.put(made->change, made);
     numbers.put(made->number, made);
     return made;
+  }
+
+  uint32_t last_number() const {
+    return last_number_.load(std::memory_order_relaxed);
   }
 
   ChangePtr find(uint32_t number) const {
@@ -132,7 +137,7 @@ class Registry {
   }
 
   uint64_t last_serial_ = 0;
-  uint32_t last_number_ = 0;
+  std::atomic<uint32_t> last_number_ = 0; // written under the mutex
 };
 
 namespace {
@@ -153,6 +158,10 @@ size_t count_of() {
 ChangePtr intern_change(PolicyChange change) {
   const std::lock_guard<std::mutex> lock(registry.mutex);
   return registry.intern(std::move(change));
+}
+
+uint32_t last_change_number() {
+  return registry.last_number();
 }
 
 ChangePtr find_change(uint32_t number) {

@@ -55,8 +55,9 @@ class CalledOps {
     return op < kMost && get(under_policy_, op);
   }
 
- private:
   static constexpr OpNumber kMost = 4096;
+
+ private:
   using Bits = std::array<std::atomic<uint64_t>, kMost / 64>;
 
   static bool get(const Bits& bits, OpNumber op) {
@@ -129,6 +130,9 @@ using ChangePtr = std::shared_ptr<const NumberedChange>;
 
 // Returns the object of a change.
 ChangePtr intern_change(PolicyChange change);
+
+// The number of the newest change. Later changes have higher numbers.
+uint32_t last_change_number();
 
 // Returns the change with a number. Raises if nothing holds it any more.
 ChangePtr find_change(uint32_t number);

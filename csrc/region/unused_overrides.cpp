@@ -7,12 +7,16 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 namespace torch_promote {
 
 namespace {
 
-CalledOps called_in_unknown_region;
+// For each op, the number of the newest change when it was last called in a region that is not known: under a dispatch
+// mode, or in a thread to which PyTorch carried the policy. Such a call may belong to any change that existed.
+std::array<std::atomic<uint32_t>, CalledOps::kMost> called_in_unknown_region;
 
 at::ScalarType dtype_of(PolicyByte policy, at::ScalarType lower) {
   return is_run_in(policy)                                   ? run_in_dtype(policy)
@@ -47,7 +51,9 @@ bool is_in_force(const NumberedChange& change, const PolicyTable& table) {
 
 void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on) {
   if (open_frames().empty() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
-    called_in_unknown_region.add(op, false);
+    if (op < CalledOps::kMost) {
+      called_in_unknown_region[op].store(last_change_number(), std::memory_order_relaxed);
+    }
   }
   for (const Frame& frame : open_frames()) {
     if (frame.change != nullptr && frame.change->called != nullptr) {
@@ -61,7 +67,9 @@ void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on) 
 std::vector<std::pair<std::string, std::string>> unused_overrides(
     const NumberedChange& change, const PolicyTable& policy, const RegionSpec& spec) {
   std::vector<std::pair<std::string, std::string>> unused;
-  const auto is_called = [&](OpNumber op) { return change.called->called(op) || called_in_unknown_region.called(op); };
+  const auto is_called = [&](OpNumber op) {
+    return change.called->called(op) || called_in_unknown_region[op].load(std::memory_order_relaxed) >= change.number;
+  };
   for (const NamedOp& named : change.change.named) {
     if (std::any_of(named.overloads.begin(), named.overloads.end(), is_called)) {
       continue;

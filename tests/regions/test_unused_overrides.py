@@ -13,6 +13,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
@@ -55,6 +56,10 @@ def linear_12_times() -> None:
 @pytest.fixture(autouse=True)
 def no_calls_of_other_tests() -> None:
     """Regions with equal overrides share the notes of what was called in them."""
+    forget_regions()
+
+
+def forget_regions() -> None:
     arguments._register.cache_clear()
     gc.collect()
 
@@ -180,6 +185,22 @@ def test_regions_that_tell_nothing(enter: str) -> None:
 
 
 # --- exceptions, filters, and what is left
+
+
+def test_calls_under_a_mode_count_for_the_regions_that_existed_then_alone() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def under_a_mode() -> None:
+        with Mode():
+            torch.mm(X, W)
+
+    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+        under_a_mode()
+    forget_regions()
+    assert len(told(region({"mm": "fp32"}, linear_12_times))) == 1
+    assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), under_a_mode()))) == []
 
 
 def test_an_exception_ends_the_region() -> None:
