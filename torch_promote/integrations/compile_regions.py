@@ -78,7 +78,7 @@ def _register_variables(kinds: tuple[Any, ...]) -> None:
 
         def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
             if name in ("__enter__", "__exit__"):  # not by a with statement
-                return functions.UserMethodVariable(getattr(_Methods, name), self).call_function(tx, args, kwargs)
+                return functions.UserFunctionVariable(getattr(_Methods, name)).call_function(tx, [self, *args], kwargs)
             return super().call_method(tx, name, args, kwargs)
 
     class RegionVariable(TracedRegionVariable, switched):  # type: ignore[misc]
@@ -125,7 +125,7 @@ def _register_variables(kinds: tuple[Any, ...]) -> None:
                 except Exception:  # not a constant, or an error of the class, which the traced code will raise
                     pass
             region = super().call_function(tx, args, kwargs)
-            if type(region) is generic and has_c_methods(self.value):
+            if type(region) in (generic, user_defined.UserDefinedObjectVariable) and has_c_methods(self.value):
                 region.__class__, region.cm_obj = TracedRegionVariable, _Methods()
             return region
 
