@@ -42,11 +42,9 @@ class LanguageModel(lightning.LightningModule):
 
     def training_step(self, batch, batch_idx):
         tokens, targets = batch
-        logits = self(tokens)
-        if args.distill:
-            with torch.no_grad():
-                logits = logits - 0.9 * self(tokens.roll(1))
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
+        with torch.no_grad():
+            teacher = self(tokens.roll(1)) if args.distill else 0
+        loss = cross_entropy((self(tokens) - 0.9 * teacher).flatten(0, 1), targets.flatten())
         self.losses.append(loss.detach())
         return loss
 
