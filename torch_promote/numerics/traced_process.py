@@ -13,12 +13,10 @@ import multiprocessing.util
 import os
 import pickle
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_promote.numerics.nonfinite_suggestion import next_override
 from torch_promote.observe.dispatch import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
@@ -28,8 +26,8 @@ __all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "us
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
 
-#: The interval of progress reports in seconds, and the number of calls between checks of the clock.
-_SECONDS, _CALLS = 2.0, 1000
+#: The least time between progress reports in seconds. They follow optimizer steps.
+_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class _Process:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._folder = Path(request.folder)
-        self._steps = self._calls = 0
+        self._steps = 0
         self._said = time.monotonic()
         self._block: contextlib.AbstractContextManager[Any] | None = None
         self._report: Any = None
@@ -126,15 +124,12 @@ class _Process:
     def _begin(self) -> None:
         self._block = _block_of(self._request)
         self._report = self._block.__enter__()
-        if self._request.shows_progress and isinstance(self._report, TraceReport):
-            vars(self._report)["add"] = self._counting(self._report.add)
 
     def _end(self) -> None:
         block, self._block = self._block, None
         if block is not None:
             with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
                 block.__exit__(None, None, None)
-            vars(self._report).pop("add", None)
 
     def _stepped(self) -> None:
         self._steps += 1
@@ -142,25 +137,14 @@ class _Process:
             self._end()
         elif self._report is None and self._steps == self._request.first:
             self._begin()
-        self._say()
-
-    def _counting(self, add: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def count(call: Any) -> Any:
-            self._calls += 1
-            if self._calls % _CALLS == 0:
-                self._say()
-            return add(call)
-
-        return count
-
-    def _say(self) -> None:
         if self._request.shows_progress and time.monotonic() - self._said > _SECONDS:
             self._said = time.monotonic()
-            self._put("progress", f"{self._calls} {self._steps}".encode())
+            calls = self._report.total.calls if isinstance(self._report, TraceReport) else 0
+            self._put("progress", f"{calls} {self._steps}".encode())
 
     def _forget(self) -> None:
         # The parent reports the existing records.
-        self._steps = self._calls = 0
+        self._steps = 0
         if isinstance(self._report, TraceReport):
             vars(self._report).update(vars(TraceReport(self._report._max_calls)))
         elif self._report is not None:
@@ -177,6 +161,8 @@ class _Process:
         if isinstance(self._report, TraceReport):
             record.report = self._report
         elif self._report is not None:
+            from torch_promote.numerics.find_nonfinite import next_override
+
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
