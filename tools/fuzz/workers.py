@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import os
-import resource
 import signal
 import time
 import traceback
@@ -17,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuzz import calls, shrinking
-from fuzz.drawing import draw_program
+from fuzz.drawing import draw_program, script_of
 from fuzz.report import Counts, Found, Report
 from fuzz.running import Maker, check, quiet
-from fuzz.script import script_of
 from fuzz.tree import Program
 
 __all__ = ["GeneratorError", "Work", "run", "shrink"]
@@ -93,7 +91,7 @@ def _serve(work: Work, pipe: Any, at: Any) -> None:
     faulthandler.disable()  # pytest's; a crash is reported by its signal
     for stream in (1, 2):  # PyTorch's profiler prints
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    done, early = 0, 0.0
+    done = 0
     with quiet():
         while True:
             if done < 1000:  # programs import modules, which later collections need not look through
@@ -109,8 +107,7 @@ def _serve(work: Work, pipe: Any, at: Any) -> None:
                 pipe.send(f"program {int(at[0])} of seed {work.seed}: {traceback.format_exc()}")
                 return
             done += stop - start
-            early = early if done > 1000 else _rss()
-            pipe.send((counts, found, early, _rss()))
+            pipe.send((counts, found))
 
 
 def _chunk(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]]:
@@ -125,12 +122,6 @@ def _chunk(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]]:
             found.append(Found(number, verdict.detail))
     counts.seconds = time.process_time() - before
     return counts, found
-
-
-def _rss() -> float:
-    """The memory of this process now, in MiB."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 def run(work: Work, report: Report, step: Callable[[str], None] = lambda remark: None) -> None:
@@ -166,10 +157,9 @@ def run(work: Work, report: Report, step: Callable[[str], None] = lambda remark:
                     continue
                 if isinstance(answer, str):
                     raise GeneratorError(answer)
-                counts, found, early, late = answer
+                counts, found = answer
                 report.counts.merge(counts)
                 report.found += found
-                report.rss = max(report.rss[0], early), max(report.rss[1], late)
                 idle.append(worker)
                 for _ in range(counts.programs):
                     step(f"{len(report.found)} differ")
