@@ -371,7 +371,7 @@ def _lora(settings: Settings) -> Program:
     net.requires_grad_(False)
     for module in net.modules():
         if isinstance(module, Attention):
-            module.q, module.v = _Adapted(module.q), _Adapted(module.v)  # type: ignore[arg-type]
+            module.q, module.v = _Adapted(module.q), _Adapted(module.v)  # type: ignore[assignment]
     return _training(net.to(settings.device), x)
 
 

@@ -233,11 +233,9 @@ def programs(settings: Settings) -> Iterator[Case]:
 
 def _prepare_program(name: str, mode: str, settings: Settings) -> Prepared:
     made = program(name, settings)
-    regions = {
-        STOCK: partial(tp.stock_autocast, settings.device, LOW),
-        OURS: partial(tp.my_autocast, settings.device, LOW, cache=mode),
-    }
-    return Prepared({name: Contender(made.step(each)) for name, each in regions.items()}, weights=made.weights)
+    stock = Contender(made.step(partial(tp.stock_autocast, settings.device, LOW)))
+    ours = Contender(made.step(partial(tp.my_autocast, settings.device, LOW, cache=mode)))
+    return Prepared({STOCK: stock, OURS: ours}, weights=made.weights)
 
 
 # Compiled steps

@@ -117,7 +117,7 @@ def _tolerance(text: str) -> tuple[str, float]:
 
 def tolerance_of(arguments: argparse.Namespace) -> float | dict[str, float]:
     """Returns the tolerance for every metric, or one for each name."""
-    found = dict(arguments.tolerance)
+    found: dict[str, float] = dict(arguments.tolerance)
     if "" in found and len(found) > 1:
         raise OptionError("--tolerance: give one number for all metrics, or NAME=NUMBER for each, not both.")
     return found.get("", found)

@@ -37,7 +37,7 @@ Ctrl-C and errors of the program keep what there is: the report is written.
 A step that GradScaler skips is no optimizer step; if there are several
 optimizers, the steps of each count.
 
-Each rank writes a file of its own, such as run.rank1.html, and so does any other
+Each rank writes a file of its own, such as run.rank1.html, and so does another
 process in which autocast had a policy for a call: run.pid1234.html.
 
 exit status: the program's. 2 if the command line is invalid: nothing has run
