@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_promote.numerics.nonfinite_suggestion import next_override
 from torch_promote.observe.dispatch import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
@@ -140,6 +139,8 @@ class _Process:
         if isinstance(self._report, TraceReport):
             record.report = self._report
         elif self._report is not None:
+            from torch_promote.numerics.find_nonfinite import next_override
+
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
