@@ -36,7 +36,7 @@ its quartiles over the rounds. Compare only ratios of one run.
     results                a list with an object for each case:
       suite, case          the names
       ratio                spread of ours / stock
-      overheads            by base, a contender: spread of (ours - base) / (stock - base); null if that is within the noise
+      overheads            by base, a contender: spread of (ours - base) / (stock - base); null if noise
       times_ns             by contender: spread of the time
       casts                by contender: casts in a step, of weights, activations and gradients, one for each tensor
       peak_bytes           by contender: peak memory of a step, above the memory held before it. On CUDA: of two runs in
