@@ -141,7 +141,7 @@ def test_shards_make_up_the_whole(count: int) -> None:
     complete = report(*NAMES)
     shards = [report(*NAMES, shard=f"{index}/{count}") for index in range(1, count + 1)]
     together = merged([merged(shards[::-1])])
-    assert together.ordered == complete.ordered
+    assert together.results == complete.results
     assert together.status == complete.status == 1
     assert together.totals == {**complete.totals, "seconds": 2.5 * count}
     assert sorted(together.shards) == sorted(shard.shards[0] for shard in shards)

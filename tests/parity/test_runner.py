@@ -27,7 +27,7 @@ def test_entries_have_unique_names_and_a_fixed_order() -> None:
     everything = entries(CPU)
     assert len({entry.name for entry in everything}) == len(everything)
     assert entries(Options("cpu", quick=True)) == everything
-    assert {entry.source for entry in everything} == {"row", "promotion", "autocast_lists", "op_db"}
+    assert {entry.source for entry in everything} == {"row", "promotion", "op_db"}
     assert [entry.name for entry in everything if entry.source == "row"] == [row.name for row in ROWS]
 
 
