@@ -12,7 +12,7 @@ import torch
 
 from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
-from torch_promote.checking.known_gaps import Gap, explained, known_gaps
+from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
@@ -205,10 +205,10 @@ class Checker:
         no_rule = finding is not None and call.casts_inside and not expectation.has_policy
         if no_rule:
             finding = None
-        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
-            self.report.checked[op] += 1
         elif expectation.fake is not None:
             self.report.by_fake[op] += 1
+        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
+            self.report.checked[op] += 1
         elif _is_composite_call(expectation.op, call.args):
             self.report.composite[op] += 1
         else:
@@ -251,7 +251,8 @@ class Checker:
     def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
         assert call.expectation is not None
         op = call.expectation.op
-        gap = explained(self.gaps, op, finding, [*tensors_in(call.args), *tensors_in(results)])
+        name, tensors = overload_name(op), [*tensors_in(call.args), *tensors_in(results)]
+        gap = next((gap for gap in self.gaps if gap.explains(name, finding, tensors)), None)
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
             return
