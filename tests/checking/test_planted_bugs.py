@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.checking import checker, expectation
+from torch_promote.checking import crosscheck as checker
+from torch_promote.checking import expectation
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.autocast import AutocastState

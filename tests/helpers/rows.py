@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
+from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.entry_run import Bound
 from torch_promote.parity.row_samples import (
     COMPLEX,

@@ -13,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
-from torch_promote.checking import checker, expectation
+from torch_promote.checking import crosscheck as checker
+from torch_promote.checking import expectation
 from torch_promote.checking.comparison import copy_with_strides
 from torch_promote.checking.known_gaps import KnownGaps, Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import TorchPromoteError

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.crosscheck import crosscheck
+from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE, crosscheck
 from torch_promote.checking.known_gaps import SampleGap, known_gaps
 from torch_promote.checking.report import CrosscheckReport
 from torch_promote.observe.places import describe_arguments
