@@ -240,7 +240,7 @@ _SAMPLES: dict[str, list[Sample]] = {
     "cdist": [lambda m: call(m(4, 5), m(3, 5))],
     "renorm": [lambda m: call(m(3, 4), 2, 0, 0.5)],
     "quantile nanquantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
-    "quantile.scalar nanquantile.scalar": [lambda m: call(m(3, 5), 0.3)],
+    "quantile.scalar nanquantile.scalar": [lambda m: call(m(3, 5), 0.3, 0, True, interpolation="lower")],
     "layer_norm": [lambda m: call(m(3, 4), [4], m(4), m(4)), lambda m: call(m(3, 4), [4])],
     "native_layer_norm": [
         lambda m: call(m(3, 4), [4], m(4), m(4), 1e-5),
