@@ -133,12 +133,8 @@ def test_module_policies() -> None:
     shown = {line[:22].strip(): line[22:].split() for line in lines if " lm_head " in line}
     plain = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "bfloat16", "lm_head", "bfloat16"]
     chosen = ["blocks.0.mlp.0", "bfloat16", "blocks.1.mlp.0", "float16", "lm_head", "float32"]
-    assert shown == {
-        "no policies": plain,
-        "three policies": chosen,
-        "a copy has them": chosen,
-        "taken off again": plain,
-    }
+    assert shown.pop("three policies") == shown.pop("a copy has them") == chosen
+    assert shown == {"no policies": plain, "taken off again": plain}
     assert "4 of 15 modules have a policy." in lines
     assert lines[-1] == "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head."
 

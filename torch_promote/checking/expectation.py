@@ -370,15 +370,15 @@ def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> 
         return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
-    result = dict(values)
+    result = values
     for paths in found.joins(values):
-        operands = [_operand(values, path) for path in paths]
+        operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = in_force[0].common(operands, name, found.divides)
-        for (argument, element), operand in zip(paths, operands, strict=True):
-            if isinstance(operand, Operand) and not operand.wrapped and argument not in written:
-                result[argument] = _replaced(result[argument], element, _cast(operand, dtype))
+        for path, operand in zip(paths, operands, strict=True):
+            if isinstance(operand, Operand) and not operand.wrapped and path[0] not in written:
+                result = _with(result, path, _cast(operand, dtype))
     return result
 
 
@@ -451,7 +451,9 @@ def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Joine
         return None
     for path in (path for name in candidates for path in _paths(name, trial[name])):
         try:
-            if _computes_in(op, _with_complex(trial, path)) is not base:
+            operand = _at(trial, path)
+            made = operand._replace(dtype=torch.complex128) if isinstance(operand, Operand) else 1j
+            if _computes_in(op, _with(trial, path, made)) is not base:
                 joined.append(path)
         except PromotionError:
             refused.append(path)
@@ -491,14 +493,6 @@ def _in_bool(value: Any) -> Any:
     return True if _is_number(value) else value
 
 
-def _with_complex(trial: Mapping[str, Any], path: _Path) -> dict[str, Any]:
-    """The trial's arguments with one operand made complex."""
-    name, element = path
-    operand = trial[name] if element is None else trial[name][element]
-    made = operand._replace(dtype=torch.complex128) if isinstance(operand, Operand) else 1j
-    return {**trial, name: _replaced(trial[name], element, made)}
-
-
 def _paths(name: str, value: Any) -> Iterator[_Path]:
     """Yields the places of the operands in an argument."""
     if isinstance(value, list | tuple) and not isinstance(value, Operand):
@@ -515,10 +509,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex)
 
 
-def _operand(values: Mapping[str, Any], path: _Path) -> Any:
+def _at(values: Mapping[str, Any], path: _Path) -> Any:
     name, element = path
-    found = values[name] if element is None else values[name][element]
-    return described(found) if isinstance(found, TensorLike) else found
+    return values[name] if element is None else values[name][element]
+
+
+def _with(values: Mapping[str, Any], path: _Path, operand: Any) -> Mapping[str, Any]:
+    """The arguments with one operand replaced."""
+    name, element = path
+    if element is None:
+        return {**values, name: operand}
+    return {**values, name: [operand if i == element else one for i, one in enumerate(values[name])]}
 
 
 def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
@@ -526,9 +527,3 @@ def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
         return operand
     strides = None if operand.strides is None else temporary_strides(operand.shape, operand.strides)
     return operand._replace(dtype=dtype, strides=strides)
-
-
-def _replaced(value: Any, element: int | None, operand: Any) -> Any:
-    if element is None:
-        return operand
-    return [operand if index == element else one for index, one in enumerate(value)]

@@ -90,7 +90,9 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
         "promotion": _from_pairs,
     }
     for sample in sources[entry.source](entry.name, options):
-        if options.sample is None or isinstance(sample, NotGenerated) or sample.label == options.sample:
+        if isinstance(sample, NotGenerated) or (
+            options.sample in (None, sample.label) and _wanted(sample.label.partition("/")[0], options)
+        ):
             yield sample
 
 
@@ -221,8 +223,6 @@ def _from_row(name: str, options: Options) -> Iterator[Sample]:
     function = getattr(getattr(torch.ops.aten, op), overload or "default")
     for kind, (number, make_call) in itertools.product(KINDS, enumerate(SAMPLES[name])):
         dtype, kind_name = _row_label(kind, options)
-        if not _wanted(dtype, options):
-            continue
         seed = zlib.crc32(f"{name} {number}".encode())
         dtypes = dtypes_of(kind, options.lower)
         make = Make(dtypes, options.device_type, fake=options.fake, grad=not options.fake, seed=seed)
@@ -257,11 +257,10 @@ _SHAPES = {"dim": (2, 3), "zero": ()}
 
 def _from_pairs(name: str, options: Options) -> Iterator[Sample]:
     for dtype in _DTYPES:
-        if _wanted(dtype_name(dtype), options):
-            for number, (other, first, second) in enumerate(itertools.product(_DTYPES, _SHAPES, _SHAPES)):
-                pair = _filled(dtype, _SHAPES[first], options), _filled(other, _SHAPES[second], options)
-                label = f"{dtype_name(dtype)}/{number}/{dtype_name(other)}-{first}-{second}"
-                yield Sample(label, (PAIRS[name], pair, {}))
+        for number, (other, first, second) in enumerate(itertools.product(_DTYPES, _SHAPES, _SHAPES)):
+            pair = _filled(dtype, _SHAPES[first], options), _filled(other, _SHAPES[second], options)
+            label = f"{dtype_name(dtype)}/{number}/{dtype_name(other)}-{first}-{second}"
+            yield Sample(label, (PAIRS[name], pair, {}))
 
 
 def _filled(dtype: torch.dtype, shape: tuple[int, ...], options: Options) -> torch.Tensor:
