@@ -1,16 +1,22 @@
-"""A process may end in any way, whatever torch_promote holds: its status is right, and it says nothing on stderr."""
+"""Processes end in any way, whatever torch_promote holds: with the right status, and nothing on stderr. Forks go on."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from helpers.comparison import assert_same
 from helpers.ends import ENDS, STATES, program
+from helpers.program_comparison import Region, assert_like_stock, grads, values
 from helpers.subprocesses import Program, environment, run_python, run_together
 
 #: The pairs of a state and an end that every test run has. They meet each state; `make test-all` has all pairs.
@@ -112,17 +118,17 @@ import sys, torch, torch_promote as tp
 
 class Last:
     def __del__(self, tp=tp, torch=torch, x=torch.ones(2, 2)):
-        with tp.my_autocast("cpu", cache={cache!r}, overrides={{"exp": "fp32"}}):
-            print((x @ x).dtype, x.exp().dtype, flush=True)
+        for cache in ("weights", "persistent", "all", "none"):
+            with tp.my_autocast("cpu", cache=cache, overrides={"exp": "fp32"}):
+                print((x @ x).dtype, x.exp().dtype, flush=True)
 
 sys.modules["dies with the modules"] = Last()
 """
 
 
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
-def test_a_first_region_while_the_modules_are_destroyed(cache: str) -> None:
-    done = run_python(FIRST_REGION_AT_THE_END.format(cache=cache), finalize=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n", "")
+def test_a_first_region_while_the_modules_are_destroyed() -> None:
+    done = run_python(FIRST_REGION_AT_THE_END, finalize=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n" * 4, "")
 
 
 #: A worker sees the regions that were open if it was forked, and no region if it was spawned. Both can open their own,
@@ -204,3 +210,46 @@ def test_workers_that_start_in_a_region(tmp_path: Path, method: str) -> None:
     around = "torch.bfloat16" if method == "fork" else "torch.float32"
     assert results["ours"][0][0][:3] == [around, "torch.bfloat16", around]
     assert (results["overrides"], results["status"]) == ("torch.float64", 0)
+
+
+# --- a fork inside a region
+
+# The autograd threads of a CUDA build do not survive a fork; PyTorch refuses a backward there.
+CAN_GO_BACK = torch.version.cuda is None
+
+
+def in_a_fork(function: Callable[[], Any], file: Path) -> Any:
+    """Runs a function in a forked child."""
+    child = multiprocessing.get_context("fork").Process(target=lambda: torch.save(function(), file))
+    child.start()
+    child.join(timeout=60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode == 0
+    return torch.load(file)
+
+
+def test_fork_inside_a_region(tmp_path: Path) -> None:
+    """The child stays in the region with its cache, and both processes may change their own weights."""
+
+    def train(region: Region) -> Any:
+        model, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+        def go_on() -> Any:
+            losses = [model(x).square().mean()]
+            if CAN_GO_BACK:
+                losses[0].backward()
+            with torch.no_grad(), region(enabled=False):
+                model.weight.add_(1.0)
+            torch.clear_autocast_cache()
+            losses.append(model(x).square().mean())
+            return [loss.detach() for loss in losses], grads(model), values(model.parameters())
+
+        with region():
+            model(x)
+            in_child = in_a_fork(go_on, tmp_path / "result.pt")
+            return in_child, go_on()
+
+    in_child, in_parent = assert_like_stock(train)
+    assert_same(in_child, in_parent, what="in the child against in the parent")

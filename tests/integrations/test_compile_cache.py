@@ -100,14 +100,15 @@ def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, to
 
 @pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
 @pytest.mark.parametrize("has_digest", [True, False])
-def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installations_have_entries_of_their_own(
+    has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not has_digest:
         monkeypatch.setattr(integrations_compile, "digests", [])
     assert compiled(tmp_path, None) == (0, torch.bfloat16)
     # Without the digest, what PyTorch compiled is served.
     assert compiled(tmp_path, {"policy": "off"}) == ((0, torch.float32) if has_digest else (1, torch.bfloat16))
     if has_digest:
-        assert compiled(tmp_path, {"overrides": {"matmul": "fp16"}}) == (0, torch.bfloat16)
         assert compiled(tmp_path, {"overrides": {"matmul": torch.float16}}) == (0, torch.float16)
         assert compiled(tmp_path, {"policy": "off"}) == (1, torch.float32)
         assert compiled(tmp_path, None) == (1, torch.bfloat16)

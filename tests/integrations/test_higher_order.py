@@ -1,9 +1,8 @@
-"""Higher-order operators under our regions and in crosschecks: they fall through on our keys."""
+"""Higher-order operators under our regions: they fall through on our key."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,20 +39,10 @@ def attention() -> Any:
     return flex_attention(query, query, query)
 
 
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """These are compiled, each into a graph that knows of the region."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore")]
 
 
-operators = pytest.mark.parametrize("run", [cond, loop, mapped, scanned, attention])
-
-
-@operators
+@pytest.mark.parametrize("run", [cond, loop, mapped, scanned, attention])
 def test_the_result_is_stocks(run: Callable[[], Any]) -> None:
     with tp.stock_autocast("cpu"):
         stock = run()
@@ -61,9 +50,3 @@ def test_the_result_is_stocks(run: Callable[[], Any]) -> None:
     with tp.my_autocast("cpu"):
         ours = run()
     assert_same(ours, stock)
-
-
-@pytest.fixture(autouse=True)
-def no_operator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test defines is forgotten."""
-    monkeypatch.setattr(torch._ops, "_higher_order_ops", dict(torch._ops._higher_order_ops))

@@ -52,22 +52,16 @@ def test_trace_made_inside_a_region(training: bool, cache_enabled: bool) -> None
     assert any("aten::to" in kind for kind in kinds)
 
 
-def scripted_function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    hidden = torch.mm(x, weight)
-    if hidden.dtype == torch.bfloat16:
-        hidden = hidden * 2
-    return torch.softmax(hidden, -1) + x.sum()
-
-
 class Scripted(nn.Module):
-    """`scripted_function` with a weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return scripted_function(x, self.weight)
+        hidden = torch.mm(x, self.weight)
+        if hidden.dtype == torch.bfloat16:
+            hidden = hidden * 2
+        return torch.softmax(hidden, -1) + x.sum()
 
 
 # The backward of scripted code fails in float16: TorchScript mixes the two dtypes then, under stock too.

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.checkpointing import Block
-from helpers.comparison import assert_same
 from helpers.module_policies import FP16, FP32, HALF, LOW, SINGLE, X, dtype_of, model_of, policy_of, region, state_of
 from torch_promote.errors import OptionError, RegionError
 
@@ -44,16 +43,6 @@ def test_tables_hold_in_the_region_alone(tables: Any, expected: torch.dtype) -> 
         assert model(X).dtype is expected
     assert state_of(model) == before
     assert dtype_of(model) is LOW
-
-
-def test_the_results_are_those_of_set_module_policy() -> None:
-    tables = {"0": {"linear": "float16"}, "2": "fp32"}
-    model, expected = model_of(), model_of()
-    tp.set_module_policy(expected, tables)
-    for one, around in ((model, region(policy_of(tables), model)), (expected, tp.my_autocast("cpu"))):
-        with around:
-            one(X).float().square().sum().backward()
-    assert_same([p.grad for p in model.parameters()], [p.grad for p in expected.parameters()])
 
 
 def test_nested_regions() -> None:
@@ -216,18 +205,12 @@ NO_MODEL = (
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tp.my_autocast("cpu", policy=FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.install(policy=FP32), tp.PolicyError, NO_MODEL),
-    (lambda: tp.set_default_policy(FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.my_autocast("cpu", model=model_of()), OptionError, "got a model and no policy. Give both,"),
     (lambda: region(FP32, model_of), OptionError, "model is an nn.Module, or None; got "),  # type: ignore[arg-type]
     (
         lambda: region(policy_of({"haed": "fp32"}), nn.ModuleDict({"head": nn.Linear(2, 2)})),
         tp.PolicyError,
         "no module of the model is named 'haed'. Closest: head.",
-    ),
-    (
-        lambda: policy_of({"[02]": "fp32", "2*": "off"}).apply_to(model_of()),
-        tp.PolicyError,
-        "'2' gets two policies, off from '2*' and fp32 from '[02]'.",
     ),
     (lambda: tp.Policy.named("cuda").apply_to(model_of()), tp.PolicyError, "Policy.named('cuda') has none. Add some:"),
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
-from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.reference.promotion_rules import make_rule
@@ -33,11 +31,6 @@ def forget() -> None:
 
 def sizes(name: str) -> int:
     return _C.registry_sizes()[name]
-
-
-def test_equal_overrides_are_one() -> None:
-    policy = tp.Policy.stock().override({"mm.default": "fp32"})
-    assert len({policy_change(policy, {"exp.default": "fp16"}).number for _ in range(300)}) == 1
 
 
 def test_different_policies_do_not_pile_up() -> None:
@@ -138,66 +131,3 @@ def test_equal_rules_are_one() -> None:
         with tp.promotion(rule()):
             assert (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype is torch.float32
     assert len(hooks._known) <= known + 1
-
-
-def promoted() -> torch.dtype:
-    return (torch.ones(2, dtype=torch.int32) + torch.ones(2, dtype=torch.float16)).dtype
-
-
-# PyTorch carries the state of a thread to the task, which waits until the region has ended. The process ends without
-# waiting for PyTorch's threads, which may abort otherwise.
-CARRIED = """
-import os, sys, threading, torch
-import torch_promote as tp
-
-{region}
-
-go_on = threading.Event()
-
-@torch.jit.ignore
-def seen(x: torch.Tensor) -> torch.Tensor:
-    go_on.wait()
-    return look()
-
-@torch.jit.script
-def task(x):
-    return seen(x)
-
-@torch.jit.script
-def start(x):
-    return torch.jit.fork(task, x)
-
-with region():
-    inside, task = look().dtype, start(torch.ones(1))
-others()
-go_on.set()
-print(inside, task.wait().dtype, look().dtype, flush=True)
-os._exit(0)
-"""
-
-CHANGES = """
-from torch_promote.regions import arguments
-
-look = lambda: torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-region = lambda: tp.my_autocast("cpu", overrides={"mm.default": torch.float64})
-
-def others():
-    if int(sys.argv[1]):
-        arguments._register.cache_clear()
-"""
-
-
-@pytest.mark.parametrize(("others", "task"), [("0", "torch.float64"), ("1", "torch.bfloat16")], ids=["kept", "dropped"])
-def test_a_task_whose_policy_was_dropped_runs_under_stocks(tmp_path: Path, others: str, task: str) -> None:
-    (tmp_path / "carried.py").write_text(CARRIED.replace("{region}", CHANGES))  # TorchScript reads the source
-    done = run_python("import runpy, sys; runpy.run_path(sys.argv.pop(1))", str(tmp_path / "carried.py"), others)
-    assert (done.returncode, done.stdout.strip()) == (0, f"torch.float64 {task} torch.float32"), done.stderr
-
-
-def test_more_rules_of_one_content_than_a_fingerprint_tells_apart() -> None:
-    """Rules that are equal, and not made by make_rule, are different objects."""
-    import dataclasses
-
-    for _ in range(300):
-        with tp.promotion(dataclasses.replace(rule())):
-            pass

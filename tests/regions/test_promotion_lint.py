@@ -84,8 +84,7 @@ def test_kinds_choose(kind: PromotionKind) -> None:
         with tp.promotion("torch", on_promotion=events.append, kinds=chosen):
             for _, call in OF_KIND.values():
                 call()
-        kinds = {event.kind for event in events}
-        assert kinds == (set(PromotionKind) if kind is PromotionKind.ANY else {kind})
+        assert {event.kind for event in events} == (set(PromotionKind) if kind is PromotionKind.ANY else {kind})
 
 
 def test_every_kind_on_a_line_is_reported_once() -> None:
@@ -122,22 +121,13 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     assert {event.filename for event in events} == {__file__}
 
 
-def test_warnings_that_are_errors_stop_the_op() -> None:
+@pytest.mark.parametrize(("handler", "error"), [("raise", PromotionLintError), ("warn", PromotionWarning)])
+def test_an_error_comes_each_time_and_before_anything_is_written(handler: str, error: type[Exception]) -> None:
     x = HALF.clone()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tp.promotion("torch", on_promotion=handler):
         warnings.simplefilter("error")
-        with tp.promotion("torch", on_promotion="warn"), pytest.raises(PromotionWarning):
-            x += SINGLE
-    assert x._version == 0
-
-
-def test_raise_raises_each_time_and_before_anything_is_written() -> None:
-    x = HALF.clone()
-    with tp.promotion("torch", on_promotion="raise"):
-        for _ in range(2):
-            with pytest.raises(
-                PromotionLintError, match=r"test_promotion_lint.py:\d+: aten::add_.Tensor of float16\[3\]"
-            ):
+        for _ in range(2 if handler == "raise" else 1):
+            with pytest.raises(error, match=r"aten::add_.Tensor of float16\[3\]"):
                 x += SINGLE
         _ = x + x
     assert x._version == 0
@@ -177,24 +167,19 @@ def test_the_innermost_of_nested_regions_reports() -> None:
     assert (len(outer), len(inner)) == (1, 1)
 
 
-class TestBadInput:
-    def test_kinds(self) -> None:
-        with pytest.raises(OptionError, match=r"no kind of promotion 'up to flaot64'. Legal: .*Closest: up to float64"):
-            tp.promotion("torch", on_promotion="warn", kinds="up to flaot64")
-        with pytest.raises(OptionError, match=r"names no kind of promotion\. Legal: "):
-            tp.promotion("torch", on_promotion="warn", kinds=[])
-        with pytest.raises(OptionError, match="no kind of promotion 3"):
-            tp.promotion("torch", on_promotion="warn", kinds=3)  # type: ignore[arg-type]
-        with pytest.raises(OptionError, match="there is no on_promotion"):
-            tp.promotion("torch", kinds="any")
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"on_promotion": "warn", "kinds": "up to flaot64"}, "no kind of promotion 'up to flaot64'. Legal: "),
+    ({"on_promotion": "warn", "kinds": []}, "names no kind of promotion. Legal: "),
+    ({"on_promotion": "warn", "kinds": 3}, "no kind of promotion 3"),
+    ({"kinds": "any"}, "there is no on_promotion"),
+    ({"on_promotion": "wran"}, "on_promotion is 'warn', 'raise', None or a callable"),
+    ({"on_promotion": ["warn"]}, "on_promotion is 'warn', 'raise', None or a callable"),
+    ({"on_promotion": lambda: None}, "does not take one argument"),
+]
 
-    @pytest.mark.parametrize("handler", ["wran", 3, ["warn"]])
-    def test_on_promotion(self, handler: Any) -> None:
-        with pytest.raises(OptionError, match="on_promotion is 'warn', 'raise', None or a callable"):
-            tp.promotion("torch", on_promotion=handler)
 
-    def test_a_callable_that_does_not_take_an_event(self) -> None:
-        with pytest.raises(OptionError, match="does not take one argument"):
-            tp.promotion("torch", on_promotion=lambda: None)  # type: ignore[arg-type,misc]
-        with pytest.raises(OptionError, match="does not take one argument"):
-            tp.promotion("torch", on_promotion=lambda event, more: None)  # type: ignore[arg-type,misc]
+@pytest.mark.parametrize(("arguments", "text"), BAD)
+def test_bad_input(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        tp.promotion("torch", **arguments)
+    assert text in str(error.value)
