@@ -27,7 +27,6 @@ from torch_promote import errors
 from torch_promote.errors import PolicyError, TorchPromoteError, UnusedOverrideWarning
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
-from torch_promote.integrations import compile_regions as _compile_regions
 from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
@@ -73,8 +72,7 @@ if TYPE_CHECKING:
     )
 
 if is_first_import():
-    _compile.install()
-    _compile_regions.install(_Region, my_autocast, promotion)
+    _compile.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _ranks.install()
