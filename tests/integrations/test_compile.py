@@ -143,16 +143,17 @@ def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
         return hidden, x @ w[1]
 
 
-#: Objects from outside of the function, by the kind of region.
-OUTSIDE = {kind: kind(dtype=HALF) for kind in (ours, stock, of_torch)}
-
-
 def made_outside(region: Region, x: torch.Tensor, w: Weights) -> Any:
-    scope = OUTSIDE.get(region, OUTSIDE[ours])
-    with scope:
+    with region():
         first = x @ w[0]
-    with scope:
+    with region():
         return first, x @ w[1], x @ w[2]
+
+
+def regions_of(body: Body, region: Region) -> Region:
+    """What a body enters: `made_outside` gets the same object each time."""
+    scope = region(dtype=HALF)
+    return (lambda: scope) if body is made_outside else region
 
 
 BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception, made_outside)
@@ -166,10 +167,10 @@ def test_region_inside(body: Body, backend: str) -> None:
     """In one graph, and with the bits of eager and of stock, wherever the compiled function is called."""
 
     def run(region: Region) -> Any:
-        args = inputs()
+        args, inner = inputs(), regions_of(body, region)
 
         def function(x: torch.Tensor, weights: Weights) -> Any:
-            return body(region, x, weights)
+            return body(inner, x, weights)
 
         compiled = torch.compile(function, backend=backend, fullgraph=True)
         results = []
@@ -193,11 +194,21 @@ def beside_our_own(region: Region, x: torch.Tensor, w: Weights) -> Any:
 MARKED: dict[str, Any] = {"overrides": {"matmul": "fp32"}}
 
 
-@pytest.mark.parametrize("arguments", [{}, MARKED, {"policy": "off"}, {"cache": "all"}], ids=str)
-@pytest.mark.parametrize("body", [*BODIES, beside_our_own], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        *((body, arguments) for body in (*BODIES, beside_our_own) for arguments in ({}, MARKED)),
+        *((nested, arguments) for arguments in ({"policy": "off"}, {"cache": "all"})),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_an_installed_region_inside(body: Body, arguments: dict[str, Any]) -> None:
-    args, function = inputs(), functools.partial(body, of_torch)
-    compiled = compile_(lambda x, weights: body(of_torch, x, weights))
+    args, inner = inputs(), regions_of(body, of_torch)
+
+    def function(x: torch.Tensor, weights: Weights) -> Any:
+        return body(inner, x, weights)
+
+    compiled = compile_(function)
     with leaves_no_trace(), tp.installed_as(**arguments):
         for place in (None, (ours, {"dtype": HALF}), (of_torch, {})):
             assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
@@ -394,9 +405,13 @@ def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], aro
 
 @pytest.mark.parametrize("body", [simple, made_outside, decorated_inside], ids=lambda body: body.__name__)
 def test_every_change_of_the_installation_recompiles(body: Body) -> None:
-    args, function = inputs(), functools.partial(body, of_torch)
+    args, inner = inputs(), regions_of(body, of_torch)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x, weights: body(of_torch, x, weights), backend=counter, fullgraph=True)
+
+    def function(x: torch.Tensor, weights: Weights) -> Any:
+        return body(inner, x, weights)
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
 
     def check(recompiles: bool) -> None:
         before = counter.frame_count

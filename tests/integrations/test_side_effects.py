@@ -75,7 +75,7 @@ ON_USE = {
         "assert 'forward' not in vars(linear) and not linear._forward_pre_hooks\n"
         "tp.set_module_policy(linear, {'': 'fp32'})",
     ),
-    "torch.fx.Tracer.trace, nn.Module._replicate_for_data_parallel, torch.ao.quantization swap_module": (
+    "torch.fx.Tracer.trace, nn.Module._replicate_for_data_parallel": (
         "is_ours(torch.fx.Tracer.trace)",
         "tp.set_module_policy(linear, {'': 'fp32'})",
     ),

@@ -9,9 +9,8 @@ import inspect
 import io
 import pickle
 import types
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,34 +116,6 @@ def test_parametrized(policy: Any, policy_first: bool, of_a_copy: bool) -> None:
 
 
 HALF, SINGLE = torch.bfloat16, torch.float32
-
-
-# --- quantization asks for type(module)
-
-
-@pytest.fixture
-def quantization() -> Iterator[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
-        import torch.ao.quantization
-
-        yield torch.ao.quantization
-
-
-@pytest.mark.skipif(not torch.backends.quantized.supported_engines[1:], reason="PyTorch has no engine for int8")
-def test_quantize_dynamic(quantization: Any) -> None:
-    """It replaces the module by one of another class, which gets the policy."""
-    x = torch.randn(2, 4)
-    expected = quantization.quantize_dynamic(model_of(), {nn.Linear})
-    quantized = quantization.quantize_dynamic(model_of("fp32"), {nn.Linear})
-    assert [type(module) for module in quantized] == [type(module) for module in expected]
-    assert type(quantized[2]) is not nn.Linear
-    assert module_policies(quantized) == {"2": "fp32"}
-    assert_same(quantized(x), expected(x))
-    with ours():
-        assert_same(quantized[2](x.to(HALF)), expected[2](x.to(HALF).float()))
-    remove_module_policy(quantized)
-    assert_same(quantized(x), expected(x))
 
 
 # --- Accelerate replaces forward, and restores it

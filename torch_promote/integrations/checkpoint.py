@@ -21,8 +21,8 @@ import torch
 import torch.utils.checkpoint
 
 from torch_promote import _C
-from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.extension import RegionSpec, kept_in_force
+from torch_promote.loader import AUTOCAST_KEY
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -37,7 +37,6 @@ __all__ = [
     "Line",
     "allows_cache",
     "bind_model",
-    "cache_mode",
     "check_devices",
     "line_of",
     "named_ops",
@@ -53,9 +52,6 @@ _PLAIN_DTYPES = (torch.bfloat16, torch.float16)
 
 #: Keeps the changes whose numbers are constants of compiled graphs.
 _traced: dict[int, _C.HeldChange] = {}
-
-#: How many names of modules an error shows.
-_SHOWN = 3
 
 _NO_CACHE = "none"
 _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
@@ -132,11 +128,6 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         _install_checkpoint_hooks()
         cast_invalidation.watch()
     return allowed
-
-
-def cache_mode(cache: str | None) -> str | None:
-    """Returns the cache mode that `cache` asks for, which `allows_cache` has checked; None for the one in force."""
-    return None if cache == _NO_CACHE else cache
 
 
 def _install_checkpoint_hooks() -> None:
@@ -266,8 +257,7 @@ def number_of_applied(policy: Policy) -> int:
         return 0
     found = numbered(policy.modules, None)
     if not found.applied:
-        names = [repr(name) for name, _ in policy.modules]
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        shown = ", ".join(repr(name) for name, _ in policy.modules)
         raise PolicyError(
             f"the policy has tables for modules ({shown}), and no model to find them in. Legal: "
             f"my_autocast(..., policy=policy, model=model); or call policy.apply_to(model) before, as for install, "
@@ -337,25 +327,15 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _registries: dict[str, dict[str | tuple[str, type[Warning], int], int]] = {}
 
 
-class Line(NamedTuple):
-    """A line of Python that makes regions with overrides.
-
-    Attributes:
-        filename: Its file.
-        lineno: Its number in the file.
-        module: The name of its module.
-    """
-
-    filename: str
-    lineno: int
-    module: str
+#: A line of Python that makes regions with overrides: its file, its number there, and the name of its module.
+Line = tuple[str, int, str]
 
 
 def line_of(frame: FrameType | None) -> Line | None:
     """Returns the line that a frame runs; None for a line of this package, or if there is no frame."""
     if frame is None or frame.f_code.co_filename.startswith(_OURS):
         return None
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>"))
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>")
 
 
 def named_ops(overrides: Mapping[Any, Any], overridden: Collection[str]) -> Iterator[Named]:
@@ -394,8 +374,9 @@ def warn_of_unused_overrides(line: Line) -> None:
             f"the override of {op} was never used. Instead, the region ran {ran}, which may call {_short(op)}, with "
             f"autocast off. Name in the overrides: {ran.replace('aten::', '')}."
         )
-        registry = _registries.setdefault(line.filename, {})
-        warnings.warn_explicit(text, UnusedOverrideWarning, line.filename, line.lineno, line.module, registry)
+        filename, lineno, module = line
+        registry = _registries.setdefault(filename, {})
+        warnings.warn_explicit(text, UnusedOverrideWarning, filename, lineno, module, registry)
 
 
 def _without_overload(name: str) -> str:

@@ -23,7 +23,6 @@ from torch_promote.regions.arguments import (
     Line,
     allows_cache,
     bind_model,
-    cache_mode,
     check_devices,
     line_of,
     policy_change,
@@ -139,7 +138,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
                 self._held = policy_change(policy, overrides, number, line is not None)
                 change = self._held.number
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
-        self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
+        self._packed = RegionSpec(devices, cache_flag, None if cache == "none" else cache, change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
 

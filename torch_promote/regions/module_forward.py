@@ -22,7 +22,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,7 +31,6 @@ import torch.fx
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from torch_promote._C import HeldChange
 from torch_promote.errors import PolicyError, RegionError
 from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
@@ -79,7 +77,8 @@ class ModulePolicy:
             self.value = value
         else:
             self.value = _by_name(value) if isinstance(value, Mapping) else _policy(value)
-            self._held = _change_of(self.value)
+            of_ops = isinstance(self.value, dict)
+            self._held = policy_change(None, self.value) if of_ops else policy_change(self.value, None)
             self.change = self._held.number
 
     def __eq__(self, other: object) -> bool:
@@ -133,10 +132,6 @@ def _policy(value: Any) -> Policy | str:
     return value if value in Policy.names() else Policy.of(value)
 
 
-def _change_of(value: dict[str, str] | Policy | str) -> HeldChange:
-    return policy_change(None, value) if isinstance(value, dict) else policy_change(value, None)
-
-
 def run_under(
     policies: tuple[ModulePolicy, ...], module: nn.Module, forward: Callable[..., Any] | None, args: Any, kwargs: Any
 ) -> Any:
@@ -145,10 +140,17 @@ def run_under(
         return forward(*args, **kwargs) if forward is not None else type(module).forward(module, *args, **kwargs)
     policy, *inner = policies
     if inner:
-        forward = functools.partial(_run_inside, tuple(inner), module, forward)
+        outer_forward, inner_policies = forward, tuple(inner)
+
+        def nested(*args: Any, **kwargs: Any) -> Any:
+            return run_under(inner_policies, module, outer_forward, args, kwargs)
+
+        forward = nested
     elif forward is None:
         forward, args = type(module).forward, (module, *args)
-    _check_not_traced(module, (*args, *kwargs.values()))
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.fx.Proxy):
+            raise traced_by_fx(module)
     devices = _enabled_devices()
     if not devices:
         return forward(*args, **kwargs)
@@ -156,23 +158,6 @@ def run_under(
         args, kwargs = tree_map(functools.partial(_to_float32, devices), (args, kwargs))
     with Region(_packed_inside(policy.change)):
         return forward(*args, **kwargs)
-
-
-def _run_inside(
-    policies: tuple[ModulePolicy, ...],
-    module: nn.Module,
-    forward: Callable[..., Any] | None,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return run_under(policies, module, forward, args, kwargs)
-
-
-def _check_not_traced(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    for value in inputs:
-        if isinstance(value, torch.fx.Proxy):
-            raise traced_by_fx(module)
 
 
 def traced_by_fx(module: nn.Module) -> RegionError:
@@ -369,20 +354,15 @@ class _StateWithoutTables(_Bound):
     def __call__(self) -> Any:
         module = self.__self__
         state = type(module).__getstate__(module)
-        return _without_tables(state, module) if isinstance(state, dict) else state
-
-
-def _without_tables(attributes: dict[str, Any], module: nn.Module) -> dict[str, Any]:
-    """Returns a module's attributes as they would be without tables."""
-    if _TABLES not in attributes:
+        if not isinstance(state, dict) or _TABLES not in state:
+            return state
+        attributes = dict(state)
+        _drop_tables(attributes)
+        if _ATTRIBUTE not in attributes:
+            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+                attributes[hooks] = attributes[hooks].copy()
+            _restore(attributes, module)
         return attributes
-    attributes = dict(attributes)
-    _drop_tables(attributes)
-    if _ATTRIBUTE not in attributes:
-        for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-            attributes[hooks] = attributes[hooks].copy()
-        _restore(attributes, module)
-    return attributes
 
 
 def _prepare(module: nn.Module) -> None:
@@ -478,9 +458,6 @@ def _install() -> None:
     """Changes the functions of PyTorch that would lose the policy of a module, or run it for another module."""
     _replace(torch.fx.Tracer, "trace", _trace)
     _replace(nn.Module, "_replicate_for_data_parallel", _replicate)
-    quantize = sys.modules.get("torch.ao.quantization.quantize")
-    if quantize is not None:
-        _replace(quantize, "swap_module", _swap_module)
 
 
 def _replace(holder: Any, name: str, function: Callable[..., Any]) -> None:
@@ -509,13 +486,3 @@ def _replicate(original: Callable[..., Any], module: nn.Module) -> nn.Module:
     if policy_of(replica) is not None or _TABLES in replica.__dict__:
         _own_forward(replica)
     return replica
-
-
-def _swap_module(original: Callable[..., Any], mod: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """It replaces a module by one of another class, and carries over its hooks.
-
-    Source: torch/ao/quantization/quantize.py, swap_module (v2.13).
-    """
-    new = original(mod, *args, **kwargs)
-    attach(new, policy_of(mod))
-    return new

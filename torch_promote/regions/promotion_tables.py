@@ -274,12 +274,7 @@ _changes: dict[int, _C.HeldChange] = {}
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
     """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
-    Args:
-        rule: The rule.
-        matmul: Whether the rule acts on matrix products.
-        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
-        mode: What the lint does with them.
-        report: The function that does it.
+    The arguments are the fields of `_Known`, and the function that reports what the lint finds.
     """
     _register_ops(report)
     _checkpoint.install()

@@ -74,7 +74,7 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
     Returns:
         A generator that yields, receives, raises and returns the same values as the body.
     """
-    step: Callable[[], Any] = _send(body, None)
+    step = functools.partial(body.send, None)
     while True:
         try:
             with steps:
@@ -84,17 +84,9 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
         try:
             sent = yield item
         except BaseException as error:  # includes GeneratorExit: the body's clean-up is another step
-            step = _throw(body, error)
+            step = functools.partial(body.throw, error)
         else:
-            step = _send(body, sent)
-
-
-def _send(body: Any, value: Any) -> Callable[[], Any]:
-    return lambda: body.send(value)
-
-
-def _throw(body: Any, error: BaseException) -> Callable[[], Any]:
-    return lambda: body.throw(error)
+            step = functools.partial(body.send, sent)
 
 
 class Awaited(Awaitable[_T]):
