@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,14 +184,8 @@ def test_fake_tensors() -> None:
 # --- ops that others have registered
 
 
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    """A name for ops that no other test has used; the libraries that hold them live as long as the test."""
-    return f"torch_promote_test_{uuid.uuid4().hex}"
-
-
-def test_custom_op_with_register_autocast(namespace: str) -> None:
-    @torch.library.custom_op(f"{namespace}::product", mutates_args=())
+def test_custom_op_with_register_autocast() -> None:
+    @torch.library.custom_op("torch_promote_test_tensors::product", mutates_args=())
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         seen.append((x.dtype, weight.dtype))
         return x @ weight
@@ -202,7 +195,7 @@ def test_custom_op_with_register_autocast(namespace: str) -> None:
         lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
-    torch.library.register_autocast(f"{namespace}::product", "cpu", torch.float16)
+    torch.library.register_autocast("torch_promote_test_tensors::product", "cpu", torch.float16)
 
     def train(region: Region) -> Any:
         seen.clear()

@@ -104,13 +104,11 @@ def test_an_event_says_where_and_what() -> None:
     with tp.promotion("torch", on_promotion=events.append, kinds="int to low-precision float"):
         line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
         _ = INTS * BRAIN
-    (event,) = events
-    assert (event.op, event.operands) == ("aten::mul.Tensor", ("int32[3]", "bfloat16[3]"))
-    assert (event.result, event.kind, event.rule) == (torch.bfloat16, PromotionKind.INT_TO_LOW_PRECISION, "torch")
-    assert (event.filename, event.lineno) == (__file__, line)
-    assert str(event) == (
-        f"{__file__}:{line}: aten::mul.Tensor of int32[3] and bfloat16[3] computes in bfloat16 "
-        f"(int to low-precision float)"
+    operands, kind = ("int32[3]", "bfloat16[3]"), PromotionKind.INT_TO_LOW_PRECISION
+    assert events == [PromotionEvent("aten::mul.Tensor", operands, torch.bfloat16, kind, "torch", __file__, line)]
+    assert (
+        str(events[0])
+        == f"{__file__}:{line}: aten::mul.Tensor of int32[3] and bfloat16[3] computes in bfloat16 ({kind})"
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -44,47 +42,17 @@ def test_bad_input(ask: Callable[[], Any], kind: type[Exception], text: str) -> 
     assert text in str(error.value)
 
 
-def test_the_innermost_counts() -> None:
-    with tp.promotion("numpy"):
-        assert mixed() is torch.float64
-        with tp.promotion("jax"):
-            assert mixed() is torch.float32
-        assert mixed() is torch.float64
-    assert mixed() is torch.float32
-
-
-def test_threads_have_their_own() -> None:
-    found: list[torch.dtype] = []
-    with tp.promotion("numpy"):
-        thread = threading.Thread(target=lambda: found.append(mixed()))
-        thread.start()
-        thread.join()
-        found.append(mixed())
-    assert found == [torch.float32, torch.float64]
-
-
-def test_decorators() -> None:
-    @tp.promotion("numpy")
-    def function() -> torch.dtype:
-        return mixed()
-
-    @tp.promotion("numpy")
+def test_the_innermost_counts_in_each_thread_and_step() -> None:
+    @tp.promotion("jax")
     def steps() -> Any:
         yield mixed()
         yield mixed()
 
-    @tp.promotion("numpy")
-    async def coroutine() -> tuple[torch.dtype, torch.dtype]:
-        before = mixed()
-        await asyncio.sleep(0)
-        return before, mixed()
-
-    assert function() is torch.float64
-    iterator = steps()
-    assert next(iterator) is torch.float64
+    with tp.promotion("numpy"):
+        iterator = steps()
+        assert [mixed(), next(iterator), mixed(), next(iterator)] == [torch.float64, torch.float32] * 2
+        assert in_thread(mixed) is torch.float32
     assert mixed() is torch.float32
-    assert next(iterator) is torch.float64
-    assert asyncio.run(coroutine()) == (torch.float64, torch.float64)
 
 
 weight = torch.ones(3, 3)

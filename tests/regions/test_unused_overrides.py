@@ -130,7 +130,6 @@ def test_a_nested_region_tells_of_its_own_overrides() -> None:
 
 RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
     "the op is called": ({"mm": "fp32"}, lambda: torch.mm(X, W)),
-    "both are called": ({"mm": "fp32"}, lambda: (NET(X), torch.mm(X, W))),
     "neither is called": ({"mm": "fp32"}, lambda: torch.softmax(X, 0)),
     "another op that is not made of it": ({"softmax": "fp32"}, lambda: NET(X)),
     "a pattern": ({"m[m]": "fp32", "add*": "fp32"}, lambda: NET(X)),
@@ -138,14 +137,11 @@ RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
     "both are named, the other one by a pattern": ({"mm": "fp32", "linea[r]": "fp16"}, lambda: NET(X)),
     "the other op has no policy": ({"mm": "fp32", "matmul": "fallthrough"}, lambda: X @ W),
     "the override asks for what runs": ({"mm": "fp16"}, lambda: NET(X)),
-    "the override names the dtype that runs": ({"mm": torch.bfloat16}, lambda: NET(X)),
     "backward in the region": ({"mm": "fp32"}, lambda: NET(X.requires_grad_()).sum().backward()),
     "the other op has no policy on the CPU": (
         {"bmm": "fp32"},
         lambda: torch.einsum("bij,bjk->bik", BATCH, BATCH),
     ),
-    "no call": ({"mm": "fp32"}, lambda: None),
-    "a kernel that calls the op": ({"mul": "keep", "add": "keep"}, lambda: torch.linalg.matrix_exp(W)),
 }
 
 
@@ -190,16 +186,10 @@ def test_calls_under_a_mode_count_for_the_regions_that_existed_then_alone() -> N
     assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), under_a_mode()))) == []
 
 
-def test_an_exception_ends_the_region() -> None:
-    def body() -> None:
-        linear_12_times()
-        raise KeyError("as it was")
-
-    run = region({"mm": "fp32"}, body)
-
+def test_after_an_exception_nothing_is_told() -> None:
     def caught() -> None:
-        with pytest.raises(KeyError, match="as it was"):
-            run()
+        with pytest.raises(KeyError):
+            region({"mm": "fp32"}, lambda: (linear_12_times(), {}["as it was"]))()
 
     assert told(caught) == []
 

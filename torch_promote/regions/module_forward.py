@@ -77,8 +77,8 @@ class ModulePolicy:
             self.value = value
         else:
             self.value = _by_name(value) if isinstance(value, Mapping) else _policy(value)
-            of_ops = isinstance(self.value, dict)
-            self._held = policy_change(None, self.value) if of_ops else policy_change(self.value, None)
+            of_ops = self.value if isinstance(self.value, dict) else None
+            self._held = policy_change(self.value if of_ops is None else None, of_ops)
             self.change = self._held.number
 
     def __eq__(self, other: object) -> bool:
