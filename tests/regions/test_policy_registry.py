@@ -15,9 +15,9 @@ import torch_promote as tp
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.reference.promotion_rules import make_rule
-from torch_promote.regions import arguments
+from torch_promote.regions import autocast as arguments
 from torch_promote.regions import promotion_tables as hooks
-from torch_promote.regions.arguments import policy_change
+from torch_promote.regions.autocast import policy_change
 from torch_promote.regions.region import Region
 
 OVERRIDES = {"mm.default": "keep", "exp.default": torch.float64}

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
+from helpers.probes import in_thread
 from helpers.subprocesses import plain_environment, run_python
 from torch_promote.errors import DecoratorError, OptionError, PromotionRuleError, RuleDefinitionError
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.probes import leaves_no_trace
-from torch_promote.regions import arguments
+from torch_promote.regions import autocast as arguments
 
 X, W = torch.randn(4, 8), torch.randn(8, 8)
 BATCH = torch.randn(2, 4, 4)

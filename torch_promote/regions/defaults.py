@@ -21,7 +21,7 @@ from torch_promote.policy.named_policies import replace_registered_ops
 from torch_promote.policy.op_table import CastPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import number_of_applied, policy_change
+from torch_promote.regions.autocast import number_of_applied, policy_change
 
 __all__ = [
     "RegisteredPolicy",

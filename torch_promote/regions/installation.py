@@ -37,7 +37,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import defaults
-from torch_promote.regions.arguments import allows_cache, number_of_applied, policy_change, read_policy
+from torch_promote.regions.autocast import allows_cache, number_of_applied, policy_change, read_policy
 from torch_promote.regions.region import tell_watchers
 
 __all__ = [
@@ -361,7 +361,7 @@ class Installation:
         parts = [] if self.policy is None else [f"policy {self.policy!r}"]
         parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
-        asked = ", ".join(parts) if parts else "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
+        asked = ", ".join(parts) or "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
         return f"Regions of torch.autocast for {' and '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
 
     def __repr__(self) -> str:
@@ -524,13 +524,6 @@ def use_environment() -> Installation | None:
     """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1.
 
     It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
-
-    Returns:
-        The installation, or None if TORCH_PROMOTE_AUTOCAST is not 1.
-
-    Raises:
-        PolicyError: An op or policy of TORCH_PROMOTE_OVERRIDES does not exist, or the policy is not legal for the op.
-        OptionError: The cache mode does not exist.
     """
     if os.environ.get(AUTOCAST) != "1":  # _torch_promote_hooks warns of other values
         return None
@@ -542,11 +535,7 @@ def use_environment() -> Installation | None:
 
 
 def asked_overrides() -> dict[str, str]:
-    """Returns the overrides in TORCH_PROMOTE_OVERRIDES.
-
-    Raises:
-        PolicyError: An op or policy does not exist, or the policy is not legal for the op.
-    """
+    """Returns the overrides in TORCH_PROMOTE_OVERRIDES, which are checked."""
     text = os.environ.get(OVERRIDES, "")
     try:
         overrides = split_overrides(text)
@@ -557,13 +546,7 @@ def asked_overrides() -> dict[str, str]:
 
 
 def split_overrides(text: str) -> dict[str, str]:
-    """Parses overrides from one line.
-
-    Args:
-        text: For example "softmax=fp32,linalg_*=fp32". Spaces and empty parts are ignored.
-
-    Raises:
-        PolicyError: A part has no equals sign, or an op is named twice.
+    """Parses overrides from one line. Spaces and empty parts are ignored.
 
     Example:
         >>> split_overrides("softmax=lower, linalg_*=float64")
@@ -580,10 +563,5 @@ def split_overrides(text: str) -> dict[str, str]:
 
 
 def join_overrides(overrides: dict[str, str]) -> str:
-    """Formats overrides as one line.
-
-    Example:
-        >>> join_overrides({"softmax": "lower", "exp": "fp32"})
-        'softmax=lower,exp=fp32'
-    """
+    """The reverse of `split_overrides`."""
     return ",".join(f"{op}={policy}" for op, policy in overrides.items())

@@ -37,7 +37,7 @@ from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import check_devices, policy_change
+from torch_promote.regions.autocast import check_devices, policy_change
 from torch_promote.regions.region import Region
 
 __all__ = [
@@ -240,9 +240,6 @@ class _Bound:
             )
         return module
 
-    def is_of(self, module: nn.Module) -> bool:
-        return self._module() is module
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._module(), *self._rest)
 
@@ -378,7 +375,7 @@ def _own_forward(module: nn.Module) -> None:
         inner = forward
         if inner is None and not inspect.isfunction(inspect.getattr_static(type(module), "forward")):
             inner = module.forward  # such as a staticmethod, to which no module is passed
-    elif forward.is_of(module):
+    elif forward._module() is module:
         return
     else:
         inner = forward.inner
@@ -399,16 +396,7 @@ def detach(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_module_policies(model: nn.Module) -> Iterator[None]:
-    """Suspends the policies that `set_module_policy` has set on a model's modules during a block.
-
-    Example:
-        >>> from torch_promote import set_module_policy
-        >>> model = nn.Linear(3, 4)
-        >>> set_module_policy(model, {"": "fp32"})
-        >>> with without_module_policies(model), torch.autocast("cpu"):
-        ...     model(torch.ones(1, 3)).dtype
-        torch.bfloat16
-    """
+    """Suspends the policies that `set_module_policy` has set on a model's modules during a block."""
     suspended = [(module, module.__dict__.pop(_ATTRIBUTE)) for module in model.modules() if policy_of(module)]
     try:
         yield
@@ -446,7 +434,7 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
             f"the attribute 'forward' of a {type(module).__name__} was deleted. It applies the module's policy. Call "
             f"set_module_policy again, or remove_module_policy."
         )
-    if not isinstance(forward, PolicyForward) or forward.is_of(module):
+    if not isinstance(forward, PolicyForward) or forward._module() is module:
         return None
     if not torch.compiler.is_dynamo_compiling():
         _own_forward(module)

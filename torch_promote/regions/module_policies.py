@@ -402,13 +402,7 @@ def _change(change: Callable[..., None], number: int, policies: Mapping[nn.Modul
 def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
     """Has modules of a model follow the tables of a policy, as long as the result lives.
 
-    Args:
-        policy: The policy.
-        model: The model.
-        alone: Whether the tables are for this model alone, and not for all models that `apply` was called with.
-
-    Raises:
-        PolicyError: As `set_module_policy`.
+    The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
     values = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
     chosen = choose(model, values)

@@ -65,14 +65,9 @@ class Steps:
 
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
-    """Runs a generator-like body, with each of its steps in `steps`.
+    """Runs a generator, a coroutine or another object with send, throw and close, with each of its steps in `steps`.
 
-    Args:
-        steps: The region, used only for this body.
-        body: A generator, a coroutine, or an awaitable of an async generator: anything with send, throw and close.
-
-    Returns:
-        A generator that yields, receives, raises and returns the same values as the body.
+    The generator that it returns yields, receives, raises and returns the same values.
     """
     step = functools.partial(body.send, None)
     while True:
@@ -101,12 +96,7 @@ class Awaited(Awaitable[_T]):
 
 
 def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
-    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region.
-
-    Args:
-        region: The region.
-        func: A callable.
-    """
+    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region."""
     body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
     wrapper: Any
     if inspect.iscoroutinefunction(body):
@@ -179,17 +169,7 @@ _watchers: list[Watcher] = []
 
 @contextmanager
 def watch_regions(watcher: Watcher) -> Iterator[None]:
-    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs.
-
-    Args:
-        watcher: The function to call.
-
-    Example:
-        >>> import torch_promote as tp
-        >>> with watch_regions(print), tp.my_autocast("cpu"):
-        ...     pass
-        my_autocast('cpu')
-    """
+    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs."""
     skip_frames(_remove)
     with _lock:
         _watchers.append(watcher)
