@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from helpers.comparison import assert_same
 from helpers.ends import ENDS, STATES, program
-from helpers.program_comparison import Region, assert_like_stock, grads, values
 from helpers.subprocesses import Program, environment, run_python, run_together
 
 #: The pairs of a state and an end that every test run has. They meet each state; `make test-all` has all pairs.
@@ -213,43 +207,3 @@ def test_workers_that_start_in_a_region(tmp_path: Path, method: str) -> None:
 
 
 # --- a fork inside a region
-
-# The autograd threads of a CUDA build do not survive a fork; PyTorch refuses a backward there.
-CAN_GO_BACK = torch.version.cuda is None
-
-
-def in_a_fork(function: Callable[[], Any], file: Path) -> Any:
-    """Runs a function in a forked child."""
-    child = multiprocessing.get_context("fork").Process(target=lambda: torch.save(function(), file))
-    child.start()
-    child.join(timeout=60)
-    if child.is_alive():
-        child.kill()
-        child.join()
-    assert child.exitcode == 0
-    return torch.load(file)
-
-
-def test_fork_inside_a_region(tmp_path: Path) -> None:
-    """The child stays in the region with its cache, and both processes may change their own weights."""
-
-    def train(region: Region) -> Any:
-        model, x = nn.Linear(8, 8), torch.randn(4, 8)
-
-        def go_on() -> Any:
-            losses = [model(x).square().mean()]
-            if CAN_GO_BACK:
-                losses[0].backward()
-            with torch.no_grad(), region(enabled=False):
-                model.weight.add_(1.0)
-            torch.clear_autocast_cache()
-            losses.append(model(x).square().mean())
-            return [loss.detach() for loss in losses], grads(model), values(model.parameters())
-
-        with region():
-            model(x)
-            in_child = in_a_fork(go_on, tmp_path / "result.pt")
-            return in_child, go_on()
-
-    in_child, in_parent = assert_like_stock(train)
-    assert_same(in_child, in_parent, what="in the child against in the parent")

@@ -61,13 +61,15 @@ def product(w: torch.Tensor) -> float:
         return (EYE @ w)[0, 0].item()
 
 
-def chosen(backend: str) -> list[Any]:
-    """Every step under a backend; most of them are for `make test-all`."""
-    marks = {name: () if name == "fused AdamW" or backend == "eager" else pytest.mark.slow for name in STEPS}
-    return [pytest.param(make, backend, marks=marks[name], id=f"{name}-{backend}") for name, make in STEPS.items()]
+BACKENDS = (
+    "eager",
+    pytest.param("aot_eager", marks=pytest.mark.slow),
+    pytest.param("inductor", marks=pytest.mark.slow),
+)
 
 
-@pytest.mark.parametrize(("make", "backend"), [*chosen("eager"), *chosen("aot_eager"), *chosen("inductor")])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
 def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
     w = nn.Parameter(torch.full((4, 4), 8.0))
     w.grad = torch.ones_like(w)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from helpers.autoloading import entry_point, variables
 from helpers.subprocesses import output_of
@@ -94,42 +91,3 @@ def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
         assert exp == "torch.float16"
         assert text.startswith("RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. ")
         assert reason in text
-
-
-# --- processes that a program starts
-
-CHILDREN = """
-import sys
-import torch
-from torch.utils.data import DataLoader, Dataset
-import torch.multiprocessing as mp
-
-def product():
-    with torch.autocast("cpu"):
-        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-
-class Data(Dataset):
-    def __len__(self):
-        return 1
-    def __getitem__(self, index):
-        return str(product())
-
-def work(rank, queue):
-    queue.put(str(product()))
-
-if __name__ == "__main__":
-    for context in sys.argv[1:]:
-        print(context, *DataLoader(Data(), batch_size=None, num_workers=1, multiprocessing_context=context))
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(work, (queue,))
-    print("mp.spawn", queue.get())
-"""
-
-
-@pytest.mark.parametrize("contexts", [("fork",), pytest.param(("fork", "spawn"), marks=pytest.mark.slow)])
-def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path, contexts: tuple[str, ...]) -> None:
-    program = tmp_path / "children.py"
-    program.write_text(CHILDREN)
-    asked = {"TORCH_PROMOTE_AUTOCAST": "1", "TORCH_PROMOTE_OVERRIDES": "matmul=float64"}
-    expected = [f"{kind} torch.float64" for kind in (*contexts, "mp.spawn")]
-    assert run(entry_point, [os.fspath(program), *contexts], **asked) == (0, "", expected)

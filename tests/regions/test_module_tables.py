@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,33 +75,6 @@ def test_objects_of_one_policy_do_not_end_each_other() -> None:
         assert model(X).dtype is SINGLE
     del second
     assert state_of(model) == before
-
-
-def test_decorated() -> None:
-    model = model_of()
-    around = region(FP32, model)
-    assert around(model)(X).dtype is SINGLE
-
-    @around
-    def steps() -> Iterator[torch.dtype]:
-        yield model(X).dtype
-        yield model(X).dtype
-
-    @around
-    async def waits() -> torch.dtype:
-        await asyncio.sleep(0)
-        result: torch.dtype = model(X).dtype
-        return result
-
-    found = []
-    for dtype in steps():
-        found += [dtype, dtype_of(model)]
-    assert found == [SINGLE, LOW, SINGLE, LOW]
-
-    async def both() -> list[torch.dtype]:
-        return await asyncio.gather(waits(), region(FP16, model)(waits.__wrapped__)())
-
-    assert asyncio.run(both()) == [SINGLE, HALF]
 
 
 def test_two_threads_with_one_model() -> None:
