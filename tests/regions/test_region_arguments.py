@@ -243,22 +243,13 @@ def decorate(function: Any) -> object:
     return tp.my_autocast("cpu")(function)
 
 
-ask, DEVICE, UNSUPPORTED, DTYPE = (
-    tp.my_autocast,
-    errors.DeviceTypeError,
-    errors.UnsupportedDeviceError,
-    errors.DtypeError,
-)
+ask = tp.my_autocast
+DEVICE, UNSUPPORTED, DTYPE = errors.DeviceTypeError, errors.UnsupportedDeviceError, errors.DtypeError
 NOT_FLOATING = "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or"
 LEGAL = "Legal: 'cpu', 'cuda'."
 #: What is called, its argument, the error, and a part of its text.
 ERRORS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
-    (
-        ask,
-        torch.device("cpu"),
-        DEVICE,
-        f"got device(type='cpu') of type device. {LEGAL} For a torch.device, pass `.type`.",
-    ),
+    (ask, torch.device("cpu"), DEVICE, f"of type device. {LEGAL} For a torch.device, pass `.type`."),
     (ask, 0, DEVICE, f"expected a device type of type str (or a sequence of them), got 0 of type int. {LEGAL}"),
     (ask, len, DEVICE, "As a decorator, write it with parentheses: @my_autocast()."),
     (ask, ("cpu", 0), DEVICE, f"expected a device type of type str, got 0 of type int. {LEGAL}"),
@@ -272,18 +263,8 @@ ERRORS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
     (ask, "gpu", UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device type of GPUs is 'cuda'."),
     (with_dtype, torch.int8, DTYPE, NOT_FLOATING),
     (with_dtype, "int8", DTYPE, NOT_FLOATING),
-    (
-        with_dtype,
-        "bfloat61",
-        DTYPE,
-        "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are those of",
-    ),
-    (
-        with_dtype,
-        float,
-        DTYPE,
-        "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class 'float'>",
-    ),
+    (with_dtype, "bfloat61", DTYPE, "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are"),
+    (with_dtype, float, DTYPE, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class"),
     (with_overrides, "mm", tp.PolicyError, "overrides must be a mapping of ops to policies, got str."),
     (with_cache, "al", errors.OptionError, "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
     (with_cache, True, errors.OptionError, "got True of type bool. Legal: 'weights',"),

@@ -84,12 +84,7 @@ def default_policy() -> Policy | None:
 
 
 def spell_default_policy() -> str:
-    """Returns the default policy and where it comes from, in words; "" for PyTorch's own.
-
-    Example:
-        >>> spell_default_policy()
-        ''
-    """
+    """Returns the default policy and where it comes from, in words; "" for PyTorch's own."""
     if _default is None:
         return ""
     asked = os.environ.get(VARIABLE, "")

@@ -546,12 +546,7 @@ def asked_overrides() -> dict[str, str]:
 
 
 def split_overrides(text: str) -> dict[str, str]:
-    """Parses overrides from one line. Spaces and empty parts are ignored.
-
-    Example:
-        >>> split_overrides("softmax=lower, linalg_*=float64")
-        {'softmax': 'lower', 'linalg_*': 'float64'}
-    """
+    """Parses overrides from one line, as "softmax=lower, linalg_*=float64"."""
     overrides: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         op, equals, policy = (piece.strip() for piece in part.partition("="))

@@ -98,12 +98,7 @@ class PromotionEvent:
 
 
 def kinds_of(kinds: object) -> int:
-    """Returns the kinds to look for, given as for `promotion`, as bits.
-
-    Example:
-        >>> kinds_of("any"), kinds_of(["up_to_float64", PromotionKind.ANY])
-        (63, 63)
-    """
+    """Returns the kinds to look for, given as for `promotion`, as bits."""
     given = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
     legal = ", ".join(repr(kind.value) for kind in _KINDS)
     if not given:

@@ -118,13 +118,7 @@ class PromotingOp(NamedTuple):
 
 @functools.cache
 def promoting_ops() -> tuple[PromotingOp, ...]:
-    """Returns the promoting ops that the running PyTorch has.
-
-    Example:
-        >>> ops = {op.name: op for op in promoting_ops()}
-        >>> ops["aten::add_.Tensor"].functional, ops["aten::where.self"].participants
-        ('aten::add.Tensor', (1, 2))
-    """
+    """Returns the promoting ops that the running PyTorch has."""
     return tuple(_find(_schemas()))
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch_promote import _C
 from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
@@ -22,16 +22,13 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.integrations.ranks import compare_ranks
 
-__all__ = ["Awaited", "Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
+__all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
 
 
 # NOTE [ Regions in steps ]
 # Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
 # the code that the thread runs next. So `Steps` suspends the regions between steps, and resumes them for the next
 # step.
-
-
-_T = TypeVar("_T")
 
 
 class Steps:
@@ -84,15 +81,8 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
             step = functools.partial(body.send, sent)
 
 
-class Awaited(Awaitable[_T]):
-    """Awaits a coroutine, or another object with send and throw, with each of its steps in `steps`."""
-
-    def __init__(self, steps: Steps, body: Any) -> None:
-        self._steps = steps
-        self._body = body
-
-    def __await__(self) -> Generator[Any, Any, _T]:
-        return drive(self._steps, self._body)
+#: The same as a coroutine, for a coroutine or an awaitable of an asynchronous generator.
+_drive_asynchronously = types.coroutine(drive)
 
 
 def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
@@ -105,7 +95,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             steps = Steps(region)
             try:
-                return await Awaited(steps, func(*args, **kwargs))
+                return await _drive_asynchronously(steps, func(*args, **kwargs))
             finally:
                 steps.end()
 
@@ -119,7 +109,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
             try:
                 while True:
                     try:
-                        item: Any = await Awaited(steps, step)
+                        item: Any = await _drive_asynchronously(steps, step)
                     except StopAsyncIteration:
                         return
                     try:
@@ -130,7 +120,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
                         step = generator.athrow(error)
             finally:
                 try:
-                    await Awaited(steps, generator.aclose())
+                    await _drive_asynchronously(steps, generator.aclose())
                 finally:
                     steps.end()
 
