@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,5 +63,5 @@ def test_make_gpu_on_the_stand_in(tmp_path: Path) -> None:
     done = run("gpu", "--device", "cuda-stand-in", "--tiny", "--no-build", "--out", os.fspath(tmp_path), *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert "| models: MLP, forward | 13 | 13 | " in text
+    assert re.search(r"\| models: MLP, forward \| (\d+) \| \1 \| ", text), text  # as many kernels as stock
     assert "| 0 failed" not in text

@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 import torch_promote as tp
 from benchmarks.cases import Settings
 from benchmarks.measures import count_compiled, on_its_own
-from benchmarks.models import subject
+from benchmarks.programs import subject
 from benchmarks.suites import PLACES
 from helpers.comparison import assert_same
 from helpers.compiling import HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients

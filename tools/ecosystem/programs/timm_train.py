@@ -5,7 +5,6 @@ The wheel and the sdist of timm contain these parts, but not train.py itself.
 
 import argparse
 import logging
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +23,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="resnet10t")
 parser.add_argument("--img-size", type=int, default=64)
 parser.add_argument("--model-kwargs", nargs="*", default={}, action=utils.ParseKwargs)
-parser.add_argument("--amp", default=True)
-parser.add_argument("--amp-dtype", default="bfloat16")
-parser.add_argument("--device", default="cpu")
 parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--grad-accum-steps", type=int, default=1)
 parser.add_argument("--grad-checkpointing", action="store_true")
@@ -37,10 +33,8 @@ args = parser.parse_args()
 
 logging.basicConfig(level=logging.INFO)
 utils.random_seed(42, 0)
-device = torch.device(args.device)
-amp_dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}[args.amp_dtype]
-amp_autocast = partial(torch.autocast, device_type=device.type, dtype=amp_dtype) if args.amp else suppress
-loss_scaler = utils.NativeScaler(device=device.type) if amp_dtype is torch.float16 else None
+device = torch.device("cpu")
+amp_autocast = partial(torch.autocast, device_type=device.type, dtype=torch.bfloat16)
 
 count = args.steps * args.batch_size * args.grad_accum_steps
 for index in range(count):
@@ -82,16 +76,10 @@ for step, (images, targets) in enumerate(loader_train):
     need_update = (step + 1) % args.grad_accum_steps == 0
     with amp_autocast():
         loss = task(images.to(device), targets.to(device))["loss"] / args.grad_accum_steps
-    if loss_scaler is not None:
-        loss_scaler(
-            loss, optimizer, clip_grad=1.0, parameters=model.parameters(), create_graph=False, need_update=need_update
-        )
-    else:
-        loss.backward()
-        if need_update:
-            utils.dispatch_clip_grad(model.parameters(), value=1.0, mode="norm")
-            optimizer.step()
+    loss.backward()
     if need_update:
+        utils.dispatch_clip_grad(model.parameters(), value=1.0, mode="norm")
+        optimizer.step()
         optimizer.zero_grad()
         model_ema.update(model)
         lr_scheduler.step_update(num_updates=(step + 1) // args.grad_accum_steps)

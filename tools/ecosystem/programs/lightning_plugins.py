@@ -10,7 +10,6 @@ from lightning.fabric.plugins import MixedPrecision as StockFabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision as StockMixedPrecision
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch_promote
 from torch_promote.integrations.lightning import FabricMixedPrecision, MixedPrecision
 
 STEPS = 20
@@ -99,13 +98,6 @@ def check_bits():
     assert same(*clipped)
 
 
-class CachedStock(StockMixedPrecision):
-    """Lightning's plugin as it was up to 2.5: PyTorch's cache is on."""
-
-    def autocast_context_manager(self):
-        return torch.autocast(self.device, dtype=torch.bfloat16)
-
-
 def check_no_grad_before_the_step():
     """Lightning's issue 20644, PyTorch's issue 112583."""
     stock, _ = fit(without_grad=True, precision="bf16-mixed")
@@ -115,9 +107,6 @@ def check_no_grad_before_the_step():
     before = make_module(lightning.LightningModule)().state_dict()
     after = ours.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before), "every weight is trained"
-    # PyTorch 2.13 makes the casts of its cache differentiable even under no_grad, so there its cache trains right too.
-    cached, _ = fit(without_grad=True, plugins=CachedStock("bf16-mixed", "cpu"))
-    print(f"PyTorch's cache without Lightning 2.6's workaround gives the same bits: {same(cached, stock)}")
 
 
 def check_memory():
@@ -127,10 +116,6 @@ def check_memory():
         ours, _ = fit(forwards=forwards, steps=2, plugins=MixedPrecision("bf16-mixed", "cpu"))
         assert torch.equal(stock.losses[0], ours.losses[0])
         of_weights = sum(2 * layer.weight.numel() for layer in ours.network if hasattr(layer, "weight"))
-        print(
-            f"{forwards} forward(s) a step: casts of weights held for backward: {stock.cast_bytes[0]} bytes under "
-            f"Lightning's plugin, {ours.cast_bytes[0]} bytes under ours; all weights once: {of_weights} bytes"
-        )
         assert (stock.cast_bytes[0], ours.cast_bytes[0]) == (forwards * of_weights, of_weights)
 
 
@@ -149,11 +134,6 @@ def check_scaler_and_checkpoints():
     ]
     assert same(resumed[1], resumed[0])
     assert same(resumed[2], resumed[0])
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler)
-    assert plugin.scaler is scaler
-    assert plugin.state_dict()["scale"] == 2.0
-    assert MixedPrecision("bf16-mixed", "cpu").state_dict() == {}
 
 
 def check_fabric():
@@ -179,28 +159,12 @@ def check_fabric():
         assert not torch.equal(train(plugins=override), stock), precision
 
 
-def check_objects():
+def check_copies():
     plugin = MixedPrecision("bf16-mixed", "cpu", overrides={"linear": "fp32"}, cache="persistent")
-    assert type(plugin).__qualname__ == "MixedPrecision"
-    assert isinstance(plugin, StockMixedPrecision)
-    assert isinstance(plugin, pytorch_lightning.plugins.MixedPrecision)
     for twin in (copy.deepcopy(plugin), pickle.loads(pickle.dumps(plugin))):
-        for region in (twin.forward_context(), twin.autocast_context_manager()):
-            with region:
-                assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
-                assert torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
-    for bad, error in (
-        ((("bf16", "cpu"), {}), ValueError),
-        ((("bf16-mixed", "mps"), {}), torch_promote.errors.UnsupportedDeviceError),
-        ((("bf16-mixed", "cpu"), {"policy": "of"}), torch_promote.PolicyError),
-        ((("bf16-mixed", "cpu"), {"cache": "weight"}), torch_promote.errors.OptionError),
-    ):
-        for plugin in (MixedPrecision, FabricMixedPrecision):
-            try:
-                plugin(*bad[0], **bad[1])
-            except error:
-                continue
-            raise AssertionError(f"{bad} raised no {error.__name__}")
+        with twin.forward_context():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
+            assert torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
 
 
 for name, check in list(globals().items()):

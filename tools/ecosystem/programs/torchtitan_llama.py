@@ -1,5 +1,6 @@
-"""Runs the last layer of torchtitan's sharded Llama debug model in float32. Ends with an error if a check fails."""
+"""Trains torchtitan's Llama debug model with its FSDP2 mixed precision, or checks module policies on it."""
 
+import argparse
 import dataclasses
 import gc
 from contextlib import nullcontext
@@ -10,7 +11,9 @@ from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 
-import torch_promote as tp
+parser = argparse.ArgumentParser()
+parser.add_argument("--check_module_policy", action="store_true", help="run the last layer in float32")
+args = parser.parse_args()
 
 
 def make_model():
@@ -26,10 +29,8 @@ def make_model():
     return model
 
 
-def train(region, policies):
+def train(model, region=nullcontext):
     """Trains a model in regions of one kind. Returns its losses and the dtypes of its last layer's results."""
-    model = make_model()
-    tp.set_module_policy(model, policies)
     dtypes = set()
     model.lm_head.register_forward_hook(lambda module, args, output: dtypes.add((args[0].dtype, output.dtype)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-4)
@@ -46,20 +47,36 @@ def train(region, policies):
     return torch.stack(losses), dtypes
 
 
-def region():
-    return tp.my_autocast("cpu", policy="off")
+def check_module_policy():
+    import torch_promote as tp
+
+    def with_policy(policies, region=nullcontext):
+        model = make_model()
+        tp.set_module_policy(model, policies)
+        return train(model, region)
+
+    def off():
+        return tp.my_autocast("cpu", policy="off")
+
+    last_layer = {"lm_head": {"linear": "fp32"}}
+    plain, dtypes = with_policy({})
+    assert dtypes == {(torch.bfloat16, torch.bfloat16)}
+    assert torch.equal(with_policy({}, off)[0], plain), "a region with the policy `off` casts nothing"
+    assert torch.equal(with_policy(last_layer)[0], plain), "without a region, the policy has no effect"
+    changed, dtypes = with_policy(last_layer, off)
+    assert not torch.equal(changed, plain), "in a region, it has"
+    assert dtypes == {(torch.bfloat16, torch.float32)}
 
 
 torch.distributed.init_process_group("gloo")
-last_layer = {"lm_head": {"linear": "fp32"}}
-plain, dtypes = train(nullcontext, {})
-assert dtypes == {(torch.bfloat16, torch.bfloat16)}
-assert torch.equal(train(region, {})[0], plain), "a region with the policy `off` casts nothing"
-assert torch.equal(train(nullcontext, last_layer)[0], plain), "without a region, the policy has no effect"
-changed, dtypes = train(region, last_layer)
-assert not torch.equal(changed, plain), "in a region, it has"
-assert dtypes == {(torch.bfloat16, torch.float32)}
-print(f"last loss in bfloat16: {plain[-1]:.6f}; with the last layer in float32: {changed[-1]:.6f}")
+if args.check_module_policy:
+    check_module_policy()
+else:
+    model = make_model()
+    losses, _ = train(model)
+    weights = {name: weight.to_local().detach() for name, weight in model.named_parameters()}
+    torch.save({"losses": losses, "weights": weights}, f"rank{torch.distributed.get_rank()}.pt")
+    del model
 gc.collect()  # cycles of a model hold the process group, whose threads have to end before Python does
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
