@@ -21,7 +21,6 @@ ROOT_FILES = {
     "__init__.py",
     "__main__.py",
     "errors.py",
-    "dispatch_keys.py",
     "loader.py",
     "extension.py",
     "_C.pyi",
