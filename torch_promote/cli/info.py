@@ -14,8 +14,7 @@ import torch_promote
 from torch_promote import _C
 from torch_promote.cli.output import show, table
 from torch_promote.cli.user_program import why_not_loaded
-from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.loader import built_with
+from torch_promote.loader import AUTOCAST_KEY, built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
