@@ -32,7 +32,7 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.checker import UNINITIALIZED
+from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
