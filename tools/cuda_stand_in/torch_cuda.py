@@ -163,7 +163,7 @@ def provide() -> None:
         "is_available": yes,
         "is_initialized": yes,
         "is_bf16_supported": yes,
-        "device_count": stand_in.c().stand_in_device_count,
+        "device_count": lambda: stand_in.c().stand_in_device_count(),
         "current_device": torch.accelerator.current_device_index,
         "set_device": lambda device: torch.accelerator.set_device_index(_index(device)),
         "_exchange_device": exchange_device,

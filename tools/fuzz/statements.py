@@ -35,9 +35,9 @@ def draw_linear(draw: random.Random, state: State) -> int:
     return draw.choice(found)
 
 
-def draw_two(draw: random.Random, state: State) -> list[int]:
+def draw_two(draw: random.Random, state: State, kinds: tuple[str, ...] = LINEAR) -> list[int]:
     """Two layers with matrices."""
-    found = state.of(*LINEAR)
+    found = state.of(*kinds)
     if len(found) < 2:
         raise Unfit
     return draw.sample(found, 2)
@@ -280,7 +280,10 @@ class Swap(Kind):
     """Exchanges two layers, or their data."""
 
     weight = 2
-    choices = {"layers": draw_two, "how": ("data", "modules", "tensors")}
+    choices = {
+        "layers": lambda draw, state: draw_two(draw, state, ("linear",)),
+        "how": ("data", "modules", "tensors"),
+    }
 
     def open(self, values: Values, state: State) -> list[str]:
         one, other = values["layers"]
