@@ -988,9 +988,9 @@ def test_a_file_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.slow
 def test_a_killed_process_is_resumed_by_another(tmp_path: Path) -> None:
     code = f"""
-        import os, signal, sys, torch_promote as tp
-        from helpers.planted_steps import planted_step
-        step = planted_step(8, 2, seed=61)
+        import importlib, os, signal, sys, torch_promote as tp
+        sys.path.append({os.fspath(Path(__file__).parent)!r})
+        step = importlib.import_module("test_tune").planted_step(8, 2, seed=61)
 
         def counted(number):
             if step.count == int(sys.argv[1]):
