@@ -264,20 +264,14 @@ def _patterns(names: Sequence[str]) -> list[str]:
         for one, other in zip(names, names[distance:], strict=False):
             for pattern in _patterns_of_two(one.split("."), other.split("."), names):
                 found.setdefault(pattern, sum(matches(name, pattern) for name in names))
-    return sorted(found, key=lambda pattern: (-found[pattern], "**" in pattern, pattern.count("*"), pattern))
+    return sorted(found, key=lambda pattern: (-found[pattern], pattern.count("*"), pattern))
 
 
 def _patterns_of_two(one: list[str], other: list[str], names: Sequence[str]) -> Iterator[str]:
-    if len(one) == len(other):
-        differ = [a != b for a, b in zip(one, other, strict=True)]
-        if not all(differ):
-            star = ".".join("*" if differs else part for part, differs in zip(one, differ, strict=True))
-            yield star
-            parts = {name.split(".")[differ.index(True)] for name in names if matches(name, star)}
-            if sum(differ) == 1 and all(len(part) == 1 and part.isdigit() for part in parts):
-                yield star.replace("*", f"[{''.join(sorted(parts))}]")
-    shared = 0
-    while shared < min(len(one), len(other)) and one[-1 - shared] == other[-1 - shared]:
-        shared += 1
-    if shared:
-        yield ".".join(["**", *one[-shared:]])
+    differ = [a != b for a, b in zip(one, other, strict=False)]
+    if len(one) == len(other) and not all(differ):
+        star = ".".join("*" if differs else part for part, differs in zip(one, differ, strict=True))
+        yield star
+        parts = {name.split(".")[differ.index(True)] for name in names if matches(name, star)}
+        if sum(differ) == 1 and all(len(part) == 1 and part.isdigit() for part in parts):
+            yield star.replace("*", f"[{''.join(sorted(parts))}]")

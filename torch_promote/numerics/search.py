@@ -16,7 +16,7 @@ __all__ = ["MOST_FOR_MINIMUM", "Memo", "OutOfBudgetError", "minimise", "prove", 
 #: Up to this number of candidates, all smaller sets are run if the budget allows.
 MOST_FOR_MINIMUM = 12
 
-Passes = Callable[[frozenset[str]], bool]
+Passes = Callable[[frozenset[str]], bool]  # a Memo, too
 
 
 class OutOfBudgetError(Exception):
@@ -26,33 +26,18 @@ class OutOfBudgetError(Exception):
 class Memo:
     """Tests whether a set of names passes. Runs each set once.
 
-    Args:
-        passes: Runs a set.
-        known: The known results.
-        weight: The weight that the best passing set minimizes. None: the number of its members.
-
     Attributes:
         known: The results, in the order of the runs.
         stage: The stage of `minimise`: "prefix", "shrink", "certify" or "smaller set".
     """
 
-    def __init__(
-        self,
-        passes: Passes,
-        known: Mapping[frozenset[str], bool] | None = None,
-        weight: Callable[[frozenset[str]], float] | None = None,
-    ) -> None:
-        self._passes = passes
+    def __init__(self, passes: Passes, weight: Callable[[frozenset[str]], float] = len) -> None:
+        self._passes, self._weight = passes, weight
+        self.known: dict[frozenset[str], bool] = {}
         self.stage = ""
-        self._weight: Callable[[frozenset[str]], float] = weight or len
-        self.known: dict[frozenset[str], bool] = dict(known or {})
 
     def __call__(self, names: Iterable[str]) -> bool:
-        """Whether a set passes.
-
-        Raises:
-            OutOfBudgetError: The result is unknown, and no runs are left.
-        """
+        """Whether a set passes."""
         subset = frozenset(names)
         if subset not in self.known:
             self.known[subset] = self._passes(subset)
@@ -64,7 +49,9 @@ class Memo:
         return min(passing, key=lambda subset: (self._weight(subset), len(subset)), default=None)
 
 
-def minimise(order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Callable[[], float] | None = None) -> None:
+def minimise(
+    order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Callable[[], float] = lambda: math.inf
+) -> None:
     """Searches for a smallest set that passes. `passes.best()` returns the result.
 
     Args:
@@ -90,17 +77,13 @@ def minimise(order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Call
     passes([*background, *quick_xplain(background, prefix[pinned:], passes)])
     _certify(order, passes)
     if len(order) <= MOST_FOR_MINIMUM:
-        _run_smaller_sets(order, passes, spare or (lambda: math.inf))
+        _run_smaller_sets(order, passes, spare)
 
 
-def shortest_prefix(order: Sequence[str], passes: Passes | Memo, start: int = 0) -> int:
+def shortest_prefix(order: Sequence[str], passes: Passes, start: int = 0) -> int:
     """Returns the length of the shortest prefix that passes, if prefixes are monotone.
 
     Lengths double from `start` until one passes, then a bisection follows. All names together are assumed to pass.
-
-    Example:
-        >>> shortest_prefix("abcde", lambda names: "c" in names)
-        3
     """
     low, high = max(start - 1, 0), max(start, 1)
     while high < len(order) and not passes(frozenset(order[:high])):
@@ -115,22 +98,18 @@ def shortest_prefix(order: Sequence[str], passes: Passes | Memo, start: int = 0)
     return high
 
 
-def quick_xplain(background: Sequence[str], items: Sequence[str], passes: Passes | Memo) -> list[str]:
+def quick_xplain(background: Sequence[str], items: Sequence[str], passes: Passes) -> list[str]:
     """Returns a subset of `items` that passes with `background`. It is minimal if the oracle is monotone.
 
     Source: U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI 2004. The
     background and all items together are assumed to pass. Earlier items are preferred.
-
-    Example:
-        >>> quick_xplain([], "abcdefgh", lambda names: {"b", "g"} <= names)
-        ['b', 'g']
     """
     if not items or passes(frozenset(background)):
         return []
     return _explain(list(background), False, list(items), passes)
 
 
-def _explain(background: list[str], has_grown: bool, items: list[str], passes: Passes | Memo) -> list[str]:
+def _explain(background: list[str], has_grown: bool, items: list[str], passes: Passes) -> list[str]:
     if has_grown and passes(frozenset(background)):
         return []
     if len(items) == 1:
