@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
@@ -97,7 +98,7 @@ def test_a_budget_leaves_a_set_that_passed_and_no_claim_beyond_the_runs(
     order, oracle = instance
     memo, ran = memo_of(oracle, order, budget)
     try:
-        minimise(order, memo, spare=(lambda: budget - len(ran)) if spare else None)
+        minimise(order, memo, spare=(lambda: budget - len(ran)) if spare else (lambda: math.inf))
     except OutOfBudgetError:
         assert len(ran) == budget
     best = memo.best()

@@ -21,8 +21,8 @@ from helpers import planted_steps
 from helpers.gloo_ranks import in_ranks
 from helpers.planted_steps import Calls, Planted, Scaled, make_op, planted_step, registered_meanwhile, scaled
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, TuningError
-from torch_promote.numerics.candidates import Candidates
 from torch_promote.numerics.comparison import Site
+from torch_promote.numerics.search import Candidates
 from torch_promote.numerics.step_runs import distance
 from torch_promote.numerics.trials import Ranks
 

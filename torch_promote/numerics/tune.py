@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
-from torch_promote.numerics.candidates import LEVELS, Candidates
 from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
 from torch_promote.numerics.comparison import Comparison
-from torch_promote.numerics.search import Memo, OutOfBudgetError, minimise, prove
+from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
 from torch_promote.numerics.step_state import is_compiled, same_bits
 from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, held_out_key, worst
