@@ -271,8 +271,8 @@ class CompareCandidate(ForwardCalls):
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
             return
-        theirs, kept.results = kept.results, []
-        if None in theirs:
+        theirs, kept.results = [one for one in kept.results if one is not None], []
+        if len(theirs) < len(ours):
             return  # there was no room
         sums = self.errors.setdefault(key[:2], ErrorSums())
         with unnoticed():
