@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
 from collections.abc import Callable
@@ -266,23 +265,6 @@ def test_each_call_is_of_its_kind(name: str) -> None:
     with tp.promotion("torch", on_promotion=events.append):
         call()
     assert [event.kind for event in events][:1] == ([] if kind is None else [kind])
-
-
-@pytest.mark.parametrize(
-    "dtype", [*(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))], ids=str
-)
-def test_an_int_overflows_beyond_the_limits_of_the_dtype(dtype: torch.dtype) -> None:
-    info, ones = torch.iinfo(dtype), torch.ones(3, dtype=dtype)
-    for number in (info.min, info.max, info.min - 1, info.max + 1):
-        if not -(2**63) <= number < 2**63:  # PyTorch takes no such number here
-            continue
-        events: list[PromotionEvent] = []
-        with (
-            tp.promotion("torch", on_promotion=events.append, kinds="int overflow by wrapping scalar"),
-            contextlib.suppress(NotImplementedError),  # of an op that has no kernel for the dtype
-        ):
-            ones + number
-        assert len(events) == (not info.min <= number <= info.max), number
 
 
 @pytest.mark.parametrize("kind", PromotionKind)
