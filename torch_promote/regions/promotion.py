@@ -160,7 +160,9 @@ def report(
     if not kinds:
         return
     lint = lints.get(region, _without_object)
-    frame = _caller()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
     found = [PromotionEvent(op, words, computed, kind, rule, filename, lineno) for kind in kinds]
     if mode == RAISE:
@@ -243,14 +245,6 @@ def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
     module = None if frame is None else frame.f_globals.get("__name__")
     text = str(event).removeprefix(f"{event.filename}:{event.lineno}: ")
     warnings.warn_explicit(text, PromotionWarning, event.filename or "<no Python>", event.lineno, module, registry)
-
-
-def _caller() -> FrameType | None:
-    """Returns the innermost frame that is neither PyTorch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    return frame
 
 
 def _traced_line() -> tuple[str, int] | None:
