@@ -76,7 +76,7 @@ def test_the_innermost_counts_in_each_thread_and_step() -> None:
     assert mixed() is torch.float32
 
 
-FP32_ADD = {"aten::add.Tensor": "fp32"}
+ADD = {"aten::add.Tensor": "fp32"}
 #: Regions around and inside, and the dtypes of a product plus integers, and of bfloat16 plus integers.
 WITH_AUTOCAST: dict[str, tuple[Callable[[], Any], Callable[[], Any], torch.dtype]] = {
     "the rule inside": (lambda: tp.my_autocast("cpu"), lambda: tp.promotion("numpy"), torch.float64),
@@ -85,11 +85,11 @@ WITH_AUTOCAST: dict[str, tuple[Callable[[], Any], Callable[[], Any], torch.dtype
     "around a policy": (lambda: tp.promotion("numpy"), lambda: tp.my_autocast("cpu", policy="cuda"), torch.float64),
     "around overrides": (
         lambda: tp.promotion("numpy"),
-        lambda: tp.my_autocast("cpu", overrides=FP32_ADD),
+        lambda: tp.my_autocast("cpu", overrides=ADD),
         torch.float64,
     ),
-    "in overrides": (lambda: tp.my_autocast("cpu", overrides=FP32_ADD), lambda: tp.promotion("numpy"), torch.float64),
-    "no rule": (lambda: tp.my_autocast("cpu", overrides=FP32_ADD), lambda: tp.my_autocast("cpu"), torch.float32),
+    "in overrides": (lambda: tp.my_autocast("cpu", overrides=ADD), lambda: tp.promotion("numpy"), torch.float64),
+    "no rule": (lambda: tp.my_autocast("cpu", overrides=ADD), lambda: tp.my_autocast("cpu"), torch.float32),
 }
 
 
