@@ -291,12 +291,7 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
 
 
 def matches(name: str, key: str) -> bool:
-    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name.
-
-    Example:
-        >>> matches("blocks.0.attn", "blocks.*.attn"), matches("blocks.0.attn", "blocks.*")
-        (True, False)
-    """
+    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name."""
     if not _is_pattern(key):
         return name == key
     return bool(name) and _match_parts(name.split("."), key.split("."))

@@ -176,7 +176,10 @@ def report(
         if mode == WARN:
             _warn(one, frame)
         elif lint.handler is not None:
-            _call(lint.handler, one)
+            try:
+                lint.handler(one)
+            except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
+                raise PromotionLintError(f"on_promotion={lint.handler!r} raised TypeError: {error}") from error
 
 
 def _is_of(kind: PromotionKind, operand: _Operand, computed: torch.dtype) -> bool:
@@ -231,13 +234,6 @@ def _becomes_infinite(value: complex, dtype: torch.dtype) -> bool:
     most, eps = torch.finfo(real).max, torch.finfo(real).eps
     limit = most + most / (2 - eps) * eps / 2
     return any(math.isfinite(part) and abs(part) >= limit for part in (float(value.real), float(value.imag)))
-
-
-def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
-    try:
-        handler(event)
-    except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
-        raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
 
 
 def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
