@@ -24,7 +24,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.perfetto import perfetto_trace
-from torch_promote.observe.policy_sources import UnusedOverride, unused_overrides
+from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.observe.values import Values
 from torch_promote.report.base import (
     Column,
@@ -87,8 +87,12 @@ class TraceReport(Recording, Report):
         return compare_traces(self, other)
 
     def unused_overrides(self) -> list[UnusedOverride]:
-        """Returns the overrides of regions and modules that no call in the block used, with their sources."""
-        return unused_overrides(self)
+        """Returns the overrides of regions and modules that no call in the block used, with their sources.
+
+        An override that repeats the op's existing policy counts as unused.
+        """
+        names = ("op", "device", "policy", "said_by")
+        return [UnusedOverride(*(one[name] for name in names)) for one in self.asked if not one["used"]]
 
     def content(self) -> Content:
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
