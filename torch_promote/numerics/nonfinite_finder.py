@@ -37,7 +37,7 @@ from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
-    is_of_a_transform,
+    is_wrapped,
     leaves,
     overload_name,
     tensor_arguments,
@@ -544,7 +544,7 @@ class NonfiniteFinder(CallObserver):
         """Called before a call."""
         if self.done:
             return None
-        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
+        if is_wrapped(tensors_in(args)):  # cannot be read; the calls on the tensors inside follow
             return THROUGH
         token = super().begin(op, args)
         if token is None:

@@ -26,7 +26,7 @@ from torch_promote.observe.events import AUTOCAST_OFF, TensorInfo, Totals
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import my_autocast
@@ -121,15 +121,12 @@ class AskedOverrides:
         said_by = f'module policy "{path}"'
         if policy.change is not None:  # "fp32" and "off" disable autocast
             value = policy.value
-            self._add(*((None, value) if isinstance(value, dict) else (value, None)), said_by, said_by)
+            policy_of_all, overrides = (None, value) if isinstance(value, dict) else (value, None)
+            self._add(policy_of_all, overrides, said_by, said_by)
 
     def records(self, totals: Totals) -> list[dict[str, Any]]:
         """Returns the overrides as JSON-compatible values, with whether a call of the trace used them."""
-        used = [
-            (op, *text.partition(": ")[::2])
-            for (op, _, _), group in totals.select(lambda place: True)
-            for text in group.policies
-        ]
+        used = [(op, *text.partition(": ")[::2]) for (op, _, _), group in totals.select() for text in group.policies]
         return [
             {
                 **one.to_dict(),

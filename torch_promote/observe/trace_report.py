@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -258,11 +257,11 @@ class TraceReport(Recording, Report):
             "device_names": list(self.device_names),
             "not_seen": list(self.not_seen),
             "asked": list(self.asked),
-            "totals": self.total.to_dict(),
+            "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
             "groups": self._totals.to_list(),
-            "casts": [group.to_dict() for group in self.casts()],
+            "casts": encode(self.casts()),
         }
 
     @classmethod
@@ -275,8 +274,7 @@ class TraceReport(Recording, Report):
         report = cls(max_calls=sys.maxsize)
         tensors = decode(list[TensorInfo], data["tensors"])
         for one in data["calls"]:
-            values = tuple(Values.from_dict(values) for values in one["values"])
-            report.add(dataclasses.replace(Call.from_dict(one, tensors.__getitem__), values=values))
+            report.add(Call.from_dict(one, tensors.__getitem__))
         if data["dropped"]:
             report._sums, report._summed = Totals.from_lists(data["groups"], data["casts"]), len(report.calls)
         for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):

@@ -3,7 +3,7 @@
 NOTE [ Values are counted by their bits ]
 The statistics compare bit patterns as integers, which have the same order as the magnitudes. So they are exact, and not
 affected by flush-to-zero or rounding on the device. float16, bfloat16 and float8 are first converted to float32, which
-is exact. No step depends on the data, so a GPU counts without a synchronization.
+is exact. On a GPU, no step depends on the data, so that the count does not synchronize.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _make_format(double: bool) -> _Format:
 
 
 _FORMATS = {dtype: _make_format(dtype is torch.float64) for dtype in (torch.float32, torch.float64)}
-#: The number of elements counted at a time: what fits in a CPU's cache, and what bounds the memory on a GPU.
-_PIECE, _PIECE_ON_GPU = 1 << 16, 1 << 22
+#: The number of elements counted at a time, which bounds the memory for counting larger tensors.
+_PIECE = 1 << 22
 
 
 def _format_of(dtype: torch.dtype) -> _Format:
@@ -90,8 +90,7 @@ def _count(tensor: torch.Tensor) -> torch.Tensor | None:
     form = _format_of(tensor.dtype)
     if not stored.is_contiguous():  # sorted by stride, it is contiguous if it has no gaps
         stored = stored.permute(sorted(range(stored.dim()), key=stored.stride, reverse=True))
-    size = _PIECE if stored.is_cpu else _PIECE_ON_GPU
-    pieces = [_count_piece(piece, form) for piece in stored.resolve_neg().reshape(-1).split(size)]
+    pieces = [_count_piece(piece, form) for piece in stored.resolve_neg().reshape(-1).split(_PIECE)]
     if len(pieces) == 1:
         return pieces[0]
     stacked = torch.stack(pieces)
@@ -102,11 +101,17 @@ def _count_piece(values: torch.Tensor, form: _Format) -> torch.Tensor:
     if values.dtype not in _FORMATS:
         values = values.to(torch.float32)
     bits = values.view(form.integer) & form.magnitude
-    # Below 0, the mask wraps: a finite magnitude is larger than inf and NaN, and 0 is the largest.
-    largest = ((bits - form.infinity) & form.magnitude).amax()
-    smallest = ((bits - 1) & form.magnitude).amin()
     bounds = (1, *form.thresholds, form.infinity, form.infinity + 1)
-    above = [torch.count_nonzero(bits >= bound) for bound in bounds]
+    low, high = torch.aminmax(bits)
+    # On a CPU, the range is at hand and answers most questions. A GPU would have to be waited for.
+    first, last = (int(low), int(high)) if bits.is_cpu else (0, form.magnitude)
+    above = [
+        torch.count_nonzero(bits >= bound) if first < bound <= last else torch.tensor(bits.numel() * (bound <= first))
+        for bound in bounds
+    ]
+    # Below 0, the mask wraps: a finite magnitude is larger than inf and NaN, and 0 is the largest.
+    largest = (((high if last < form.infinity else bits) - form.infinity) & form.magnitude).amax()
+    smallest = (((low if first > 0 else bits) - 1) & form.magnitude).amin()
     one = torch.ones(1, dtype=torch.int64, device=bits.device)
     exponents = one.new_zeros((form.infinity >> form.mantissa) + 1)
     exponents.index_add_(0, bits >> form.mantissa, one.expand(bits.numel()))
