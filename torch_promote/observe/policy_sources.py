@@ -187,9 +187,10 @@ class PolicySources:
         self._modules = modules
         self._regions: dict[tuple[int, int, int], _OpenRegion] = {}  # by thread, owner, and nesting count
         self._known: dict[tuple[Any, ...], str] = {}  # the answers since the last region was entered
-        # The regions that were open under a policy, when it was entered and when a module ran. Autograd's threads and a
-        # checkpoint's recomputation have a policy without its regions.
-        self._by_policy: dict[tuple[int, str | None], tuple[_OpenRegion, ...]] = {}
+        # Autograd's threads and a checkpoint's recomputation have a policy without its regions: then the source is that
+        # of this module's forward, or that of the regions that were open when the policy was entered.
+        self._said: dict[tuple[int, str, str, str], str] = {}
+        self._by_policy: dict[int, tuple[_OpenRegion, ...]] = {}
         self.asked = AskedOverrides()
 
     def entered(self, owner: object) -> None:
@@ -205,7 +206,7 @@ class PolicySources:
         change = opened[-1][1] if opened and opened[-1][0] == id(owner) else 0
         region = _OpenRegion(change, text, _devices_of(owner))
         self._regions[threading.get_ident(), id(owner), times] = region
-        self._by_policy[_C.current_policy_id(), None] = self._open_regions()
+        self._by_policy[_C.current_policy_id()] = self._open_regions()
         if type(owner) is Region:
             self.asked.add_module(*self._modules.innermost)
         else:
@@ -225,13 +226,12 @@ class PolicySources:
         place = threading.get_ident(), policy, _C.open_regions(), name, device_type, module
         text = self._known.get(place)
         if text is None:
-            regions = self._open_regions()
-            text = _source(regions, name, device_type)
+            text = _source(self._open_regions(), name, device_type)
             if text:
-                self._by_policy[policy, module] = regions
+                self._said[policy, name, device_type, module] = text
             else:
-                regions = self._by_policy.get((policy, module)) or self._by_policy.get((policy, None), ())
-                text = _source(regions, name, device_type) or _UNKNOWN
+                text = self._said.get((policy, name, device_type, module), "")
+                text = text or _source(self._by_policy.get(policy, ()), name, device_type) or _UNKNOWN
             self._known[place] = text
         return text
 
