@@ -12,14 +12,16 @@ import logging
 import operator
 import os
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
@@ -115,9 +117,7 @@ class Derivation:
             lines.append((f"Results: {'; '.join(_result(*result) for result in self.results)}", "  "))
         elif self.dtype is not None:
             lines.append((f"Result: {_result(self.dtype, self.shape)}", "  "))
-        if width is None:
-            return "\n".join(line for line, _ in lines)
-        wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        wrap = textwrap.TextWrapper(width or sys.maxsize, break_long_words=False, break_on_hyphens=False)
         wrapped = []
         for line, wrap.subsequent_indent in lines:
             wrapped += wrap.wrap(line)
@@ -188,14 +188,8 @@ def why(
         raise ExpressionError(
             f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
         )
-    return Derivation(
-        tree.text,
-        tuple(explainer.steps),
-        *results[0],
-        rule=chosen.name,
-        results=results if len(results) > 1 else (),
-        autocast=region,
-    )
+    derivation = Derivation(tree.text, tuple(explainer.steps), *results[0], rule=chosen.name, autocast=region)
+    return replace(derivation, results=results) if len(results) > 1 else derivation
 
 
 @dataclass(slots=True, eq=False)
@@ -371,13 +365,10 @@ class _Explainer:
                 )
         if any(isinstance(value, Operand) for value in args):
             return self._run(node, function, args, kwargs)
-        return self._in_python(node, function, args)
-
-    def _in_python(self, node: Node, function: Callable[..., Any], values: Sequence[Any]) -> Any:
-        if node.symbol == "**" and abs(values[1]) > 1_000:
+        if node.symbol == "**" and abs(args[1]) > 1_000:
             raise ExpressionError(f"{node.text} is too large a number to compute.")
         try:
-            value = function(*values)
+            value = function(*args)
         except (ArithmeticError, TypeError) as error:
             raise ExpressionError(f"Python cannot compute {node.text}: {error}.") from None
         self.steps.append(f"{node.text} contains no tensor: Python computes {value} before PyTorch is called.")
@@ -426,7 +417,7 @@ class _Explainer:
                 writer.write(call, names)
         if refused is not None:
             raise refused
-        return _described(result)
+        return tree_map_only(torch.Tensor, lambda tensor: Operand(tensor.dtype, tuple(map(int, tensor.shape))), result)
 
     def _refusal(self, function: Any, args: Any, kwargs: Any, observer: _Calls) -> PromotionError | None:
         """Why PyTorch refuses the operands' dtypes, where fake tensors take them. None if it does not.
@@ -488,7 +479,7 @@ class _StepWriter:
             self.steps.append(explain_plan(call.name, plan, call.overridden, spelled))
             again = next((inner for inner in call.inner if inner.name == plan.runs), None)
             if again is not None:
-                self.write(again, _carried(call, again, names))
+                self.write(again, names)
             elif call.results is not None:
                 self._without_autocast(call, names)
             return
@@ -584,17 +575,6 @@ def _spell(operand: Any, names: Mapping[int, str]) -> str:
     return names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
-def _carried(call: _Call, again: _Call, names: Mapping[int, str]) -> dict[int, str]:
-    """The names of the tensors of a call that autocast makes: those of the tensors that it cast."""
-    carried = dict(names)
-    for before, after in zip(call.args, again.args, strict=False):
-        for old, new in zip(_elements(before), _elements(after), strict=False):
-            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and id(old) in names:
-                cast = "" if old.dtype is new.dtype else f" in {dtype_name(new.dtype)}"
-                carried[id(new)] = f"{names[id(old)]}{cast}"
-    return carried
-
-
 def _elements(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -617,26 +597,11 @@ def _with_list(function: str, args: list[Any]) -> list[Any]:
 
 def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
     """A value with a tensor for each `Operand` in it."""
-    if isinstance(value, Operand):
-        return make(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(one, make) for one in value)
-    if isinstance(value, dict):
-        return {name: _replaced(one, make) for name, one in value.items()}
-    return value
+    return tree_map_only(Operand, make, value, is_leaf=lambda part: isinstance(part, Operand))
 
 
 def _is_several(value: Any) -> bool:
     return isinstance(value, tuple | list) and not isinstance(value, Operand)
-
-
-def _described(result: Any) -> Any:
-    """A result with an `Operand` for each tensor in it."""
-    if isinstance(result, torch.Tensor):
-        return Operand(result.dtype, tuple(int(size) for size in result.shape))
-    if isinstance(result, list | tuple):
-        return tuple(_described(one) for one in result)
-    return result
 
 
 def _one_line(error: Exception) -> str:
