@@ -135,7 +135,7 @@ class Mine(nn.LayerNorm): ...
 #: What is not an op, and what the error says about it.
 NOT_OPS: list[tuple[Any, str]] = [
     *(
-        (key, "(model, {nn.LayerNorm: \"fp32\"}). Or name the op, wherever it is called: 'layer_norm'.")
+        (key, 'set_module_policy(model, {nn.LayerNorm: "fp32"}).')
         for key in (nn.LayerNorm, nn.LayerNorm(3), "nn.LayerNorm", "torch.nn.LayerNorm")
     ),
     (Mine(3), 'set_module_policy(model, {Mine: "fp32"}).'),

@@ -65,7 +65,7 @@ WITH_MODULES = st.builds(
 
 
 @given(WITH_MODULES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_it_comes_back_from_everything_that_it_is_turned_into(policy: Policy) -> None:
     for way in WAYS.values():
         copied = way(policy)
@@ -119,19 +119,13 @@ policy = "fp32"
 #: The text of a file, below "format = 2", and what the error says.
 WRONG: list[tuple[str, str]] = [
     ("[module.head]\npolicy = 'fp32'\n", "'module' is not a key of a policy. Closest: modules."),
-    ("[modules.head]\n", '[modules."head"] is empty. Add an op and its policy, or remove the section.'),
-    ("[modules.head]\nbmm = 'promot'\n", '[modules."head"] "bmm": no cast policy is called \'promot\'.'),
-    (
-        "[modules.head]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'fp32'\n",
-        'aten::mm already has a policy from [modules."head"] "mm.default". Name each overload once.',
-    ),
+    ("[modules.head]\n", '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
+    ("[modules.head]\n'mm.out' = 'promot'\n", "[modules.\"head\"]: aten::mm.out: no cast policy is called 'promot'."),
+    ("[modules.head]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'keep'\n", "aten::mm gets two policies, 'fp32' from"),
     ("[modules.head]\npolicy = 'cuda'\n", "the policy of a whole module is 'fp32' or 'off', got 'cuda'."),
     ("[modules.head]\npolicy = 'fp32'\nmm = 'keep'\n", "is for the whole module, so the table can have no other key."),
     ("[modules.blocks.0]\nmm = 'keep'\n", 'Quote names that contain dots: [modules."blocks.0"], "softmax.int".'),
-    (
-        "torch = '9.5'\n[modules.head]\n'policy_tests::new' = 'fp32'\n",
-        'which does not know [modules."head"] "policy_tests::new" = "fp32". Use the newer version,',
-    ),
+    ("torch = '9.5'\n[modules.head]\n'policy_tests::new' = 'fp32'\n", "It was written with torch 9.5, and this is"),
 ]
 
 

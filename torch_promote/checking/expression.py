@@ -168,12 +168,12 @@ class _Parser:
         )
 
     def _call(self, tree: ast.expr, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
-        name = _dotted(function)
+        name = _text(function)
         receiver: tuple[Node, ...] = ()
-        if name is None and isinstance(function, ast.Attribute):
-            receiver, name = (self.node(function.value),), f".{function.attr}"
-        if name is None:
-            raise ExpressionError(f"{_text(function)!r} in {self.expression!r} is not the name of a function.")
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            if not isinstance(function, ast.Attribute):
+                raise ExpressionError(f"{name!r} in {self.expression!r} is not the name of a function.")
+            name, receiver = f".{function.attr}", (self.node(function.value),)
         named = []
         for keyword in keywords:
             if keyword.arg is None:
@@ -204,14 +204,13 @@ class _Parser:
         return dtype
 
     def _shape(self, sizes: ast.expr) -> tuple[int, ...]:
-        shape: list[int] = []
-        for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
+        parts = sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]
+        for size in parts:
             if not (isinstance(size, ast.Constant) and type(size.value) is int):
                 raise ExpressionError(
                     f"{_text(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
                 )
-            shape.append(size.value)
-        return tuple(shape)
+        return ast.literal_eval(ast.Tuple(parts))
 
 
 def _text(tree: ast.expr) -> str:
@@ -220,16 +219,6 @@ def _text(tree: ast.expr) -> str:
 
 def _made(tree: ast.expr, **attributes: Any) -> Node:
     return Node(_text(tree), **attributes)
-
-
-def _dotted(tree: ast.expr) -> str | None:
-    """The dotted name of a function, or None for a method of an operand."""
-    if isinstance(tree, ast.Name):
-        return tree.id
-    if isinstance(tree, ast.Attribute):
-        before = _dotted(tree.value)
-        return None if before is None else f"{before}.{tree.attr}"
-    return None
 
 
 _F = torch.nn.functional

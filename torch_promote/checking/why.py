@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
@@ -304,15 +305,12 @@ class _Explainer:
         if self.autocast is None:
             return None
         with self._region():
-            dtype = torch.get_autocast_dtype(self.autocast)
-            enabled = torch.is_autocast_enabled(self.autocast)
-        if enabled:
-            given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
-            return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
-        if self.dtype is None:
-            return "without autocast"
-        refused = f"does not support {dtype_name(self.dtype)}: the region warns and is disabled"
-        return f"under autocast on {self.autocast}, which {refused}"
+            enabled, dtype = torch.is_autocast_enabled(self.autocast), torch.get_autocast_dtype(self.autocast)
+        if not enabled:
+            refused = dtype_name(self.dtype or dtype)
+            return f"under autocast on {self.autocast}, which does not support {refused}: the region is disabled"
+        given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
+        return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
 
     @contextlib.contextmanager
     def _region(self) -> Iterator[None]:
@@ -432,18 +430,16 @@ class _Explainer:
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
         """The result of a call on tensors of ones, or its error; neither if the tensors are too large."""
-        left = _SMALL
+        leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
+        if sum(math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, Operand)) > _SMALL:
+            return None, None
 
         def real(operand: Operand) -> torch.Tensor:
-            nonlocal left
-            left -= torch.Size(operand.shape).numel()
-            if left < 0:
-                raise RuntimeError("the tensors are too large")
             return torch.ones(operand.shape, dtype=torch.uint8).to(operand.dtype)
 
         try:
             reals, real_kwargs = _replaced(args, real), _replaced(kwargs, real)
-        except RuntimeError:
+        except RuntimeError:  # no conversion to the dtype is implemented
             return None, None
         with torch.random.fork_rng(devices=[]):
             try:
@@ -494,7 +490,10 @@ class _StepWriter:
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
         if call.expectation.error is not None:
-            self._refused(call, call.expectation.error, names)
+            with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
+                self._promotion(call, (), names)
+            if call.expectation.error != str(self.error):
+                self.steps.append(call.expectation.error)
         elif isinstance(inference, Inference) and not casts_inside:
             self._by_rule(call, inference, names)
         elif inner and (call.is_composite or casts_inside):
@@ -502,22 +501,13 @@ class _StepWriter:
             self.steps.append(f"{call.name} is a composite op: it calls {listed(list(called))}.")
             for one in inner:
                 self.write(one, names)
-        elif call.results is None:
-            return
-        elif has_fake(call.op):  # it ran: the operands are fake tensors
-            self.steps.append(f"The registered fake of {call.name} returns {_dtypes(call.results)}.")
-        elif not (call.inner or call.is_composite):
-            returned = _dtypes(call.results)
-            self.steps.append(f"The reference has no rule for {call.name}. PyTorch returns {returned}.")
-        else:
-            self.steps.append(f"{call.name} returns {_dtypes(call.results)}.")
-
-    def _refused(self, call: _Call, error: str, names: Mapping[int, str]) -> None:
-        """Writes the steps up to the error that the reference expects of an op."""
-        with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
-            self._promotion(call, (), names)
-        if error != str(self.error):
-            self.steps.append(error)
+        elif call.results is not None:
+            who = (
+                f"The registered fake of {call.name}"
+                if has_fake(call.op)
+                else f"The reference has no rule: {call.name}"
+            )
+            self.steps.append(f"{who} returns {_dtypes(call.results)}.")
 
     def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
         if not self._promotion(call, inference.dtypes, names):
@@ -547,15 +537,6 @@ class _StepWriter:
         ]
         if not operands:
             return False
-        aside = [
-            f"{argument} ({_spell(tensor, names)})"
-            for argument, value in values.items()
-            if argument not in found.names
-            for tensor in _elements(value)
-            if isinstance(tensor, torch.Tensor)
-        ]
-        if aside:
-            self.steps.append(f"{listed(aside)} {'take' if aside[1:] else 'takes'} no part in the promotion.")
         for step in explain_promotion(
             call.name,
             operands,
@@ -597,7 +578,11 @@ def _with_list(function: str, args: list[Any]) -> list[Any]:
 
 def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
     """A value with a tensor for each `Operand` in it."""
-    return tree_map_only(Operand, make, value, is_leaf=lambda part: isinstance(part, Operand))
+    return tree_map_only(Operand, make, value, is_leaf=_is_operand)
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, Operand)
 
 
 def _is_several(value: Any) -> bool:
