@@ -507,7 +507,7 @@ class _StepWriter:
                 if has_fake(call.op)
                 else f"The reference has no rule: {call.name}"
             )
-            self.steps.append(f"{who} returns {_dtypes(call.results)}.")
+            self.steps.append(f"{who} returns {_dtypes(tensors_in(call.results))}.")
 
     def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
         if not self._promotion(call, inference.dtypes, names):

@@ -75,7 +75,7 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
             continue  # few programs name private ops, or those that write in place
         letters = op.lower().replace("_", "")
         ratio = difflib.SequenceMatcher(None, asked, letters).ratio()
-        is_close = ratio >= (0.8 if known else 0.9) and letters[:1] == asked[:1] or sorted(letters) == sorted(asked)
+        is_close = (ratio >= (0.8 if known else 0.9) and letters[:1] == asked[:1]) or sorted(letters) == sorted(asked)
         is_word = known and len(name) > 2 and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
         if is_close or is_word:
             found.append((-ratio if is_close else 1.0, not known, op))
