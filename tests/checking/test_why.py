@@ -323,7 +323,6 @@ OVERFLOWS = {
     "float16[3] * float64[]": "A value of float64[] beyond 65504 does not fit float16, and may become inf.",
     "float16[3] - int64[]": "A value of int64[] beyond 65504 does not fit float16, and becomes inf.",
     "uint8[3] + 1000": "1000 does not fit uint8 and wraps to 232.",
-    "clamp(uint8[3], max=1000)": "1000 does not fit uint8, so it bounds nothing.",
     "maximum(uint8[3], int64[])": "A value of int64[] that does not fit uint8 wraps around.",
     **dict.fromkeys(("float16[3] * 65519.0", "bf16[3] * f4[]", "float32[3] * i8[]", "int8[3] + 100"), ""),
 }

@@ -35,6 +35,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.explanation import explain_inference, explain_plan, explain_promotion, listed
+from torch_promote.reference.ops.call import described
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.promotion import promotion
 
@@ -502,20 +503,15 @@ class _StepWriter:
             for one in inner:
                 self.write(one, names)
         elif call.results is not None:
-            who = (
-                f"The registered fake of {call.name}"
-                if has_fake(call.op)
-                else f"The reference has no rule: {call.name}"
-            )
-            self.steps.append(f"{who} returns {_dtypes(tensors_in(call.results))}.")
+            who = "The registered fake of" if has_fake(call.op) else "The reference has no rule:"
+            self.steps.append(f"{who} {call.name} returns {_dtypes(tensors_in(call.results))}.")
 
     def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
         if not self._promotion(call, inference.dtypes, names):
             spelled = [_spell(tensor, names) for tensor in tensors_in(call.args)]
             values = dict(zip(argument_names(call.op), call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
-            step = explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given)
-            self.steps.append(step)
+            self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
         returned = [tensor.dtype for tensor in tensors_in(call.results or ())]
         if call.results is not None and returned != [dtype for dtype in inference.dtypes if dtype is not None]:
             self.steps.append(f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it.")
@@ -527,24 +523,16 @@ class _StepWriter:
         if found is None or found.in_step or found.is_product:
             return False
         operands = [
-            (
-                _spell(value, names),
-                Operand(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value,
-            )
+            (_spell(value, names), described(value) if isinstance(value, torch.Tensor) else value)
             for argument in found.names
             for value in _elements(values[argument])
             if isinstance(value, torch.Tensor | bool | int | float | complex)
         ]
         if not operands:
             return False
+        refused = self.error is not None
         for step in explain_promotion(
-            call.name,
-            operands,
-            results,
-            self.rule,
-            divides=found.divides,
-            symbol=self.symbol,
-            refused=self.error is not None,
+            call.name, operands, results, self.rule, divides=found.divides, symbol=self.symbol, refused=refused
         ):
             self.steps.append(step)
         return True
@@ -591,7 +579,6 @@ def _is_several(value: Any) -> bool:
 
 def _one_line(error: Exception) -> str:
     """An error of PyTorch as a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = lines[0]
+    text = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
     text = text.partition(" - got")[0] if "invalid combination of arguments" in text else text
     return f"{text.rstrip('. ')}."

@@ -321,7 +321,6 @@ def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]
 _ROUNDED = (torch.float16, torch.bfloat16)
 #: The ops that convert these to the dtype that they compute in, and return inf for inf.
 _CONVERT = ("add", "sub", "rsub")
-_CLAMPS = ("clamp", "clamp_min", "clamp_max", "clip")
 #: The largest value of a dtype, and the least number that rounds to infinity.
 _LIMITS = {
     torch.float16: (65504.0, 65520.0),
@@ -341,7 +340,7 @@ def _overflow(name: str, value: Operand | Number, computed: torch.dtype, op: str
     """
     target, real = dtype_name(computed), to_real(computed)
     if kind(computed) is Kind.INTEGRAL:
-        return _wrapping(name, value, computed, op)
+        return _wrapping(name, value, computed)
     if real not in _LIMITS or real is torch.float64:
         return ""
     largest, to_infinity = _LIMITS[real]
@@ -361,7 +360,7 @@ def _overflow(name: str, value: Operand | Number, computed: torch.dtype, op: str
     return f" {name} does not fit {target}, whose largest value is {limit}, and {becomes} inf."
 
 
-def _wrapping(name: str, value: Operand | Number, computed: torch.dtype, op: str) -> str:
+def _wrapping(name: str, value: Operand | Number, computed: torch.dtype) -> str:
     """What happens to a value that does not fit an integral dtype."""
     info = torch.iinfo(computed)
     if isinstance(value, Operand):
@@ -371,5 +370,4 @@ def _wrapping(name: str, value: Operand | Number, computed: torch.dtype, op: str
     if not isinstance(value, int) or info.min <= value <= info.max:
         return ""
     wrapped = (value - info.min) % (info.max - info.min + 1) + info.min
-    becomes = ", so it bounds nothing" if op in _CLAMPS else f" and wraps to {wrapped}"  # other ops raise
-    return f" {name} does not fit {dtype_name(computed)}{becomes}."
+    return f" {name} does not fit {dtype_name(computed)} and wraps to {wrapped}."
