@@ -150,8 +150,8 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() | ast.Name(id="inf" | "nan") as number):
                 return _made(tree, value=-self.node(number).value)
             case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-                symbol, function = _UNARY[type(op)]
-                return _made(tree, function=function, args=(self.node(operand),), symbol=symbol)
+                symbol, unary = _UNARY[type(op)]
+                return _made(tree, function=unary, args=(self.node(operand),), symbol=symbol)
             case ast.Call(func=function, args=args, keywords=keywords):
                 return self._call(tree, function, args, keywords)
             case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=int() as index)):
@@ -204,13 +204,14 @@ class _Parser:
         return dtype
 
     def _shape(self, sizes: ast.expr) -> tuple[int, ...]:
-        parts = sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]
-        for size in parts:
+        shape = []
+        for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
             if not (isinstance(size, ast.Constant) and type(size.value) is int):
                 raise ExpressionError(
                     f"{_text(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
                 )
-        return ast.literal_eval(ast.Tuple(parts))
+            shape.append(size.value)
+        return tuple(shape)
 
 
 def _text(tree: ast.expr) -> str:
