@@ -156,37 +156,8 @@ CPU = AutocastState.region("cpu")
 CUDA = AutocastState.region("cuda")
 
 
-def casts(op: Any, *args: Any, state: AutocastState = CPU, **kwargs: Any) -> list[str]:
-    return [str(cast) for cast in autocast_plan(op, args, kwargs, state).casts]
-
-
 def ones(dtype: torch.dtype = F32, *shape: int, device: str = "cpu") -> torch.Tensor:
     return torch.ones(shape or (2, 2), dtype=dtype, device=device)
-
-
-def test_promote_joins_lists_without_order() -> None:
-    assert casts(aten.cat.default, [ones(F16), ones(F16)]) == []
-    assert casts(aten.cat.default, [ones(F16), ones(BF16)]) == [
-        "tensors[0]: float16 -> float32",
-        "tensors[1]: bfloat16 -> float32",
-    ]
-    assert casts(aten.cat.default, [ones(F64), ones(BF16), ones(torch.int64)]) == []
-    assert casts(aten.cat.default, [ones(), ones(BF16), ones(F64)]) == ["tensors[1]: bfloat16 -> float32"]
-
-
-def test_only_weights_are_cacheable() -> None:
-    def cacheable(weight: torch.Tensor, state: AutocastState = CPU) -> bool:
-        return autocast_plan(aten.mm.default, (weight, ones(BF16)), {}, state).casts[0].cacheable
-
-    weight = torch.nn.Parameter(ones())
-    assert cacheable(weight)
-    assert not cacheable(weight.t())
-    assert not cacheable(weight.detach())
-    assert not cacheable(weight * 1)
-    assert not cacheable(torch.nn.Parameter(ones(F16)))
-    assert not cacheable(weight, AutocastState.region("cpu", cache_enabled=False))
-    with torch.inference_mode():
-        assert not cacheable(torch.nn.Parameter(ones()))
 
 
 def test_dtype_arguments() -> None:
@@ -282,15 +253,10 @@ WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.o
 HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
 MORE = replace(AutocastState.region("cpu"), keeps_more=True)
 SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
-    ("the same weight twice", plan_of(WEIGHT, WEIGHT), [False, True]),
-    ("two weights", plan_of(WEIGHT, OTHER), [False, False]),
-    ("a frozen tensor twice", plan_of(WEIGHT.detach(), WEIGHT.detach()), [False, False]),
     ("held", plan_of(OTHER, WEIGHT, state=HELD), [False, True]),
     ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
-    ("no cache", plan_of(WEIGHT, WEIGHT, state=replace(HELD, cache_enabled=False)), [False, False]),
     ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
     ("inference mode, beyond stock", plan_of(WEIGHT, WEIGHT, state=replace(MORE, inference_mode=True)), [False, True]),
-    ("a list", plan_of([WEIGHT, OTHER, WEIGHT], op=aten.linalg_multi_dot.default), []),
 ]
 
 

@@ -388,21 +388,6 @@ def test_an_op_without_a_rule() -> None:
     assert not NO_RULE
 
 
-def test_undefined_results() -> None:
-    x, weight = t(F, 1, 1, 2, 2), t(F, 1, 1, 1, 1)
-    args = (x, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
-    inferred = infer(aten.convolution_backward.default, args)
-    assert isinstance(inferred, Inference)
-    assert inferred.dtypes == (None, F, None)
-
-
-def test_a_dtype_that_is_given_as_none_is_not_left_out() -> None:
-    for kwargs, dtype in (({}, I8), ({"dtype": None}, D), ({"dtype": I4}, I4)):
-        inferred = infer(aten.randint.default, (10, [2]), kwargs, default_dtype=D)
-        assert isinstance(inferred, Inference)
-        assert inferred.dtypes == (dtype,)
-
-
 @dataclass
 class Comparison:
     """The counts of compared calls, calls without a rule, and calls that PyTorch refuses, by overload."""

@@ -25,8 +25,6 @@ MAY_IMPORT = (
     "torch_promote.policy.op_table",
     "torch_promote.reference",
 )
-#: The rooms of the reference. Each imports only those before it.
-ROOMS = ("dtypes", "promotion", "promotion_rules", "strides", "tensor_iterator", "ops", "autocast", "explanation")
 #: Functions and methods that would return PyTorch's answers. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
@@ -106,16 +104,6 @@ def defined() -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_the_reference_borrows_nothing(file: Path) -> None:
     assert breaches(file.read_text(encoding="utf-8"), defined()) == []
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_room_imports_only_rooms_before_it(file: Path) -> None:
-    room = file.relative_to(ROOT / "reference").parts[0].removesuffix(".py")
-    if room == "__init__":
-        return
-    names = [name.split(".") for name in imports(ast.parse(file.read_text(encoding="utf-8")))]
-    used = {name[2] for name in names if name[:2] == ["torch_promote", "reference"]}
-    assert used <= set(ROOMS[: ROOMS.index(room) + 1])
 
 
 def test_the_fast_path_imports_no_reference() -> None:
