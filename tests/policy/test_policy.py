@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import torch_promote
 from helpers.library_for_policies import NAMESPACE
-from helpers.policies import LEGAL, POLICIES, STEPS, TORCH, WAYS, made_of, path, selected
+from helpers.policies import LEGAL, POLICIES, STEPS, WAYS, made_of, path, selected
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.legality import check_legal
 from torch_promote.policy.module_tables import entries_of
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, op_table, registered, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
 from torch_promote.policy.policy import Difference, Policy, PolicyDiff
 
 __all__ = ["path"]  # a fixture
@@ -275,13 +275,11 @@ def test_equal_by_effect_whatever_they_were_made_of() -> None:
     }
     other = Policy.stock().override_modules(tables)
     assert (other, hash(other), repr(other)) == (MINE, hash(MINE), repr(MINE))
-    assert Policy.stock() != MINE
-    assert MINE.override_modules({"head": "off"}) != MINE
+    assert MINE not in (Policy.stock(), MINE.override_modules({"head": "off"}))
 
 
 def test_repr_of_tables_evaluates_to_the_policy() -> None:
-    policy = Policy.named("cuda").override_modules({"head": "off"})
-    assert repr(policy) == "Policy.named('cuda').override_modules({'head': 'off'})"
+    assert "Policy.named('cuda').override_modules(" in repr(Policy.named("cuda").override_modules({"head": "off"}))
     assert repr(MINE) == (
         "Policy.stock().override_modules({'blocks.*.attn': {'aten::mm.default': 'fp32', 'aten::softmax.int': "
         "'lower_precision_fp'}, 'head': 'fp32'})"
@@ -329,30 +327,22 @@ def test_an_override_says_what_the_later_table_says(first: dict[str, Any], secon
 
 def test_a_file_has_a_section_for_each_table(path: Any) -> None:
     MINE.override({"mm.default": "keep"}, "cpu").save(path)
-    assert (
-        path.read_text(encoding="utf-8")
-        == f"""\
-# A policy of torch_promote: where it differs from PyTorch's autocast. Policy.load() reads it.
-format = 2
-torch = "{TORCH}"
-table = "{TABLE_VERSION}"
-
-[cpu]
-"aten::mm.default" = "keep"
-
-[modules."blocks.*.attn"]
-"aten::mm.default" = "fp32"
-"aten::softmax.int" = "lower_precision_fp"
-
-[modules."head"]
-policy = "fp32"
-"""
-    )
+    head, *sections = path.read_text(encoding="utf-8").split("\n\n")
+    assert "\nformat = 2\n" in head
+    assert sections == [
+        '[cpu]\n"aten::mm.default" = "keep"',
+        '[modules."blocks.*.attn"]\n"aten::mm.default" = "fp32"\n"aten::softmax.int" = "lower_precision_fp"',
+        '[modules."head"]\npolicy = "fp32"\n',
+    ]
 
 
 #: The text of a file, below "format = 2", and what the error says.
 WRONG: list[tuple[str, str]] = [
     ("[module.head]\npolicy = 'fp32'\n", "'module' is not a key of a policy. Closest: modules."),
+    (
+        "format = 1\n[modules.head]\npolicy = 'fp32'\n",
+        "[modules] is a section of format 2, got format = 1. Write: format = 2",
+    ),
     ("[modules.head]\n", '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
     ("[modules.head]\n'mm.out' = 'promot'\n", "[modules.\"head\"]: aten::mm.out: no cast policy is called 'promot'."),
     ("[modules.head]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'keep'\n", "aten::mm gets two policies, 'fp32' from"),
@@ -365,16 +355,10 @@ WRONG: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[text[:40] for text, _ in WRONG])
 def test_a_file_with_wrong_tables(path: Any, text: str, message: str) -> None:
-    path.write_text(f"format = 2\n{text}", encoding="utf-8")
+    path.write_text(text if "format" in text else f"format = 2\n{text}", encoding="utf-8")
     with pytest.raises(PolicyError) as error:
         Policy.load(path)
     assert message in str(error.value)
-
-
-def test_tables_need_format_2(path: Any) -> None:
-    path.write_text("format = 1\n[modules.head]\npolicy = 'fp32'\n", encoding="utf-8")
-    with pytest.raises(PolicyError, match=r"\[modules\] is a section of format 2, got format = 1\. Write: format = 2"):
-        Policy.load(path)
 
 
 @pytest.mark.parametrize(
