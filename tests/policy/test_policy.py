@@ -341,7 +341,7 @@ WRONG: list[tuple[str, str]] = [
     ("[module.head]\npolicy = 'fp32'\n", "'module' is not a key of a policy. Closest: modules."),
     (
         "format = 1\n[modules.head]\npolicy = 'fp32'\n",
-        "[modules] is a section of format 2, got format = 1. Write: format = 2",
+        "[modules] is a section of format 2, got format = 1.",
     ),
     ("[modules.head]\n", '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
     ("[modules.head]\n'mm.out' = 'promot'\n", "[modules.\"head\"]: aten::mm.out: no cast policy is called 'promot'."),

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from helpers.casts import casts_made
-from helpers.override_effects import Kept, Policy, carry_out, full_name
+from helpers.override_effects import Kept, carry_out, full_name
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound, SeenOp, Watch
 from torch_promote.parity.row_samples import KINDS, MIXED
@@ -54,19 +54,6 @@ def watched(call: Callable[[], Any], region: contextlib.AbstractContextManager[A
     return sorted(watch.ops[:first]) + watch.ops[first:], error
 
 
-def overriding(
-    autocast: Autocast,
-    device: str,
-    lower: torch.dtype,
-    overrides: Mapping[str, CastPolicy | torch.dtype] | None,
-    **region: Any,
-) -> contextlib.AbstractContextManager[Any]:
-    """Makes a region with overrides of single overloads: `aten::stft` alone would mean all of them."""
-    if overrides:
-        region["overrides"] = {name if "." in name else f"{name}.default": p for name, p in overrides.items()}
-    return autocast(device, lower, **region)
-
-
 def check_call(
     label: str,
     bound: Bound,
@@ -85,7 +72,8 @@ def check_call(
     )
     plan = autocast_plan(op, args, kwargs, state)
     kept: Kept = {}
-    with overriding(autocast, device, lower, overrides):
+    options = {"overrides": {f"{name}.default": policy for name, policy in overrides.items()}} if overrides else {}
+    with autocast(device, lower, **options):
         for _ in range(2):
             held = tuple((source, to) for (_, to), (source, _) in kept.items())
             planned = autocast_plan(op, args, kwargs, replace(state, cached=held))
@@ -251,8 +239,10 @@ def plan_of(*args: Any, op: Any = aten.mm.default, state: AutocastState | None =
 
 WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
 HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
+MATCHED = AutocastState.region("cpu", overrides={"aten::addmm_": CastPolicy.match_self})
 MORE = replace(AutocastState.region("cpu"), keeps_more=True)
 SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
+    ("matched", plan_of(ones(BF16), WEIGHT, WEIGHT, op=aten.addmm_.default, state=MATCHED), [False, True]),
     ("held", plan_of(OTHER, WEIGHT, state=HELD), [False, True]),
     ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
     ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
@@ -366,25 +356,12 @@ def both_on() -> dict[str, DeviceAutocast]:
     return {"cpu": DeviceAutocast(True, torch.bfloat16), "cuda": DeviceAutocast(True, torch.float16)}
 
 
-def casts_under(op: Any, policy: Policy, *args: Any, **kwargs: Any) -> list[str]:
-    state = AutocastState.region("cpu", overrides={full_name(op): policy})
-    return [str(cast).removeprefix("torch.") for cast in autocast_plan(op, args, kwargs, state).casts]
-
-
 @pytest.fixture(autouse=True)
 def library() -> Iterator[Any]:
     with torch.library._scoped_library("plan_any", "FRAGMENT") as made:
         made.define("twice(Tensor x) -> Tensor")
         made.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
         yield made
-
-
-def test_a_cast_of_a_weight_that_is_matched_is_kept() -> None:
-    weight = torch.nn.Parameter(ones())
-    assert casts_under(aten.addmm_.default, CastPolicy.match_self, ones(BF16), weight, weight) == [
-        "mat1: float32 -> bfloat16, cached",
-        "mat2: float32 -> bfloat16, from the cache",
-    ]
 
 
 def test_an_override_for_one_device_type_says_nothing_about_the_other() -> None:
