@@ -79,10 +79,6 @@ class Node:
         args: The positional arguments; those of a method start with the tensor.
         kwargs: The keyword arguments.
         symbol: An operator as Python writes it; "" for others.
-
-    Example:
-        >>> parse("bf16[2, 3].softmax(dim=-1)").text
-        'bfloat16[2, 3].softmax(dim=-1)'
     """
 
     text: str
@@ -251,12 +247,6 @@ def find_function(name: str, args: Sequence[Any]) -> Any:
 
     Raises:
         ExpressionError: There is no such function.
-
-    Example:
-        >>> find_function("F.softmax", ()) is torch.nn.functional.softmax
-        True
-        >>> find_function("cat", ()) is torch.cat, find_function("dropout", ()) is torch.nn.functional.dropout
-        (True, True)
     """
     *path, last = name.split(".")
     is_method = path == [""]
