@@ -184,8 +184,8 @@ def why(
         by_rule = isinstance(error, PromotionRuleError)
         steps = tuple(explainer.steps)
         return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region)
-    several = value if _is_several(value) else (value,)
-    results = tuple((result.dtype, result.shape) for result in several if isinstance(result, Operand))
+    operands = [leaf for leaf in tree_leaves(value, is_leaf=_is_operand) if _is_operand(leaf)]
+    results = tuple((operand.dtype, operand.shape) for operand in operands)
     if not explainer.calls_pytorch or not results:
         raise ExpressionError(
             f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
@@ -354,7 +354,9 @@ class _Explainer:
             return self._run(node, find_function(function, args), _with_list(function, args), kwargs)
         assert function is not None
         if not node.symbol:
-            if function is operator.getitem and not (_is_several(args[0]) and args[1] < len(args[0])):
+            if function is operator.getitem and (
+                _is_operand(args[0]) or not isinstance(args[0], tuple | list) or args[1] >= len(args[0])
+            ):
                 raise ExpressionError(f"{node.args[0].text} has no result number {args[1]}.")
             return function(*args)
         for value in args:
@@ -432,7 +434,7 @@ class _Explainer:
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
         """The result of a call on tensors of ones, or its error; neither if the tensors are too large."""
         leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
-        if sum(math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, Operand)) > _SMALL:
+        if sum(math.prod(leaf.shape) for leaf in leaves if _is_operand(leaf)) > _SMALL:
             return None, None
 
         def real(operand: Operand) -> torch.Tensor:
@@ -525,7 +527,7 @@ class _StepWriter:
         operands = [
             (_spell(value, names), described(value) if isinstance(value, torch.Tensor) else value)
             for argument in found.names
-            for value in _elements(values[argument])
+            for value in tree_leaves(values[argument])
             if isinstance(value, torch.Tensor | bool | int | float | complex)
         ]
         if not operands:
@@ -544,10 +546,6 @@ def _spell(operand: Any, names: Mapping[int, str]) -> str:
     return names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
-def _elements(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 def _dtypes(found: Sequence[Any]) -> str:
     return listed([dtype_name(getattr(one, "dtype", one)) for one in found if one is not None]) or "no tensor"
 
@@ -556,11 +554,10 @@ def _with_list(function: str, args: list[Any]) -> list[Any]:
     """Makes `cat(x, y)` `cat([x, y])`: functions on lists take tensors one by one, too."""
     name = function.rpartition(".")[2]
     tensors = [arg for arg in args if isinstance(arg, Operand)]
-    if not tensors or args[: len(tensors)] != tensors or not hasattr(torch.ops.aten, name):
+    packet = getattr(torch.ops.aten, name, None)
+    if not tensors or args[: len(tensors)] != tensors or packet is None:
         return args
-    packet = getattr(torch.ops.aten, name)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
-    first = {str(schema.arguments[0].real_type) for schema in schemas if schema.arguments}
+    first = {str(getattr(packet, overload)._schema.arguments[0].real_type) for overload in packet.overloads()}
     return [tensors, *args[len(tensors) :]] if first == {"List[Tensor]"} else args
 
 
@@ -571,10 +568,6 @@ def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
 
 def _is_operand(value: Any) -> bool:
     return isinstance(value, Operand)
-
-
-def _is_several(value: Any) -> bool:
-    return isinstance(value, tuple | list) and not isinstance(value, Operand)
 
 
 def _one_line(error: Exception) -> str:
