@@ -242,7 +242,7 @@ class _Call:
         """The calls inside that get a step: not views, and what composite ops call instead of these."""
         for call in self.inner:
             expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
-            explained = expected.error or expected.fake or isinstance(expected.inference, Inference)
+            explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
             if call.is_cast:
                 yield from [call] if tensors and call.args[0].dtype is not tensors[0].dtype else []
             elif call.is_view or call.op._schema.name in _LIKE_VIEWS or tensors == []:
