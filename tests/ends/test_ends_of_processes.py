@@ -1,4 +1,4 @@
-"""A process may end in any way, whatever torch_promote holds: its status is right, and it says nothing on stderr."""
+"""Processes end in any way, whatever torch_promote holds: with the right status, and nothing on stderr. Forks go on."""
 
 from __future__ import annotations
 
@@ -112,17 +112,17 @@ import sys, torch, torch_promote as tp
 
 class Last:
     def __del__(self, tp=tp, torch=torch, x=torch.ones(2, 2)):
-        with tp.my_autocast("cpu", cache={cache!r}, overrides={{"exp": "fp32"}}):
-            print((x @ x).dtype, x.exp().dtype, flush=True)
+        for cache in ("weights", "persistent", "all", "none"):
+            with tp.my_autocast("cpu", cache=cache, overrides={"exp": "fp32"}):
+                print((x @ x).dtype, x.exp().dtype, flush=True)
 
 sys.modules["dies with the modules"] = Last()
 """
 
 
-@pytest.mark.parametrize("cache", ["weights", "persistent", "all", "none"])
-def test_a_first_region_while_the_modules_are_destroyed(cache: str) -> None:
-    done = run_python(FIRST_REGION_AT_THE_END.format(cache=cache), finalize=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n", "")
+def test_a_first_region_while_the_modules_are_destroyed() -> None:
+    done = run_python(FIRST_REGION_AT_THE_END, finalize=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "torch.bfloat16 torch.float32\n" * 4, "")
 
 
 #: A worker sees the regions that were open if it was forked, and no region if it was spawned. Both can open their own,
@@ -204,3 +204,6 @@ def test_workers_that_start_in_a_region(tmp_path: Path, method: str) -> None:
     around = "torch.bfloat16" if method == "fork" else "torch.float32"
     assert results["ours"][0][0][:3] == [around, "torch.bfloat16", around]
     assert (results["overrides"], results["status"]) == ("torch.float64", 0)
+
+
+# --- a fork inside a region

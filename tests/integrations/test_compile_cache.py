@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,36 +16,59 @@ from torch_promote.integrations import compile as integrations_compile
 
 #: Where a region writes the fingerprint of its policy; csrc/policy/policy_registry.h, NOTE [ Policy fingerprint ].
 SLOTS = ("privateuseone", "ipu", "maia", "hpu", "mtia")
+#: PyTorch caches graphs with regions only if they are marked as safe.
+SAFE = {f"torch.amp.autocast_mode.{name}": "1" for name in ("_enter_autocast", "_exit_autocast")}
 
 
-def compiled_dtype(override: object) -> tuple[torch.dtype, int]:
-    """Compiles anew, under a policy with a planted fingerprint: the result's dtype, and hits in the cache on disk."""
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x  # Inductor calls ATen for it, and nothing has to be built by a C++ compiler
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x @ x  # Inductor calls ATen for it, and nothing has to be built by a C++ compiler
 
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters["aot_autograd"]
-    before = counters["autograd_cache_hit"]
-    with tp.my_autocast("cpu", overrides={"matmul": override}):
+def product_in_a_region(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu"):
+        return x @ x
+
+
+def compiled_under(overrides: dict[str, Any]) -> torch.dtype:
+    """In a region whose fingerprint is planted: it equals that of others."""
+    with tp.my_autocast("cpu", overrides=overrides):
         for slot in SLOTS:
             torch.set_autocast_dtype(slot, torch.int8)
-        dtype = torch.compile(function, backend="inductor", fullgraph=True)(torch.ones(4, 4)).dtype
-    return dtype, counters["autograd_cache_hit"] - before
+        return torch.compile(product, fullgraph=True)(torch.ones(4, 4)).dtype
 
 
-@pytest.mark.usefixtures("fresh_dynamo", "vector_instructions_are_known")
+def compiled_installed(overrides: dict[str, Any]) -> torch.dtype:
+    """The region is in the graph."""
+    with tp.installed_as(overrides=overrides):
+        return torch.compile(product_in_a_region, fullgraph=True)(torch.ones(4, 4)).dtype
+
+
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
 @pytest.mark.parametrize("has_digest", [True, False])
-def test_policies_with_equal_fingerprints_have_entries_of_their_own(
-    has_digest: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("compiled", [compiled_under, compiled_installed])
+def test_each_policy_has_entries_of_its_own(
+    compiled: Callable[[dict[str, Any]], torch.dtype], has_digest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes may share the cache, and two policies in 33 million share a fingerprint."""
     if not has_digest:
-        monkeypatch.setattr(integrations_compile, "policy_digest", lambda: "")
-    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
-        assert compiled_dtype("fp32") == (torch.float32, 0)
-        assert compiled_dtype(torch.float16) == ((torch.float16, 0) if has_digest else (torch.float32, 1))
-        assert compiled_dtype("fp32") == (torch.float32, 1)
+        monkeypatch.setattr(integrations_compile, "digests", [])
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+
+    def found(override: object) -> tuple[torch.dtype, int]:
+        """The result's dtype, and hits in the cache on disk."""
+        torch._dynamo.reset()
+        before = counters["autograd_cache_hit"]
+        return compiled({"matmul": override}), counters["autograd_cache_hit"] - before
+
+    with (
+        fresh_cache(),
+        torch._inductor.config.patch(unsafe_marked_cacheable_functions=SAFE),
+        torch._functorch.config.patch(enable_autograd_cache=True),
+    ):
+        assert found("fp32") == (torch.float32, 0)
+        # Without the digest, what was compiled for the other policy is served.
+        assert found(torch.float16) == ((torch.float16, 0) if has_digest else (torch.float32, 1))
+        assert found("fp32") == (torch.float32, 1)
 
 
 PLAIN_PROGRAM = """
@@ -72,45 +93,6 @@ def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path:
         assert done.returncode == 0, done.stderr
         hits.append(int(done.stdout.split()[-1]))
     assert hits == [0, 1]
-
-
-#: PyTorch caches graphs with regions only if they are marked as safe.
-SAFE = {f"torch.amp.autocast_mode.{name}": "1" for name in ("_enter_autocast", "_exit_autocast")}
-
-
-def compiled(directory: Path, arguments: dict[str, Any] | None) -> tuple[int, torch.dtype]:
-    """Compiles a function again. Returns the number of cache hits, and the dtype in which its region computes."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu"):
-            return x @ x
-
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters["aot_autograd"]
-    before = counters["autograd_cache_hit"]
-    with (
-        tp.installed_as(**arguments) if arguments is not None else contextlib.nullcontext(),
-        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(directory)),
-        torch._inductor.config.patch(unsafe_marked_cacheable_functions=SAFE),
-        torch._functorch.config.patch(enable_autograd_cache=True),
-    ):
-        dtype = torch.compile(function, fullgraph=True)(torch.ones(4, 4)).dtype
-    return counters["autograd_cache_hit"] - before, dtype
-
-
-@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
-@pytest.mark.parametrize("has_digest", [True, False])
-def test_entries_of_their_own(has_digest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_digest:
-        monkeypatch.setattr(integrations_compile, "digests", [])
-    assert compiled(tmp_path, None) == (0, torch.bfloat16)
-    # Without the digest, what PyTorch compiled is served.
-    assert compiled(tmp_path, {"policy": "off"}) == ((0, torch.float32) if has_digest else (1, torch.bfloat16))
-    if has_digest:
-        assert compiled(tmp_path, {"overrides": {"matmul": "fp16"}}) == (0, torch.bfloat16)
-        assert compiled(tmp_path, {"overrides": {"matmul": torch.float16}}) == (0, torch.float16)
-        assert compiled(tmp_path, {"policy": "off"}) == (1, torch.float32)
-        assert compiled(tmp_path, None) == (1, torch.bfloat16)
 
 
 def test_regions_are_known_to_dynamo_after_the_first_use_of_a_cache_mode() -> None:

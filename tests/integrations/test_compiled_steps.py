@@ -1,4 +1,4 @@
-"""Compiled code that writes weights without increasing their version: persistent casts of them are made again."""
+"""Steps that write weights without increasing their version, compiled or not: persistent casts are made again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from helpers.persistent_casts import ours
 from helpers.subprocesses import run_python
@@ -34,13 +35,6 @@ class BehindPyTorchsBack(torch.optim.Optimizer):
             memory[:] = [number - 1 for number in memory]
 
 
-def optimizer(kind: str, **flags: Any) -> Maker:
-    def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
-        return compiled(getattr(torch.optim, kind)([w], lr=1.0, **flags).step)
-
-    return make
-
-
 def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
     def make(w: nn.Parameter, compiled: Callable[..., Any]) -> Step:
         return compiled(torch.no_grad()(lambda: write(w)))
@@ -49,7 +43,7 @@ def in_place(write: Callable[[torch.Tensor], object]) -> Maker:
 
 
 STEPS: dict[str, Maker] = {
-    "fused AdamW": optimizer("AdamW", fused=True),
+    "fused AdamW": lambda w, compiled: compiled(torch.optim.AdamW([w], lr=1.0, fused=True).step),
     "behind PyTorch's back": lambda w, compiled: compiled(BehindPyTorchsBack([w]).step),
     "sub_": in_place(lambda w: w.sub_(1)),
     "detach": in_place(lambda w: w.detach().sub_(1)),
@@ -67,30 +61,23 @@ def product(w: torch.Tensor) -> float:
         return (EYE @ w)[0, 0].item()
 
 
-def check(make: Maker, backend: str) -> None:
+EVERYDAY = [*((name, "eager") for name in STEPS), ("fused AdamW", "aot_eager"), ("fused AdamW", "inductor")]
+OTHERS = [(name, backend) for name in STEPS for backend in ("aot_eager", "inductor") if name != "fused AdamW"]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*EVERYDAY, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
+def test_a_compiled_step_drops_the_casts_of_what_it_writes(name: str, backend: str) -> None:
     w = nn.Parameter(torch.full((4, 4), 8.0))
     w.grad = torch.ones_like(w)
-    step = make(w, lambda function: torch.compile(function, backend=backend))
+    step = STEPS[name](w, lambda function: torch.compile(function, backend=backend))
     seen = []
     for _ in range(4):
         assert product(w) == pytest.approx(corner(w), rel=1e-2)
         seen.append(product(w))
         step()
     assert len(set(seen)) == 4, seen
-
-
-EVERY_DAY = ("fused AdamW",)
-
-
-def chosen(backend: str) -> list[Any]:
-    """Every step under a backend; most of them are for `make test-all`."""
-    marks = {name: () if name in EVERY_DAY or backend == "eager" else pytest.mark.slow for name in STEPS}
-    return [pytest.param(make, backend, marks=marks[name], id=f"{name}-{backend}") for name, make in STEPS.items()]
-
-
-@pytest.mark.parametrize(("make", "backend"), [*chosen("eager"), *chosen("aot_eager"), *chosen("inductor")])
-def test_a_compiled_step_drops_the_casts_of_what_it_writes(make: Maker, backend: str) -> None:
-    check(make, backend)
 
 
 COMPILED_FIRST = """
@@ -110,3 +97,35 @@ for step in (*steps, *steps):
 def test_a_step_that_was_compiled_before_the_first_region() -> None:
     done = run_python(COMPILED_FIRST, compiler=True, timeout=200)
     assert done.stdout.split() == ["-1.0", "-2.0", "-3.0", "-4.0"], done.stderr
+
+
+# --- the hook after steps
+
+
+class Stepped(torch.optim.Optimizer):
+    def step(self, closure: Any = None) -> str:  # type: ignore[override]
+        return "stepped"
+
+
+WEIGHT = nn.Parameter(torch.ones(2))
+GROUPS: dict[str, list[Any]] = {
+    "no group": [],
+    "a group without weights": [{"lr": 1}],
+    "something else among the weights": [{"params": [None, WEIGHT, "x"]}],
+    "an iterator": [{"params": iter([WEIGHT])}],
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_a_step_returns_whatever_the_groups_hold(groups: list[Any]) -> None:
+    optimizer = Stepped([WEIGHT], {})
+    optimizer.param_groups = groups
+    assert optimizer.step() == "stepped"
+
+
+def test_a_step_on_fake_weights_of_a_device_that_pytorch_lacks() -> None:
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.ones(2, device="cuda"))
+        weight.grad = torch.ones_like(weight)
+        torch.optim.SGD([weight], lr=0.1).step()
+    assert weight._version == 1

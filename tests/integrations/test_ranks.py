@@ -95,7 +95,7 @@ def test_error_of_the_ranks_that_differ_from_the_first(ranks: list[dict[str, Any
     assert first == (FLOAT32 if name == "promotion_rule" else BFLOAT16)
     for rank, text in enumerate(others, 1):
         assert "\n  rank 0" in text
-        shown = r"  rank 1|  ranks 1 and 2|  ranks 1-3" if rank > 1 else r"  rank 1"
+        shown = r"  rank 1|  ranks 1, 2|  ranks 1, 2, 3" if rank > 1 else r"  rank 1"
         assert re.search(rf"^(?:{shown})(?:, |: ){re.escape(DIFFERENT[name])}", text, re.MULTILINE), text
         assert "set_check_ranks(False)" in text
         assert "TORCH_PROMOTE_CHECK_RANKS=0" in text
@@ -108,7 +108,7 @@ def test_error_if_the_first_rank_differs(ranks: list[dict[str, Any]]) -> None:
     last = len(ranks) - 1
     for rank, text in enumerate(others, 1):
         assert "\n  rank 0, my_autocast('cpu', overrides={'matmul': 'fp32'}): aten::matmul on cpu fp32," in text
-        missing = {0: "", 1: f"\n  not there yet: rank {last}\n", 2: f"\n  not there yet: ranks 2 and {last}\n"}
+        missing = {0: "", 1: f"\n  not there yet: rank {last}\n", 2: f"\n  not there yet: ranks 2, {last}\n"}
         assert missing[last - rank] in text
         assert ("not there yet" in text) == (rank < last)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from helpers.program_comparison import Region, assert_like_stock, grads
 
@@ -88,45 +86,9 @@ def test_sparse(name: str, requires_grad: bool, layout: torch.layout, dtypes: tu
 # --- tensor subclasses
 
 
-class Wrapped(torch.Tensor):
-    """A tensor that wraps another one, and records the ops that reach it and their dtypes."""
-
-    log: list[Any] = []  # noqa: RUF012 (one log for all)
-    inner: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> Wrapped:
-        kind = {"dtype": inner.dtype, "device": inner.device, "requires_grad": requires_grad}
-        wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), **kind)
-        wrapped.inner = inner
-        return wrapped
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(Wrapped, lambda t: t.inner, (args, kwargs or {}))
-        result = func(*args, **kwargs)
-        cls.log.append((str(func), kinds((args, kwargs)), kinds(result)))
-        return tree_map_only(torch.Tensor, Wrapped, result)
-
-
 def kinds(tree: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The dtypes and shapes of the tensors in a tree."""
     return [(leaf.dtype, tuple(leaf.shape)) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def test_subclass_with_torch_dispatch() -> None:
-    def train(region: Region) -> Any:
-        Wrapped.log.clear()
-        x, weight = Wrapped(torch.randn(4, 6)), nn.Parameter(Wrapped(torch.randn(5, 6)))
-        with region():
-            outputs = [F.linear(x, weight), F.linear(torch.tanh(x), weight), F.linear(torch.randn(2, 6), weight)]
-            twice = torch.nn.functional.mse_loss(outputs[0], outputs[1])
-        (twice + sum(output.sum() for output in outputs)).backward()
-        return [output.inner for output in outputs], twice.inner, weight.grad.inner, list(Wrapped.log)
-
-    *_, log = assert_like_stock(train)
-    casts = [before for name, before, after in log if name == "aten._to_copy.default" and after[0][0] is torch.bfloat16]
-    assert casts.count([(torch.float32, (5, 6))]) == 1, "the weight, used three times, is cast once"
 
 
 # --- modes
@@ -171,28 +133,11 @@ def test_modes_see_what_they_see_under_stock(make_mode: Callable[[], Any], mode_
     assert log
 
 
-def test_fake_tensors() -> None:
-    def compute(region: Region) -> Any:
-        with FakeTensorMode(), region():
-            model, x = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), torch.randn(4, 6)
-            outputs = [model(x), model(x.double().float()), torch.cat([model(x), x[:, :2]])]
-            outputs[0].sum().backward()
-            return [(o.dtype, o.shape, o.stride()) for o in outputs], [g.dtype for g in grads(model)]
-
-    assert_like_stock(compute)
-
-
 # --- ops that others have registered
 
 
-@pytest.fixture
-def namespace() -> Iterator[str]:
-    """A name for ops that no other test has used; the libraries that hold them live as long as the test."""
-    return f"torch_promote_test_{uuid.uuid4().hex}"
-
-
-def test_custom_op_with_register_autocast(namespace: str) -> None:
-    @torch.library.custom_op(f"{namespace}::product", mutates_args=())
+def test_custom_op_with_register_autocast() -> None:
+    @torch.library.custom_op("torch_promote_test_tensors::product", mutates_args=())
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         seen.append((x.dtype, weight.dtype))
         return x @ weight
@@ -202,7 +147,7 @@ def test_custom_op_with_register_autocast(namespace: str) -> None:
         lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ grad),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
-    torch.library.register_autocast(f"{namespace}::product", "cpu", torch.float16)
+    torch.library.register_autocast("torch_promote_test_tensors::product", "cpu", torch.float16)
 
     def train(region: Region) -> Any:
         seen.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.utils._pytree import tree_flatten
 
-from helpers.comparison import assert_same
-from helpers.program_comparison import Region, assert_like_stock, grads, ours, values
+from helpers.program_comparison import Region, assert_like_stock, grads, values
 
 
 class Attention(nn.Module):
@@ -139,64 +136,3 @@ def test_grad_scaler() -> None:
     scales = [scale for *_, scale in seen]
     assert min(scales) < 2.0**24, "no step was skipped"
     assert len(set(scales)) > 2, "the scale never grew again"
-
-
-def test_whole_loop_in_one_region() -> None:
-    """Stock needs its cache cleared after each step, or it would use old weights; ours allows clearing."""
-
-    def train(region: Region, clear: bool) -> Any:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x, seen = torch.randn(8, 16), []
-        with region():
-            for _ in range(4):
-                loss = model(x).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                if clear:
-                    torch.clear_autocast_cache()
-                seen.append((loss, grads(model)))
-        return seen, values(model.parameters())
-
-    cleared = assert_like_stock(lambda region: train(region, clear=True))
-    torch.manual_seed(0)
-    assert_same(train(ours, clear=False), cleared)
-
-
-def test_replicas_in_worker_threads() -> None:
-    """Like DataParallel: a thread for each replica, which enters its own region; one backward for all.
-
-    As there, a replica's parameters are not leaves: they lead back to those of the model.
-    """
-
-    def train(region: Region) -> Any:
-        model = mlp()
-        batches = torch.randn(3, 4, 16)
-        copies = [copy.deepcopy(model) for _ in batches]
-        replicas = [{name: weight.clone() for name, weight in model.named_parameters()} for _ in batches]
-        outputs: list[Any] = [None] * len(batches)
-        barrier = threading.Barrier(len(batches), timeout=30)
-
-        def work(index: int) -> None:
-            before = torch.is_autocast_enabled("cpu")
-            barrier.wait()
-            with region():
-                output = torch.func.functional_call(copies[index], replicas[index], batches[index])
-                barrier.wait()
-            outputs[index] = (output, before, torch.is_autocast_enabled("cpu"))
-
-        with region(dtype=torch.float16):
-            threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            mine = model(batches[0])
-        loss = torch.stack([output for output, *_ in outputs]).float().square().mean()
-        loss.backward()
-        return mine, outputs, loss, grads(model)
-
-    _, outputs, _, _ = assert_like_stock(train)
-    assert [state for _, *state in outputs] == [[False, False]] * 3, "a thread saw the region of the main thread"
-    assert {output.dtype for output, *_ in outputs} == {torch.bfloat16}

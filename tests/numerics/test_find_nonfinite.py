@@ -25,8 +25,7 @@ from helpers.counted_collectives import counted_collective
 from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import OptionError
-from torch_promote.numerics.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
-from torch_promote.numerics.nonfinite_suggestion import next_override
+from torch_promote.numerics.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite, next_override
 from torch_promote.observe.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed

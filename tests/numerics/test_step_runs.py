@@ -111,7 +111,7 @@ def test_an_iterator_that_ends() -> None:
     batches = iter([torch.ones(1)])
     with StepRuns(lambda: next(batches), MODEL) as runs:
         runs.run(STOCK)
-        with pytest.raises(StepError, match=r"the end of an iterator \(batches\), which does not restart.*step\(i\)"):
+        with pytest.raises(StepError, match=r"the end of an iterator, which does not restart.*step\(i\)"):
             runs.run(STOCK)
 
 
@@ -170,8 +170,6 @@ def test_open_regions(region: Callable[[str], Any]) -> None:
     with region("cpu"), pytest.raises(RegionError, match="cannot begin inside of an open region: the step's"):
         runs.__enter__()
     with runs:
-        with region("cpu"), pytest.raises(RegionError, match="cannot run inside of an open region"):
-            runs.run(STOCK)
         assert dtypes_of(runs, OFF) == [FLOAT32]
     left = tp.my_autocast("cpu")
 
@@ -205,8 +203,6 @@ def test_two_at_once() -> None:
         StepRuns(product, nn.LazyLinear(2)).__enter__()
     with runs:  # neither an error nor the end of a block leaves it locked
         assert dtypes_of(runs, STOCK) == [BFLOAT16]
-    with pytest.raises(StepError, match="outside of its with block"):
-        runs.run(STOCK)
 
 
 # --- policies

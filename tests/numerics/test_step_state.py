@@ -546,14 +546,3 @@ def test_a_state_that_cannot_be_restored_is_an_error() -> None:
     state.restore()
     with pytest.raises(StepError, match=r"could not be restored. Different: restore\[0\]. Pass the changed objects"):
         state.check()
-
-
-def test_modes_of_the_process() -> None:
-    state, dtype = StepState(None), torch.get_autocast_dtype("cpu")
-    torch.set_grad_enabled(False)
-    torch.set_default_dtype(torch.float64)
-    torch.set_autocast_dtype("cpu", torch.float16)
-    state.restore()
-    assert torch.is_grad_enabled()
-    assert (torch.get_default_dtype(), torch.get_autocast_dtype("cpu")) == (torch.float32, dtype)
-    state.check()

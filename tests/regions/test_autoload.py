@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from helpers.autoloading import entry_point, variables
-from helpers.subprocesses import output_of, run_python
+from helpers.subprocesses import output_of
 
 __all__ = ["entry_point"]  # a fixture
 
@@ -28,31 +25,23 @@ if "torch_promote" in sys.modules:
 STOCK = ["False torch.bfloat16 torch.float16"]
 
 
-def run(
-    folder: Path, code: str = PROGRAM, *options: str, **more: str
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    command = [sys.executable, *options, "-c", code]
+def run(folder: Path, command: list[str], **more: str) -> tuple[int, str, list[str]]:
+    """The status, errors and lines of a Python process, which finds the entry point in a folder."""
     done = subprocess.run(
-        command, cwd=folder, env=variables(folder, **more), capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        env=variables(folder, **more),
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
-    return done, done.stdout.splitlines()
-
-
-def run_after_import(
-    folder: Path, code: str, autoloads: bool = True, **more: str
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The same without the import: loads PyTorch's entry points, as at the end of `import torch`."""
-    begin = "import torch\ntorch._import_device_backends()\n" if autoloads else ""
-    done = run_python(begin + code, env=variables(folder, **more), cwd=folder)
-    return done, done.stdout.splitlines()
+    return done.returncode, done.stderr, done.stdout.splitlines()
 
 
 def test_nothing_is_imported_unless_asked_for(entry_point: Path) -> None:
     asked = {"TORCH_PROMOTE_POLICY": "nonsense", "TORCH_PROMOTE_CACHE": "nonsense"}
-    done, lines = run(entry_point, **asked)
-    assert (done.returncode, done.stderr, lines) == (0, "", STOCK)
-    done, lines = run_after_import(entry_point, PROGRAM, TORCH_PROMOTE_AUTOCAST="0", **asked)
-    assert (done.returncode, done.stderr, lines) == (0, "", STOCK)
+    for more in ({}, {"TORCH_PROMOTE_AUTOCAST": "0"}):
+        assert run(entry_point, ["-c", PROGRAM], **asked, **more) == (0, "", STOCK)
 
 
 def test_the_environment_installs(entry_point: Path) -> None:
@@ -61,10 +50,9 @@ def test_the_environment_installs(entry_point: Path) -> None:
         "TORCH_PROMOTE_CACHE": "all",
         "TORCH_PROMOTE_OVERRIDES": " matmul=fp32, relu=float64,",
     }
-    done, lines = run(entry_point, PROGRAM, "-W", "error", TORCH_PROMOTE_AUTOCAST="1", **asked)
-    assert (done.returncode, done.stderr) == (0, "")
+    found = run(entry_point, ["-W", "error", "-c", PROGRAM], TORCH_PROMOTE_AUTOCAST="1", **asked)
     installed = "<torch_promote.install(overrides={'matmul': 'fp32', 'relu': 'float64'}, cache='all')>"
-    assert lines == ["True torch.float32 torch.float32", f"{installed} Policy.named('cuda')"]
+    assert found == (0, "", ["True torch.float32 torch.float32", f"{installed} Policy.named('cuda')"])
 
 
 # --- whatever goes wrong is one warning
@@ -82,9 +70,8 @@ WRONG_VARIABLES = [
 #: Calls the entry point under each of many environments, and prints the warnings.
 MANY = """
 import json, os, sys, warnings, torch, _torch_promote_hooks
-for variables, package in json.loads(sys.argv[2]):
+for variables in json.loads(sys.argv[1]):
     os.environ.update({"TORCH_PROMOTE_AUTOCAST": "1"} | variables)
-    open(os.path.join(sys.argv[1], "torch_promote", "__init__.py"), "w").write(package) if package else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _torch_promote_hooks.autoload()
@@ -96,58 +83,11 @@ for variables, package in json.loads(sys.argv[2]):
 """
 
 
-def warnings_of(folder: Path, cases: list[tuple[dict[str, str], str | None]]) -> list[list[str]]:
-    output = output_of(MANY, os.fspath(folder), json.dumps(cases), env=variables(folder), cwd=folder)
-    return [json.loads(line) for line in output.splitlines()]
-
-
 def test_a_wrong_variable_is_one_warning(entry_point: Path) -> None:
-    found = warnings_of(entry_point, [(asked, None) for asked, _ in WRONG_VARIABLES])
-    for (_, reason), (exp, *texts) in zip(WRONG_VARIABLES, found, strict=True):
+    asked = json.dumps([asked for asked, _ in WRONG_VARIABLES])
+    output = output_of(MANY, asked, env=variables(entry_point), cwd=entry_point)
+    for (_, reason), line in zip(WRONG_VARIABLES, output.splitlines(), strict=True):
+        exp, text = json.loads(line)
         assert exp == "torch.float16"
-        assert len(texts) == 1
-        assert texts[0].startswith("RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. ")
-        assert reason in texts[0]
-
-
-# --- processes that a program starts
-
-CHILDREN = """
-import sys
-import torch
-from torch.utils.data import DataLoader, Dataset
-import torch.multiprocessing as mp
-
-def product():
-    with torch.autocast("cpu"):
-        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-
-class Data(Dataset):
-    def __len__(self):
-        return 1
-    def __getitem__(self, index):
-        return str(product())
-
-def work(rank, queue):
-    queue.put(str(product()))
-
-if __name__ == "__main__":
-    for context in sys.argv[1:]:
-        print(context, *DataLoader(Data(), batch_size=None, num_workers=1, multiprocessing_context=context))
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(work, (queue,))
-    print("mp.spawn", queue.get())
-"""
-
-
-@pytest.mark.parametrize("contexts", [("fork",), pytest.param(("fork", "spawn"), marks=pytest.mark.slow)])
-def test_child_processes_inherit_it(entry_point: Path, tmp_path: Path, contexts: tuple[str, ...]) -> None:
-    program = tmp_path / "children.py"
-    program.write_text(CHILDREN)
-    command = [sys.executable, os.fspath(program), *contexts]
-    asked = {"TORCH_PROMOTE_AUTOCAST": "1", "TORCH_PROMOTE_OVERRIDES": "matmul=float64"}
-    done = subprocess.run(
-        command, env=variables(entry_point, **asked), capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout.splitlines() == [f"{kind} torch.float64" for kind in (*contexts, "mp.spawn")]
-    assert done.stderr == ""
+        assert text.startswith("RuntimeWarning: torch_promote is not in use, and torch.autocast stays PyTorch's. ")
+        assert reason in text

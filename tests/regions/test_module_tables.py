@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.checkpointing import Block
-from helpers.comparison import assert_same
 from helpers.module_policies import FP16, FP32, HALF, LOW, SINGLE, X, dtype_of, model_of, policy_of, region, state_of
 from torch_promote.errors import OptionError, RegionError
 
@@ -44,16 +42,6 @@ def test_tables_hold_in_the_region_alone(tables: Any, expected: torch.dtype) -> 
         assert model(X).dtype is expected
     assert state_of(model) == before
     assert dtype_of(model) is LOW
-
-
-def test_the_results_are_those_of_set_module_policy() -> None:
-    tables = {"0": {"linear": "float16"}, "2": "fp32"}
-    model, expected = model_of(), model_of()
-    tp.set_module_policy(expected, tables)
-    for one, around in ((model, region(policy_of(tables), model)), (expected, tp.my_autocast("cpu"))):
-        with around:
-            one(X).float().square().sum().backward()
-    assert_same([p.grad for p in model.parameters()], [p.grad for p in expected.parameters()])
 
 
 def test_nested_regions() -> None:
@@ -87,33 +75,6 @@ def test_objects_of_one_policy_do_not_end_each_other() -> None:
         assert model(X).dtype is SINGLE
     del second
     assert state_of(model) == before
-
-
-def test_decorated() -> None:
-    model = model_of()
-    around = region(FP32, model)
-    assert around(model)(X).dtype is SINGLE
-
-    @around
-    def steps() -> Iterator[torch.dtype]:
-        yield model(X).dtype
-        yield model(X).dtype
-
-    @around
-    async def waits() -> torch.dtype:
-        await asyncio.sleep(0)
-        result: torch.dtype = model(X).dtype
-        return result
-
-    found = []
-    for dtype in steps():
-        found += [dtype, dtype_of(model)]
-    assert found == [SINGLE, LOW, SINGLE, LOW]
-
-    async def both() -> list[torch.dtype]:
-        return await asyncio.gather(waits(), region(FP16, model)(waits.__wrapped__)())
-
-    assert asyncio.run(both()) == [SINGLE, HALF]
 
 
 def test_two_threads_with_one_model() -> None:
@@ -216,18 +177,12 @@ NO_MODEL = (
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tp.my_autocast("cpu", policy=FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.install(policy=FP32), tp.PolicyError, NO_MODEL),
-    (lambda: tp.set_default_policy(FP32), tp.PolicyError, NO_MODEL),
     (lambda: tp.my_autocast("cpu", model=model_of()), OptionError, "got a model and no policy. Give both,"),
     (lambda: region(FP32, model_of), OptionError, "model is an nn.Module, or None; got "),  # type: ignore[arg-type]
     (
         lambda: region(policy_of({"haed": "fp32"}), nn.ModuleDict({"head": nn.Linear(2, 2)})),
         tp.PolicyError,
         "no module of the model is named 'haed'. Closest: head.",
-    ),
-    (
-        lambda: policy_of({"[02]": "fp32", "2*": "off"}).apply_to(model_of()),
-        tp.PolicyError,
-        "'2' gets two policies, off from '2*' and fp32 from '[02]'.",
     ),
     (lambda: tp.Policy.named("cuda").apply_to(model_of()), tp.PolicyError, "Policy.named('cuda') has none. Add some:"),
 ]

@@ -79,9 +79,8 @@ class _Plugin:
         """Returns the region that Lightning runs steps in."""
         return self._region
 
-    def autocast_context_manager(self) -> my_autocast:
-        """Returns the same region: up to Lightning 2.6, the Trainer's `forward_context` calls this method."""
-        return self._region
+    #: Up to Lightning 2.6, the Trainer's `forward_context` calls this method.
+    autocast_context_manager = forward_context
 
 
 def __getattr__(name: str) -> Any:

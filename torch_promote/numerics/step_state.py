@@ -36,9 +36,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["StepState", "is_compiled", "iterators_of", "objects_of"]
+__all__ = ["StepState", "is_compiled", "objects_of", "same_bits"]
 
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
@@ -79,7 +78,7 @@ class StepState:
         self._parts: dict[str, Any] = {}
         self._saved: list[tuple[str, _Saved]] = []  # dicts come before their items
         self._known: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-        self._add("random number generators and modes", _Process())
+        self._add("random number generators", _Process())
         if model is not None:
             self._add("model", model)
         for number, item in enumerate(restore):
@@ -320,7 +319,7 @@ def _save_collection(item: Any) -> _Saved:
     contents = list(item)
 
     def is_restored() -> bool:
-        return len(item) == len(contents) and all(a is b for a, b in zip(item, contents, strict=True))
+        return [id(one) for one in item] == [id(one) for one in contents]
 
     def restore() -> None:
         if not is_restored():
@@ -332,8 +331,7 @@ def _save_collection(item: Any) -> _Saved:
 
 def _same_objects(ours: Iterable[tuple[Any, Any]], theirs: Iterable[tuple[Any, Any]]) -> bool:
     """Whether two dicts have the same keys and values in the same order, by identity."""
-    ours, theirs = list(ours), list(theirs)
-    return len(ours) == len(theirs) and all(a is c and b is d for (a, b), (c, d) in zip(ours, theirs, strict=True))
+    return [(id(key), id(value)) for key, value in ours] == [(id(key), id(value)) for key, value in theirs]
 
 
 def _save_opaque(get: Callable[[], Any], put: Callable[[Any], Any]) -> _Saved:
@@ -378,7 +376,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 class _Process:
-    """Random number generators, and global modes that a step may change."""
+    """The random number generators of the process, and whether autograd records."""
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
@@ -391,12 +389,10 @@ class _Process:
             torch.cuda.get_rng_state_all() if self._on_gpu else None,
             None if self._numpy is None else self._numpy.random.get_state(),
             torch.is_grad_enabled(),
-            torch.get_default_dtype(),
-            [torch.get_autocast_dtype(device_type) for device_type in DEVICE_TYPES],
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, cpu, on_gpu, of_numpy, with_gradients, dtype, autocast_dtypes = state
+        python, cpu, on_gpu, of_numpy, with_gradients = state
         random.setstate(python)
         torch.set_rng_state(cpu)
         if self._on_gpu:
@@ -404,9 +400,6 @@ class _Process:
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
-        torch.set_default_dtype(dtype)
-        for device_type, autocast_dtype in zip(DEVICE_TYPES, autocast_dtypes, strict=True):
-            torch.set_autocast_dtype(device_type, autocast_dtype)
 
 
 # --- the objects to which a step refers
@@ -429,17 +422,6 @@ def objects_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     for name, item in _references(step):
         if isinstance(item, _STATEFUL) or _is_generator(item):
             yield name, item
-
-
-def iterators_of(step: Callable[..., Any]) -> list[str]:
-    """Returns the names of iterators to which a function refers. Items drawn from them cannot be drawn again.
-
-    Example:
-        >>> batches = iter([1, 2])
-        >>> iterators_of(lambda: next(batches))
-        ['batches']
-    """
-    return [name for name, item in _references(step) if isinstance(item, Iterator)]
 
 
 def is_compiled(step: Callable[..., Any], model: nn.Module) -> bool:

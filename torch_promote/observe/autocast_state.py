@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 
 from torch_promote import _C
-from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.extension import policies_beyond_stock
+from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 

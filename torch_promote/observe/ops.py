@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_promote import _C
-from torch_promote.dispatch_keys import AUTOCAST_KEY
+from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.regions.promotion_tables import promoting_ops

@@ -37,7 +37,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import defaults
-from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_change, read_policy
+from torch_promote.regions.autocast import allows_cache, number_of_applied, policy_change, read_policy
 from torch_promote.regions.region import tell_watchers
 
 __all__ = [
@@ -145,7 +145,10 @@ def _enter(self: Any) -> Any:
     if _opens_in_graph is not None and sys._getframe(1).f_code is _opens_in_graph:
         self.__class__ = _GraphAutocast  # pragma: no cover: PyTorch before 2.12
     if self.__class__ is _GraphAutocast:
-        return _enter_in_graph(self, packed)
+        graph_enter(packed)
+        _opened_by_graphs.add(self)
+        _compile.refuse_strict_export()
+        return self
     surroundings = _C.enter_region(self, packed)
     _thread.objects.append(self)
     if surroundings:
@@ -177,20 +180,13 @@ def _exit(
     elif self.__class__ is _GraphAutocast and self in _opened_by_graphs:
         _opened_by_graphs.discard(self)
         graph_exit(_names_device(self.device))
-    elif not _began_as_ours(self):
+    elif self.device not in DEVICE_TYPES or not any(one is self for held in _of_all_threads() for one in held.objects):
         _exit_method.pass_on(self, kind, value, traceback)
     else:  # the region is suspended between two steps of a coroutine, or open in the thread that entered it
         _remove(objects, self)
     if _installation is None:
         _restore()
     return False
-
-
-def _enter_in_graph(region: Any, packed: str) -> Any:
-    graph_enter(packed)
-    _opened_by_graphs.add(region)
-    _compile.refuse_strict_export()
-    return region
 
 
 def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
@@ -209,13 +205,6 @@ def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
 
 def _names_device(device_type: str) -> str:
     return RegionSpec((DeviceSpec(device_type, torch.bfloat16, True),)).pack()
-
-
-def _began_as_ours(region: Any) -> bool:
-    """Whether any thread has the region open or suspended as a region of ours."""
-    if region.device not in DEVICE_TYPES:
-        return False
-    return any(one is region for held in _of_all_threads() for one in held.objects)
 
 
 def _of_all_threads() -> list[_Held]:
@@ -340,22 +329,16 @@ class Installation:
         # PyTorch rejects 1, although it equals True.
         if not ((enabled is True or enabled is False) and (reuses is True or reuses is False)):
             return None
+        key = region.device, region.fast_dtype, enabled, reuses
         try:
-            return self._specs[region.device, region.fast_dtype, enabled, reuses]
+            return self._specs[key]
         except (KeyError, TypeError):  # not computed yet, or not hashable
-            return self._make_spec(region.device, region.fast_dtype, enabled, reuses)
-
-    def _make_spec(self, device_type: Any, dtype: Any, enabled: bool, reuses: bool) -> str | None:
+            device_type, dtype = key[:2]
         known = isinstance(device_type, str) and device_type in DEVICE_TYPES
         if not known or not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NUMBERS:
             return None
-        spec = RegionSpec(
-            (DeviceSpec(device_type, dtype, enabled),),
-            reuses and self.cache != "none",
-            cache_mode(self.cache),
-            self._change,
-        )
-        packed = self._specs[device_type, dtype, enabled, reuses] = spec.pack()
+        devices, mode = (DeviceSpec(device_type, dtype, enabled),), None if self.cache == "none" else self.cache
+        packed = self._specs[key] = RegionSpec(devices, reuses and self.cache != "none", mode, self._change).pack()
         return packed
 
     def digest(self) -> str:
@@ -372,17 +355,13 @@ class Installation:
         """Whether regions take the policy and the cache mode from their surroundings."""
         return self._change == 0 and self.cache is None
 
-    def acts_as(self, other: Installation) -> bool:
-        """Whether regions behave the same under both."""
-        return (self._change, self.cache) == (other._change, other.cache)
-
     @property
     def info(self) -> str:
         """Returns a sentence that describes the installation."""
         parts = [] if self.policy is None else [f"policy {self.policy!r}"]
         parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
-        asked = ", ".join(parts) if parts else "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
+        asked = ", ".join(parts) or "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
         return f"Regions of torch.autocast for {' and '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
 
     def __repr__(self) -> str:
@@ -400,8 +379,12 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
     global _installation
     with while_changing(what) as forget_compiled, _lock:
         before = _installation
-        if before is not None and installation is not None and installation.acts_as(before):
-            installation = before
+        if (
+            before is not None
+            and installation is not None
+            and ((installation._change, installation.cache) == (before._change, before.cache))
+        ):
+            installation = before  # regions behave the same under both
         if installation is not before:
             forget_compiled()
         if installation is not None:
@@ -541,13 +524,6 @@ def use_environment() -> Installation | None:
     """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1.
 
     It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
-
-    Returns:
-        The installation, or None if TORCH_PROMOTE_AUTOCAST is not 1.
-
-    Raises:
-        PolicyError: An op or policy of TORCH_PROMOTE_OVERRIDES does not exist, or the policy is not legal for the op.
-        OptionError: The cache mode does not exist.
     """
     if os.environ.get(AUTOCAST) != "1":  # _torch_promote_hooks warns of other values
         return None
@@ -559,11 +535,7 @@ def use_environment() -> Installation | None:
 
 
 def asked_overrides() -> dict[str, str]:
-    """Returns the overrides in TORCH_PROMOTE_OVERRIDES.
-
-    Raises:
-        PolicyError: An op or policy does not exist, or the policy is not legal for the op.
-    """
+    """Returns the overrides in TORCH_PROMOTE_OVERRIDES, which are checked."""
     text = os.environ.get(OVERRIDES, "")
     try:
         overrides = split_overrides(text)
@@ -574,18 +546,7 @@ def asked_overrides() -> dict[str, str]:
 
 
 def split_overrides(text: str) -> dict[str, str]:
-    """Parses overrides from one line.
-
-    Args:
-        text: For example "softmax=fp32,linalg_*=fp32". Spaces and empty parts are ignored.
-
-    Raises:
-        PolicyError: A part has no equals sign, or an op is named twice.
-
-    Example:
-        >>> split_overrides("softmax=lower, linalg_*=float64")
-        {'softmax': 'lower', 'linalg_*': 'float64'}
-    """
+    """Parses overrides from one line, as "softmax=lower, linalg_*=float64"."""
     overrides: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         op, equals, policy = (piece.strip() for piece in part.partition("="))
@@ -597,10 +558,5 @@ def split_overrides(text: str) -> dict[str, str]:
 
 
 def join_overrides(overrides: dict[str, str]) -> str:
-    """Formats overrides as one line.
-
-    Example:
-        >>> join_overrides({"softmax": "lower", "exp": "fp32"})
-        'softmax=lower,exp=fp32'
-    """
+    """The reverse of `split_overrides`."""
     return ",".join(f"{op}={policy}" for op, policy in overrides.items())

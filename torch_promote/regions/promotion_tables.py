@@ -118,13 +118,7 @@ class PromotingOp(NamedTuple):
 
 @functools.cache
 def promoting_ops() -> tuple[PromotingOp, ...]:
-    """Returns the promoting ops that the running PyTorch has.
-
-    Example:
-        >>> ops = {op.name: op for op in promoting_ops()}
-        >>> ops["aten::add_.Tensor"].functional, ops["aten::where.self"].participants
-        ('aten::add.Tensor', (1, 2))
-    """
+    """Returns the promoting ops that the running PyTorch has."""
     return tuple(_find(_schemas()))
 
 
@@ -274,12 +268,7 @@ _changes: dict[int, _C.HeldChange] = {}
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
     """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
 
-    Args:
-        rule: The rule.
-        matmul: Whether the rule acts on matrix products.
-        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
-        mode: What the lint does with them.
-        report: The function that does it.
+    The arguments are the fields of `_Known`, and the function that reports what the lint finds.
     """
     _register_ops(report)
     _checkpoint.install()
