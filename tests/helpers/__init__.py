@@ -12,6 +12,7 @@ Any test
 
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
+    autocast_lists: PyTorch's own lists of autocast ops, and the calls that their entries describe.
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
     override_effects: the same for a call under an override.
     operands: random operands in every layout.

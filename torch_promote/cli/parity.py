@@ -33,11 +33,11 @@ stock; under stock, each dispatched op returns what the reference computes
 (dtype, and for elementwise ops shape and strides) and autocast inserts the
 casts that the reference computes; and the same under ours.
 
-The entries are the rows of the op table, the entries of PyTorch's autocast test
-lists, and the ops of its op database (op_db). A sample has a label such as
-float32/3/mixed: the dtype of its inputs, a number, and plain, mixed (the inputs
-alternate between float32 and the autocast dtype) or lower (float32 inputs are
-cast to the autocast dtype).
+The entries are the rows of the op table, pairs of dtypes, and the ops of
+PyTorch's op database (op_db). A sample has a label such as float32/3/mixed: the
+dtype of its inputs, a number, and plain, mixed (the inputs alternate between
+float32 and the autocast dtype) or lower (float32 inputs are cast to the
+autocast dtype).
 
 devices:
   cpu        compares all bits
