@@ -266,7 +266,7 @@ _changes: dict[int, _C.HeldChange] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
-    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed."""
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops once."""
     _register_ops(report)
     _checkpoint.install()
     asked = _Known(rule, matmul, kinds, mode)
