@@ -5,7 +5,6 @@ Any test
     thread_state: the autocast state of a thread, to compare before and after.
     subprocesses: Python processes that tests start, most of them forks of one that has imported torch.
     warm_python: the program of that process.
-    source_copies: copies of the sources with a separate build of the extension, for commands of the tests.
     fixtures: the fixtures of all tests.
     under_install: applies the options --installed and --installed-policy, and checks that a region is stock's.
     doc_blocks: the code blocks and commands of README.md and docs/.
@@ -13,6 +12,7 @@ Any test
 
 One op call
     side_by_side: runs a call under stock and under ours, and compares the two runs.
+    autocast_lists: PyTorch's own lists of autocast ops, and the calls that their entries describe.
     rows: the rows of the op table: which exist here, sample calls of each, and the check of one row.
     override_effects: the same for a call under an override.
     operands: random operands in every layout.

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torch_promote as tp
-from helpers.comparison import assert_same
 from helpers.probes import INNER, KINDS, Region, autocast_dtype, in_thread, leaves_no_trace
 from helpers.thread_state import thread_state
 
@@ -60,23 +59,8 @@ class Model:
     def class_method(cls) -> list[Seen]:
         return plain()
 
-    @staticmethod
-    @half
-    def static_method() -> list[Seen]:
-        return plain()
-
     @half
     async def coroutine(self) -> list[Seen]:
-        return await look()
-
-    @classmethod
-    @half
-    async def class_coroutine(cls) -> list[Seen]:
-        return await look()
-
-    @staticmethod
-    @half
-    async def static_coroutine() -> list[Seen]:
         return await look()
 
     def __call__(self) -> list[Seen]:
@@ -90,22 +74,17 @@ class Service:
 
 CALLABLES: dict[str, Callable[[], Any]] = {
     "function": half(plain),
-    "lambda": half(lambda: plain()),
     "method": Model().method,
     "bound method": half(Model().__call__),
     "class method": Model.class_method,
-    "static method of an object": Model().static_method,
     "a staticmethod decorated": half(staticmethod(plain)),
     "callable object": half(Model()),
     "partial": half(functools.partial(plain)),
     "twice": tp.my_autocast("cpu", BF16)(half(plain)),
     "coroutine function": half(look),
     "coroutine method": Model().coroutine,
-    "coroutine class method": Model.class_coroutine,
-    "coroutine static method": Model.static_coroutine,
     "callable object with coroutines": half(Service()),
     "partial of a coroutine function": half(functools.partial(look, 3)),
-    "bound coroutine method": half(Service().__call__),
     "coroutine function, twice": tp.my_autocast("cpu", BF16)(half(look)),
 }
 
@@ -323,37 +302,13 @@ def decorated_generator(dtype: torch.dtype, log: list[Any]) -> Any:
     return body()
 
 
-@pytest.mark.parametrize("end", ["close", "forget"])
-def test_clean_up_sees_the_region(end: str) -> None:
+def test_the_clean_up_of_a_forgotten_generator_sees_the_region() -> None:
     log: list[Any] = []
     steps = decorated_generator(FP16, log)
     next(steps)
     with leaves_no_trace():
-        if end == "close":
-            steps.close()
-        else:
-            del steps
+        del steps
     assert log == [FP16, ("closed", FP16)]
-
-
-def test_the_cache_is_empty_between_steps_and_the_gradients_are_those_of_one_region() -> None:
-    weight = torch.rand(3, 3, requires_grad=True)
-
-    @half
-    def body() -> Iterator[torch.Tensor]:
-        y = torch.mm(weight, weight)
-        assert tp.cache_info()["entries"] == 1
-        yield y
-        yield torch.mm(y, weight)
-
-    y = torch.empty(0)
-    for result in body():
-        assert tp.cache_info()["entries"] == 0
-        y = result
-    with tp.stock_autocast("cpu", FP16):
-        y_of_stock = torch.mm(torch.mm(weight, weight), weight)
-    ours, stock = (torch.autograd.grad(out.float().sum(), weight)[0] for out in (y, y_of_stock))
-    assert_same(ours, stock)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -68,7 +68,7 @@ class _Regions:
         import torch
 
         import torch_promote as tp
-        from torch_promote.dispatch_keys import AUTOCAST_KEY
+        from torch_promote.loader import AUTOCAST_KEY
 
         tp.install(**arguments)
         self.opened = 0

@@ -32,12 +32,12 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.checker import UNINITIALIZED
+from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
-    is_of_a_transform,
+    is_wrapped,
     leaves,
     overload_name,
     tensor_arguments,
@@ -548,7 +548,7 @@ class NonfiniteFinder(CallObserver):
         """Called before a call."""
         if self.done:
             return None
-        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
+        if is_wrapped(tensors_in(args)):  # cannot be read; the calls on the tensors inside follow
             return THROUGH
         token = super().begin(op, args)
         if token is None:

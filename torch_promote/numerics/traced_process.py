@@ -12,7 +12,6 @@ import json
 import multiprocessing.util
 import os
 import pickle
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,10 @@ from torch_promote.observe.dispatch import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 
-__all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "use_environment"]
+__all__ = ["VARIABLE", "Record", "Request", "read_records", "use_environment"]
 
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
-
-#: The least time between progress reports in seconds. They follow optimizer steps.
-_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class Request:
         finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
         first: The first optimizer step to observe; 0 for the start of the program.
         end: The step before which to stop; None for the end of the program.
-        shows_progress: Whether to write progress reports.
     """
 
     folder: str
@@ -48,7 +43,6 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0
     end: int | None = None
-    shows_progress: bool = False
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -92,24 +86,12 @@ def read_records(folder: Path) -> dict[int, Record]:
     return {int(file.stem): pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.record"))}
 
 
-def read_progress(folder: Path) -> tuple[int, int]:
-    """Returns the number of calls and optimizer steps so far, in the process that has made the most."""
-    found = (0, 0)
-    for file in folder.glob("*.progress"):
-        with contextlib.suppress(OSError, ValueError):  # the file is being written
-            calls, steps = map(int, file.read_text().split())
-            found = max(found, (calls, steps))
-    return found
-
-
 class _Process:
     """Observes this process and, after a fork, the child."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._folder = Path(request.folder)
         self._steps = 0
-        self._said = time.monotonic()
         self._block: contextlib.AbstractContextManager[Any] | None = None
         self._report: Any = None
         self._inherited: Any = None  # the origin that the parent found
@@ -137,10 +119,6 @@ class _Process:
             self._end()
         elif self._report is None and self._steps == self._request.first:
             self._begin()
-        if self._request.shows_progress and time.monotonic() - self._said > _SECONDS:
-            self._said = time.monotonic()
-            calls = self._report.total.calls if isinstance(self._report, TraceReport) else 0
-            self._put("progress", f"{calls} {self._steps}".encode())
 
     def _forget(self) -> None:
         # The parent reports the existing records.
@@ -167,13 +145,10 @@ class _Process:
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
             record.override = next_override(self._report) if record.found else None
-        self._put("record", pickle.dumps(record))
-
-    def _put(self, kind: str, content: bytes) -> None:
-        whole = self._folder / f"{os.getpid()}.{kind}"
-        part = whole.with_suffix(f".{kind}-part")
+        whole = Path(self._request.folder, f"{os.getpid()}.record")
+        part = whole.with_suffix(".record-part")
         with contextlib.suppress(OSError):  # the command has ended before this process
-            part.write_bytes(content)
+            part.write_bytes(pickle.dumps(record))
             part.rename(whole)
 
 
