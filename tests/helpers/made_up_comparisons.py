@@ -21,11 +21,7 @@ def made_up_site(op: str = "aten::linear", module: str = "", **others: Any) -> S
         "dtypes": "float16",
         "policy": "lower_precision_fp",
         "local": 3e-4,
-        "local_ulp": 0.5,
-        "local_sqnr": 70.4,
         "accumulated": 8e-4,
-        "accumulated_ulp": 3.0,
-        "accumulated_sqnr": 61.9,
         "impact": 1e-5,
         "signed_impact": -4e-6,
         "bytes": 4096,
@@ -57,8 +53,6 @@ def small_comparison(**others: Any) -> Comparison:
         calls=2,
         line="/code/model.py:31",
         local=0.02,
-        local_ulp=41.0,
-        local_sqnr=34.0,
         accumulated=0.021,
         impact=2.5e-3,
         signed_impact=1.9e-3,
@@ -70,11 +64,7 @@ def small_comparison(**others: Any) -> Comparison:
         policy="",
         line="",
         local=0.0,
-        local_ulp=0.0,
-        local_sqnr=math.inf,
         accumulated=None,
-        accumulated_ulp=None,
-        accumulated_sqnr=None,
         impact=None,
         signed_impact=None,
     )
@@ -107,10 +97,10 @@ def small_tuning(**others: Any) -> Tuning:
     softmax, linear, loss = "aten::softmax", "aten::linear", "aten::mse_loss"
     all_three = (softmax, linear, loss)
     trials = [
-        Trial((), {"loss": 1.2e-3}, False, "gate", predicted=2.5e-3, seconds=0.25),
-        Trial(all_three, {"loss": 0.0}, True, "gate", predicted=0.0, seconds=0.5),
-        Trial((softmax,), {"loss": 2e-5}, True, "prefix", predicted=1e-5, seconds=0.3),
-        Trial((linear,), {"loss": math.inf}, False, "shrink", predicted=2.4e-3, seconds=0.25),
+        Trial((), {"loss": 1.2e-3}, False, "gate", seconds=0.25),
+        Trial(all_three, {"loss": 0.0}, True, "gate", seconds=0.5),
+        Trial((softmax,), {"loss": 2e-5}, True, "prefix", seconds=0.3),
+        Trial((linear,), {"loss": math.inf}, False, "shrink", seconds=0.25),
         Trial((loss,), {}, False, "shrink", error="RuntimeError: no such kernel"),
         Trial((softmax,), {"loss": 4e-5}, True, "held out", seconds=0.3),
     ]
@@ -135,11 +125,6 @@ def small_tuning(**others: Any) -> Tuning:
             Candidate(linear, linear, "", 1e-5, calls=1),
             Candidate(loss, loss, "", 0.0, calls=1),
         ],
-        "predicted_against_measured": [
-            (trial.overrides, trial.predicted, trial.errors["loss"])
-            for trial in trials[:4]
-            if trial.predicted is not None
-        ],
         "comparison": small_comparison(gradients=[]),
         "budget": 60,
         "runs": 9,
@@ -160,7 +145,7 @@ def gpt_tuning() -> Tuning:
     chosen = [names[: len(names) >> number % 10] for number in range(60)]
     errors = [0.5 / (1 + len(some)) * (1 + number % 7) for number, some in enumerate(chosen)]
     trials = [
-        Trial(some, {"loss": error}, error < 0.01, "prefix", predicted=error / 3, seconds=1.5)
+        Trial(some, {"loss": error}, error < 0.01, "prefix", seconds=1.5)
         for some, error in zip(chosen, errors, strict=True)
     ]
     table = {"transformer.h.*.attn": {"aten::softmax": "fp32"}}
@@ -174,6 +159,5 @@ def gpt_tuning() -> Tuning:
         met=False,
         trials=trials,
         candidates=candidates,
-        predicted_against_measured=[(one.overrides, one.predicted or 0.0, one.errors["loss"]) for one in trials],
         comparison=comparison,
     )

@@ -86,7 +86,7 @@ PROGRAM: list[Place] = [
     (ours, {"overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fp32", "cat": "fp16"}}),
     (stock, {"dtype": HALF}),
-    (ours, {"overrides": {"matmul": HALF}}),
+    (ours, {"policy": tp.Policy.stock().override({"matmul": HALF})}),
     (ours, {"dtype": HALF, "overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fallthrough", "mm": "fallthrough"}}),
     None,
@@ -352,14 +352,12 @@ def on_a_stack(x: torch.Tensor) -> torch.Tensor:
 
 #: PyTorch 2.15 breaks the graph at a region on an ExitStack; under stock every release does.
 BREAKS_ON_A_STACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
-POLICY = tp.Policy.stock().override({"matmul": HALF})
 
 #: A function, and whether Dynamo compiles all of it.
 WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "subclass with __init__": (inside(lambda: WithInit(True)), True),
     "subclass with methods": (inside(lambda: WithMethods("cpu", HALF)), False),
     "subclass, made outside": (subclass_made_outside(), True),
-    "policy": (inside(lambda: tp.my_autocast("cpu", policy=POLICY)), True),
     "explicit methods": (by_methods, True),
     "ExitStack": (on_a_stack, not BREAKS_ON_A_STACK),
 }

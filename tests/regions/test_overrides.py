@@ -55,28 +55,6 @@ def test_fallthrough_leaves_the_ops_inside_to_autocast() -> None:
 # --- how long overrides hold
 
 
-@pytest.fixture
-def fake_cuda() -> Callable[..., torch.Tensor]:
-    def make(dtype: torch.dtype = FP32, shape: tuple[int, ...] = (2, 2)) -> torch.Tensor:
-        with torch._subclasses.FakeTensorMode():
-            return torch.empty(shape, device="cuda", dtype=dtype)
-
-    return make
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("devices", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
-def test_an_override_holds_on_each_device_type_that_is_on(devices: Any, fake_cuda: Callable[..., torch.Tensor]) -> None:
-    on_cuda = fake_cuda()
-    with tp.my_autocast(devices, FP16, overrides={"mm": "fp32", "exp": "fp16"}):
-        cpu_on, cuda_on = "cpu" in devices, "cuda" in devices
-        x = torch.ones(2, 2)
-        assert torch.mm(x, x).dtype == FP32
-        assert torch.exp(x).dtype == (FP16 if cpu_on else FP32)
-        assert torch.mm(on_cuda, on_cuda).dtype == FP32
-        assert torch.exp(on_cuda).dtype == (FP16 if cuda_on else FP32)
-
-
 MIXED_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "pow(cuda, cpu)": torch.pow,
     "pow(cpu, cuda)": lambda cuda, cpu: torch.pow(cpu, cuda),
