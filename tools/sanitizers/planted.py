@@ -72,8 +72,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     "thread": (
         Planted(
             file="csrc/cache/persistent_casts.cpp",
-            old="  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);\n  for (const",
-            new="  for (const",
+            old="  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);\n  for (const CastsOf",
+            new="  for (const CastsOf",
             test="tests/cache/test_threads_on_shared_weights.py",
             kind="data race",
             within="csrc/cache/persistent_casts.cpp",
