@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.cases import Settings, measure
 from benchmarks.measures import count_kernels
-from benchmarks.suites import models
+from benchmarks.suites import SUITES
 
 pytestmark = pytest.mark.needs_gpu
 
@@ -21,8 +21,7 @@ def test_kernels_are_counted_without_copies() -> None:
 
 def test_a_run_has_times_kernels_and_bytes() -> None:
     settings = Settings("cuda", rounds=2, slice_seconds=0, tiny=True)
-    [case] = [case for case in models(settings) if case.name == "MLP, forward and backward"]
-    result = measure(case, settings)
+    result = measure(SUITES["models"]["MLP, forward and backward"], settings)
     contenders = {"stock", "ours", "already_cast", "plain"}
     assert set(result["times_ns"]) == set(result["kernels"]) == set(result["peak_bytes"]) == contenders
     assert result["peak_bytes"]["ours"] <= result["peak_bytes"]["stock"]
