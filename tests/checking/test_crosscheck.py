@@ -128,13 +128,6 @@ def test_a_training_has_no_mismatch_and_does_not_change(name: str, dtype: Any, r
     assert report.with_policy["aten.linear.default"] >= 3
 
 
-def test_stock_autocast_is_checked_too() -> None:
-    with tp.crosscheck(level="bits") as report, tp.stock_autocast("cpu"):
-        F.linear(X, W).sum().backward()
-    assert report.mismatches == []
-    assert (report.with_policy["aten.linear.default"], report.with_stock.total()) == (1, 0)
-
-
 # --- with other features of PyTorch
 
 
@@ -182,10 +175,24 @@ def graph(tracing_mode: str) -> Callable[[], Any]:
     return lambda: make_fx(lambda a: (a @ a).relu().sum(), tracing_mode=tracing_mode)(X).code
 
 
+def recomputed(reentrant: bool) -> Callable[[], Any]:
+    def code() -> list[Any]:
+        torch.manual_seed(1)
+        w, leaf = W.detach().clone().requires_grad_(), X.clone().requires_grad_()
+        part = lambda a: torch.dropout(torch.relu(a @ w), 0.5, True) @ w  # noqa: E731
+        loss = checkpoint(part, leaf, use_reentrant=reentrant).float().sum()
+        loss.backward()
+        return [loss.detach(), w.grad, leaf.grad]
+
+    return code
+
+
 SPARSE, PARTS = X.to_sparse(), [torch.randn(2, 4), torch.randn(3, 4)]
 PROGRAMS: dict[str, Callable[[], Any]] = {
     **{mode.__name__: in_mode(mode) for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad)},
     **{f"make_fx, {mode}": graph(mode) for mode in ("real", "fake", "symbolic")},
+    "checkpoint": recomputed(reentrant=False),
+    "checkpoint, reentrant": recomputed(reentrant=True),
     "vmap": lambda: vmap(loss_of)(X),
     "grad": lambda: grad(loss_of)(X),
     "jvp": lambda: jvp(loss_of, (X,), (X,)),
@@ -239,27 +246,6 @@ def test_compile_around_and_inside(level: Any, backend: str) -> None:
     assert report.mismatches == []
     assert_same(gradients(torch.compile(inside, backend=backend)), plain)
     torch._dynamo.reset()
-
-
-@levels
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("backward_inside", [False, True])
-def test_checkpoint(level: Any, reentrant: bool, backward_inside: bool) -> None:
-    def gradients(level: Any) -> list[Any]:
-        torch.manual_seed(1)
-        w, leaf = W.detach().clone().requires_grad_(), X.clone().requires_grad_()
-        part = lambda a: torch.dropout(torch.relu(a @ w), 0.5, True) @ w  # noqa: E731
-        with checked(level) as report:
-            with tp.my_autocast("cpu"):
-                loss = checkpoint(part, leaf, use_reentrant=reentrant).float().sum()
-            if backward_inside:
-                loss.backward()
-        if not backward_inside:
-            loss.backward()
-        assert report is None or report.mismatches == []
-        return [loss.detach(), w.grad, leaf.grad]
-
-    assert_same(gradients(level), gradients(None))
 
 
 def test_watchers_see_the_same_calls() -> None:
