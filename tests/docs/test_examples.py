@@ -82,12 +82,11 @@ def run(script: Path, *arguments: str, ranks: int = 1) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    lines: list[str] = []
-    variables = [
-        environment(**({"RANK": str(i), "LOCAL_RANK": str(i), **job} if ranks > 1 else {})) for i in range(ranks)
-    ]
+    variables = [environment(RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(ranks)]
     # Most optimizers and checkpoints import Dynamo.
-    for done in run_together([Program(SCRIPT, str(script), *arguments, env=env, compiler=True) for env in variables]):
+    programs = [Program(SCRIPT, str(script), *arguments, env=env, compiler=True) for env in variables]
+    lines: list[str] = []
+    for done in run_together(programs):
         assert done.returncode == 0, f"{script.name} failed:\n{done.stdout}\n{done.stderr}"
         lines += done.stdout.splitlines()
     return lines
