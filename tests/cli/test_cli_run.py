@@ -261,13 +261,6 @@ def train(seed):
     return hashlib.sha256(bits).hexdigest()
 """
 ALONE = f"{TRAINING}\nif __name__ == '__main__':\n    print(train(0), *sys.argv[1:])\n"
-SPAWNED = f"""{TRAINING}
-def work(rank, folder):
-    installed = sys.modules["torch_promote"].installed()
-    open(os.path.join(folder, f"rank{{rank}}"), "w").write(f"{{train(rank)}} {{installed}}")
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=int(sys.argv[2]))
-"""
 DISTRIBUTED = f"""{TRAINING}
 import torch.distributed as dist
 from helpers.process_groups import end_group
@@ -306,12 +299,6 @@ def test_a_training_has_the_same_bits_and_a_policy_changes_them(
     assert out != f"{hashes[0]}\n"
 
 
-def test_a_spawned_process_is_ours_as_well(folder: Path, capfd: Capture, hashes: list[str]) -> None:
-    (folder / "train.py").write_text(SPAWNED)
-    assert ran(capfd, "--cache", "all", "train.py", str(folder), "1") == (0, "", "")
-    assert (folder / "rank0").read_text() == f"{hashes[0]} <torch_promote.install(cache='all')>"
-
-
 INSTALLS = """
 import multiprocessing, sys, torch, torch_promote as tp
 
@@ -348,20 +335,10 @@ def test_a_program_that_installs_and_uninstalls_itself(tmp_path: Path, entry_poi
     assert (done[0], done[2]) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "started",
-    [
-        pytest.param(["-m", *COMMAND[2:]], id="module"),
-        pytest.param(["--no-python", "{script}", "run"], id="the installed script", marks=pytest.mark.slow),
-    ],
-)
-def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str], started: list[str]) -> None:
-    script = tmp_path / "torch-promote"
-    script.write_text(f"#!{sys.executable}\nimport sys\nfrom torch_promote.cli.program import main\nsys.exit(main())\n")
-    script.chmod(0o755)
+def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [word.format(script=script) for word in started]
+    command += ["-m", *COMMAND[2:]]
     status, out, err = outcome(tmp_path, entry_point, [*command, "--override=relu=fp32", "train.py", "--lr"])
     assert status == 0, err
     installed = "<torch_promote.install(overrides={'relu': 'fp32'})>"

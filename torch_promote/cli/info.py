@@ -111,13 +111,7 @@ def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
         for name, device in info["devices"].items()
     ]
     yield from (table([], list(facts.items())), "", table(columns, devices), "")
-    lists = {
-        "missing on {} (in the table, not registered by this PyTorch; falls through):": "missing_rows",
-        "unlisted on {} (registered by this PyTorch, no policy in the table; left to stock):": "unlisted_ops",
-    }
-    for name, device in info["devices"].items():
-        for title, key in lists.items():
-            if device[key]:
-                yield "\n".join([title.format(name), *device[key], ""])
-    if not any(device[key] for device in info["devices"].values() for key in lists.values()):
+    if any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values()):
+        yield "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
+    else:
         yield "This PyTorch registers exactly the ops that the table lists."

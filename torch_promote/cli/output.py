@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.policy.op_table import CastPolicy
 from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
@@ -36,15 +35,15 @@ __all__ = [
 ]
 
 _STYLES = {
-    CastPolicy.lower_precision_fp: "cyan",
-    CastPolicy.fp32: "yellow",
-    CastPolicy.fp32_set_opt_dtype: "yellow",
-    CastPolicy.fp32_append_dtype: "yellow",
-    CastPolicy.promote: "magenta",
-    CastPolicy.match_self: "green",
-    CastPolicy.fallthrough: "dim",
-    CastPolicy.keep: "blue",
-    CastPolicy.banned: "bold red",
+    "lower_precision_fp": "cyan",
+    "fp32": "yellow",
+    "fp32_set_opt_dtype": "yellow",
+    "fp32_append_dtype": "yellow",
+    "promote": "magenta",
+    "match_self": "green",
+    "fallthrough": "dim",
+    "keep": "blue",
+    "banned": "bold red",
 }
 _UNLIMITED = 100_000  # characters in a line
 _SECONDS_BETWEEN_LINES = 30.0
@@ -71,12 +70,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table
 
 
 def paint(policy: str | None) -> Text | str:
-    """Returns the name of a policy or dtype in its colour; "-" for None."""
+    """Returns a name, in its colour if it is that of a policy; "-" for None."""
     from rich.text import Text
 
-    if policy is None:
-        return "-"
-    return Text(policy, style=_STYLES[CastPolicy(policy)] if policy in CastPolicy.__members__ else "yellow")
+    return "-" if policy is None else Text(policy, style=_STYLES.get(policy, ""))
 
 
 def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = None) -> str:

@@ -273,50 +273,41 @@ def _spell(value: Value | str | None) -> str | None:
 
 
 def _short(names: Iterable[str]) -> str:
-    return ", ".join(name.removeprefix("aten::") for name in names)
+    return ", ".join("(whole module)" if name == KEY_OF_WHOLE else name.removeprefix("aten::") for name in names)
 
 
-def _op_or_whole(key: str) -> str:
-    return "(whole module)" if key == KEY_OF_WHOLE else _short([key])
+def _rows(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Draws rows of the JSON, with a column for each key."""
+    columns = [key for key in rows[0] if any(row[key] != {} for row in rows)]
+    return table([key.replace("_", " ") for key in columns], [[_cell(row[key]) for key in columns] for row in rows])
+
+
+def _cell(value: Mapping[str, str | None] | str | None) -> Any:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{device}: {text or 'no entry'}" for device, text in value.items())
+    return paint(value if value is None else _short([value]))
 
 
 def _draw_listing(data: Mapping[str, Any]) -> Iterator[Any]:
     """Draws the op table, or a policy, which has `policy`."""
-    devices, rows, version, policy = data["devices"], data["rows"], data["torch"], data.get("policy")
-    modules = data.get("modules", {})
+    rows, asked = data["rows"], data.get("policy")
+    entries = [(name or "(the model)", ops) for name, ops in data.get("modules", {}).items()]
+    modules = [{"modules": name, "op": op, "policy": value} for name, ops in entries for op, value in ops.items()]
     if data["other_ops"]:
         yield from _draw_other_ops(data["other_ops"])
-    elif not rows and not modules:
-        names, on = _short(data["without_policy"]), ", ".join(devices)
-        if policy is None:
-            yield f"The table has no policy on {on}, where my_autocast leaves these to PyTorch: {names}"
-        else:
-            yield f"The policy {policy} does nothing on {on} for: {names}"
+    for listed in (rows, modules):
+        if listed:
+            yield from (_rows(listed), "")
+    if data.get("other_overloads"):
+        yield f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}\n"
+    if not (rows or modules or data["other_ops"]):
+        names, on = _short(data["without_policy"]), ", ".join(data["devices"])
+        yield f"Left to PyTorch on {on} by {'the table' if asked is None else asked}: {names}"
+    if not (rows or modules):
         return
-    if rows:
-        cells = []
-        for row in rows:
-            notes = [f"calls {_short([row['redispatch']])}"] if row.get("redispatch") else []
-            notes += [f"{on}: {what} in torch {version}" for on, what in row.get("running_torch_differs", {}).items()]
-            notes += [f"{on}: stock {stock or 'has no entry'}" for on, stock in row.get("stock", {}).items()]
-            cells.append([_short([row["op"]]), *(paint(row[device]) for device in devices), ", ".join(notes)])
-        yield from (table(["aten op", *devices, "notes"], cells), "")
-    if modules:
-        entries = [(name or "(the model)", op, value) for name, ops in modules.items() for op, value in ops.items()]
-        cells = [[name, _op_or_whole(op), paint(value)] for name, op, value in entries]
-        yield from (table(["modules", "aten op", "policy"], cells), "")
-    if policy is not None:
-        differing = sum(bool(row["stock"]) for row in rows)
-        yield f"policy {policy} in torch {version}. ops: {len(rows)}, different from stock: {differing}."
-    elif rows:
-        numbers = {one: [data["counts"][device].get(one.value, 0) for device in devices] for one in CastPolicy}
-        cells = [[paint(one.value), *map(str, found), one.meaning] for one, found in numbers.items() if any(found)]
-        yield from (table(["policy", *devices, "meaning"], cells), "")
-        if data["other_overloads"]:
-            yield f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}\n"
-        differing = sum(bool(row["running_torch_differs"]) for row in rows)
-        verdict = f"differs for {differing} of them, see notes" if differing else "registers the ops as shown"
-        yield f"rows: {len(rows)}. torch {version} {verdict}."
+    changed = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
+    what = f"the op table, compared with torch {data['torch']}" if asked is None else f"{asked}, compared with stock"
+    yield f"{what}. ops: {len(rows)}, differences: {changed}."
 
 
 # Two policies
@@ -347,14 +338,14 @@ def _policies_compared(first: str, second: str, devices: Sequence[str], pattern:
 
 def _draw_policies_compared(data: Mapping[str, Any]) -> Iterator[Any]:
     first, second = data["policies"]
-    differences = data["differences"]
-    if not differences:
-        yield f"{first} and {second} are equal ({_selection(data)})."
-        return
-    cells = [[_op_or_whole(row["op"]), row["device"], *map(paint, row["policies"])] for row in differences]
-    ops = len({row["op"] for row in differences} - {KEY_OF_WHOLE})
-    yield from (table(["aten op", "device", first, second], cells), "")
-    yield f"{first} compared with {second} ({_selection(data)}). differences: {len(differences)}, ops: {ops}."
+    rows = [
+        {"op": row["op"], "device": row["device"], first: row["policies"][0], second: row["policies"][1]}
+        for row in data["differences"]
+    ]
+    if rows:
+        yield from (_rows(rows), "")
+    ops = len({row["op"] for row in rows} - {KEY_OF_WHOLE})
+    yield f"{first} compared with {second} ({_selection(data)}). differences: {len(rows)}, ops: {ops}."
 
 
 def _selection(data: Mapping[str, Any]) -> str:
@@ -388,15 +379,17 @@ def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> dict[str, 
 
 
 def _draw_pytorch_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    if not data["differences"]:
-        yield f"torch {data['torch']} registers exactly the ops that the table lists ({_selection(data)})."
-        return
-    cells: list[list[Any]] = []
+    rows = []
     for name, device in data["devices"].items():
-        cells += [[_short([row["op"]]), name, paint(row["policy"]), row["why"]] for row in device["missing"]]
-        cells += [[_short([op]), name, "left to stock", "registered"] for op in device["unlisted"]]
-    yield from (table(["op", "device", "the table", "this PyTorch"], cells), "")
-    yield f"differences: {data['differences']}. torch {data['torch']} compared with {data['rows']} rows."
+        missing = [(row["op"], row["policy"], row["why"]) for row in device["missing"]]
+        unlisted = [(op, "left to stock", "registered") for op in device["unlisted"]]
+        rows += [{"op": op, "device": name, "the table": a, "this PyTorch": b} for op, a, b in (*missing, *unlisted)]
+    if rows:
+        yield from (_rows(rows), "")
+    yield (
+        f"torch {data['torch']} compared with {data['rows']} rows ({_selection(data)}). "
+        f"differences: {data['differences']}."
+    )
 
 
 def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
@@ -427,11 +420,10 @@ def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, 
 
 
 def _draw_devices_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    devices, differences = data["devices"], data["differences"]
-    if differences:
-        cells = [[_short([row["op"]]), *(paint(row["policies"][device]) for device in devices)] for row in differences]
-        yield from (table(["aten op", *devices], cells), "")
-    yield f"{devices[0]} and {devices[1]}: {len(differences)} differ, {data['alike']} alike. Compared: {data['of']}."
+    first, second = data["devices"]
+    if data["differences"]:
+        yield from (_rows([{"op": row["op"], **row["policies"]} for row in data["differences"]]), "")
+    yield f"{first} and {second}: {len(data['differences'])} differ, {data['alike']} alike. Compared: {data['of']}."
 
 
 # Ops without a row
@@ -522,15 +514,9 @@ def _override(op: str) -> str | None:
 
 def _draw_other_ops(found: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     if len(found) > _IN_FULL:
-        yield from (table(["op", "promotion"], [[op["op"], op["promotion"]] for op in found]), "")
-        yield f"ops: {len(found)}, none with a row in the op table. To see more of one, name it: --op {found[0]['op']}"
+        yield _rows([{"op": op["op"], "promotion": op["promotion"]} for op in found])
+        yield f"\nops without a row: {len(found)}. To see more of one, name it: --op {found[0]['op']}"
         return
-    for number, op in enumerate(found):
-        facts = {
-            "in a region": op["region"],
-            "promotion": op["promotion"],
-            "override": op["override"] or "No policy that casts is legal for it.",
-            "overloads": _short(op["overloads"]),
-        }
-        yield from ([""] if number else [])
-        yield from (op["op"], table([], [[f"  {name}", text] for name, text in facts.items()]))
+    for op in found:
+        facts = {**op, "overloads": _short(op["overloads"]), "override": op["override"] or "none is legal"}
+        yield table([], [[name, facts[name]] for name in ("op", "region", "promotion", "override", "overloads")])

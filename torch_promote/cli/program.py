@@ -68,8 +68,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            write(message)
+        write(message) if file is sys.stdout else say(message.rstrip())
 
     def error(self, message: str) -> NoReturn:
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
