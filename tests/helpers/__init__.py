@@ -61,6 +61,5 @@ Commands and checks
     plan_from_report: the reference's plan of a call, computed only from the trace's record.
     made_up_traces: reports of made-up calls, for the tests of pages, files and plots.
     nothing_left: a fixture that checks that runs of a step leave no policy, hook, stance or dtype behind.
-    targets: files with functions that return a model and a step.
     made_up_comparisons: made-up comparisons and tunings, for the tests of reports.
 """
