@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,9 +29,6 @@ from helpers.probes import in_thread
 from torch_promote import _C
 from torch_promote.errors import DecoratorError, OptionError
 from torch_promote.observe.dispatch import DispatchObserverError
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-from gpt.model import GPT, Config
 
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])
 KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
@@ -76,8 +71,10 @@ def pictures() -> nn.Module:
 #: Functions that make the model, its input and target, and the optimizer.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Callable[[], Any], Any]] = {
     "conv": (pictures, lambda: torch.randn(3, 3, 8, 8), lambda: torch.randint(4, (3,)), torch.optim.SGD),
-    "gpt": (
-        lambda: nn.Sequential(GPT(Config(symbols=20, width=16, heads=2, layers=2)), nn.Flatten(0, 1)),
+    "text": (
+        lambda: nn.Sequential(
+            nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 2, 32), nn.Linear(16, 20), nn.Flatten(0, 1)
+        ),
         lambda: torch.randint(20, (2, 8)),
         lambda: torch.randint(20, (16,)),
         torch.optim.Adam,

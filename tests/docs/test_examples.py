@@ -42,11 +42,11 @@ LINES = {
         "*in <module>: torch.sinh(x)",
     ],
     "06_module_policies.py": [
-        "no policies * blocks.0.mlp.0 * bfloat16 * blocks.1.mlp.0 * bfloat16 * lm_head * bfloat16",
-        "three policies * blocks.0.mlp.0 * bfloat16 * blocks.1.mlp.0 * float16 * lm_head * float32",
+        "no policies *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 bfloat16  lm_head bfloat16",
+        "three policies *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 float16  lm_head float32",
+        "a copy has them *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 float16  lm_head float32",
         "4 of 15 modules have a policy.",
-        "a copy has them * blocks.0.mlp.0 * bfloat16 * blocks.1.mlp.0 * float16 * lm_head * float32",
-        "taken off again * blocks.0.mlp.0 * bfloat16 * blocks.1.mlp.0 * bfloat16 * lm_head * bfloat16",
+        "taken off again *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 bfloat16  lm_head bfloat16",
         "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head.",
     ],
     "07_custom_op.py": [
@@ -58,9 +58,9 @@ LINES = {
         "* torch.float32*",
     ],
     "08_promotion.py": [
-        "torch * float32 * float32 * float32 * float16",
-        "jax * float32 * float32 * float32 * float32",
-        "numpy * float32 * float64 * float64 * float32",
+        "torch *float32 float32 float32 float16",
+        "jax *float32 float32 float32 float32",
+        "numpy *float32 float64 float64 float32",
         "gradient torch.bfloat16",
         "strict   aten::mul.Tensor: the promotion rule*",
         "*torch.float32",
