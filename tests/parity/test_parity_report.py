@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -27,11 +26,6 @@ def report(*names: str, device: str = "cpu", shard: str = "1/1") -> ParityReport
     chosen = entries(options)
     results = {place: run_entry(chosen[place], options) for place in range(index - 1, len(chosen), count)}
     return ParityReport(about(device), options, len(chosen), results, (shard,), seconds=2.5)
-
-
-def whole(*names: str, **options: Any) -> ParityReport:
-    """A run of all entries that there are."""
-    return dataclasses.replace(report(*names), options=Options("cpu", **options))
 
 
 def test_totals_add_up() -> None:
