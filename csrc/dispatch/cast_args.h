@@ -2,8 +2,7 @@
 #pragma once
 
 #include "cache/cached_cast.h"
-#include "policy/dispatch_key.h"
-#include "region/current_policy.h"
+#include "policy/dispatch_state.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,7 @@
 // file: the wrapper of each op entry: finds the device and its policy, casts, calls the op
-#include "dispatch/typed_wrapper.h"
-
-#include "dispatch/boxed_wrapper.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
-#include "promotion/call.h"
+#include "dispatch/kernels.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -66,7 +63,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
         return Boxed::call(promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
       }
-      const InsidePromoted inside;
+      const Scoped inside(tls_promotion.inside, true);
       return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);
     }
     if (decision.is_none()) {
@@ -85,7 +82,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     });
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
       if constexpr (kMayReturnArgument) {
-        const ResultsMayAlias no_sharing;
+        const Scoped no_sharing(tls_results_may_alias, true);
         return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
       }
       // As in stock, the casts are arguments of one call expression. The compiler's order of evaluation determines the

@@ -28,29 +28,6 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 };
 // clang-format on
 
-class Hash {
- public:
-  void mix(PolicyByte byte) {
-    hash_ = (hash_ ^ byte) * 1099511628211ULL;
-  }
-  void mix_number(uint64_t number) {
-    for (; number != 0; number >>= 8) {
-      mix(static_cast<PolicyByte>(number & 0xFF));
-    }
-  }
-  void mix(const std::string& name) {
-    for (const char c : name) {
-      mix(static_cast<uint8_t>(c));
-    }
-  }
-  uint64_t value() const {
-    return hash_ ^ hash_ >> 32;
-  }
-
- private:
-  uint64_t hash_ = 14695981039346656037ULL; // FNV-1a: the same in every process, which a cache on disk needs
-};
-
 } // namespace
 
 std::vector<Override> overrides_of(const PolicyTable& table) {
@@ -76,17 +53,15 @@ Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
     }
   }
   Hash hash;
-  if (salt != 0) {
-    hash.mix(salt);
-  }
+  hash.mix(salt);
   for (const auto& [name, bytes] : changed) {
     hash.mix(name);
     for (const PolicyByte byte : bytes) {
       hash.mix(byte);
     }
   }
-  hash.mix_number(table.promotion.content);
-  hash.mix_number(table.module_tables);
+  hash.mix(table.promotion.content);
+  hash.mix(table.module_tables);
   Fingerprint result{};
   for (size_t slot = 0; slot < result.size(); ++slot) {
     result[slot] = kDigits[(hash.value() >> (slot * kBitsPerSlot)) & ((1U << kBitsPerSlot) - 1)];

@@ -7,6 +7,8 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
+#include <cstdint>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -39,6 +41,25 @@ constexpr std::array<c10::DeviceType, std::tuple_size_v<Fingerprint>> kSlots = {
 
 // The first slot's dtype without a fingerprint: PyTorch's default for PrivateUse1. No fingerprint uses it.
 constexpr c10::ScalarType kNoFingerprint = c10::ScalarType::Half;
+
+// FNV-1a: the same in every process, which a cache on disk needs.
+class Hash {
+ public:
+  void mix(uint64_t value) {
+    hash_ = (hash_ ^ value) * 1099511628211ULL;
+  }
+  void mix(const std::string& text) {
+    for (const char c : text) {
+      mix(static_cast<uint8_t>(c));
+    }
+  }
+  uint64_t value() const {
+    return hash_ ^ hash_ >> 32;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ULL;
+};
 
 // The policies that differ from stock's, without the promotion rule.
 std::vector<Override> overrides_of(const PolicyTable& table);

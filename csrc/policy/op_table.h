@@ -82,7 +82,7 @@ enum class Device : uint8_t { cpu, cuda, count };
 constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
 // Every op that can have a policy has a number. The number of an op entry is its index in the table; the numbers of
-// other ops (op_numbers.h) follow.
+// other ops follow.
 using OpNumber = uint32_t;
 
 constexpr OpNumber number_of(OpEntry entry) {
@@ -166,9 +166,6 @@ OpNumber next_op_number();
 
 // Gives an op without a number the next one.
 OpNumber add_op_number(const std::string& name);
-
-// Whether an op has this number.
-bool is_op_number(OpNumber op);
 
 std::string op_name(OpNumber op);
 

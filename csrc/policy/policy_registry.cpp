@@ -2,14 +2,12 @@
 #include "policy/policy_registry.h"
 
 #include "policy/fingerprint.h"
-#include "policy/fork_safe_mutex.h"
-#include "policy/registry_sizes.h"
+#include "policy/process.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <unordered_map>
 
 namespace torch_promote {
@@ -46,6 +44,7 @@ class Registry {
  public:
   ForkSafeMutex mutex;
   std::atomic<bool> default_is_stock{true};
+  std::atomic<uint32_t> last_number = 0; // of a change; written under the mutex
   PolicyPtr registered = hold(stock_policy_table());
   PolicyPtr by_default = hold(stock_policy_table());
   std::vector<PolicyPtr> kept_for_good;
@@ -62,21 +61,17 @@ class Registry {
       return known;
     }
     TORCH_CHECK(
-        last_number_ < kLastNumber, "torch_promote: this process has made ", kLastNumber,
+        last_number < kLastNumber, "torch_promote: this process has made ", kLastNumber,
         " different sets of overrides. Make the regions outside of the loop, or fewer different ones.");
-    auto made = std::make_shared<const NumberedChange>(++last_number_, std::move(change));
+    auto made = std::make_shared<const NumberedChange>(++last_number, std::move(change));
     changes.put(made->change, made);
     numbers.put(made->number, made);
     return made;
   }
 
-  uint32_t last_number() const {
-    return last_number_.load(std::memory_order_relaxed);
-  }
-
   ChangePtr find(uint32_t number) const {
     ChangePtr change = numbers.find(number);
-    TORCH_CHECK(number <= last_number_, "torch_promote: there is no policy change with the number ", number);
+    TORCH_CHECK(number <= last_number, "torch_promote: there is no policy change with the number ", number);
     TORCH_CHECK(
         change != nullptr, "torch_promote: nothing holds the policy change with the number ", number,
         " any more. Make the region anew: my_autocast(...) or promotion(...) with the same arguments.");
@@ -137,38 +132,28 @@ class Registry {
   }
 
   uint64_t last_serial_ = 0;
-  std::atomic<uint32_t> last_number_ = 0; // written under the mutex
 };
 
 namespace {
 
-Registry& registry = *new Registry; // never destroyed: threads may outlive static destructors
-
-template <auto map>
-size_t count_of() {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
-  return (registry.*map).count();
-}
-
-[[maybe_unused]] const bool noted_policies = note_registry("policy changes", &count_of<&Registry::changes>) &&
-                                             note_registry("policy tables", &count_of<&Registry::tables>);
+Registry& registry = *new Registry; // never destroyed; see NOTE [ Fork ]
 
 } // namespace
 
 ChangePtr intern_change(PolicyChange change) {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   return registry.intern(std::move(change));
 }
 
 uint32_t last_change_number() {
-  return registry.last_number();
+  return registry.last_number.load(std::memory_order_relaxed);
 }
 
 ChangePtr find_change(uint32_t number) {
   if (number == 0) {
     return nullptr;
   }
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   return registry.find(number);
 }
 
@@ -176,8 +161,13 @@ PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change) {
   if (change == nullptr) {
     return around;
   }
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   return registry.compose(around, change, registry.registered);
+}
+
+std::pair<size_t, size_t> policies_in_use() {
+  const Lock lock(registry.mutex);
+  return {registry.changes.count(), registry.tables.count()};
 }
 
 ChangePtr change_to(const PolicyTable& table) {
@@ -185,7 +175,7 @@ ChangePtr change_to(const PolicyTable& table) {
 }
 
 void set_defaults(const ChangePtr& registered, const ChangePtr& policy) {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   const PolicyPtr stock = hold(stock_policy_table());
   PolicyPtr with_registered = registry.compose(stock, registered, stock);
   PolicyPtr by_default = registry.compose(with_registered, policy, with_registered);
@@ -196,7 +186,7 @@ void set_defaults(const ChangePtr& registered, const ChangePtr& policy) {
 }
 
 void keep_for_good(const PolicyTable& table) {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   if (!std::atomic_ref(table.is_kept).exchange(true)) {
     registry.kept_for_good.push_back(hold(table));
   }
@@ -206,12 +196,12 @@ PolicyPtr default_policy_table() {
   if (registry.default_is_stock.load(std::memory_order_relaxed)) {
     return hold(stock_policy_table());
   }
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   return registry.by_default;
 }
 
 PolicyPtr find_policy(const Fingerprint& fingerprint) {
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const Lock lock(registry.mutex);
   const PolicyPtr table = registry.tables.find(fingerprint);
   return table != nullptr ? table : hold(stock_policy_table());
 }

@@ -75,8 +75,7 @@ class CalledOps {
 
 // NOTE [ What the registry keeps ]
 // The registry finds equal changes and tables, and keeps none of them: its maps hold weak pointers.
-// - A change is held by the region objects, open regions and graphs that refer to it. A packed spec contains its
-// number.
+// - A change is held by the region objects, open regions and graphs that refer to it. A packed spec has its number.
 //   Numbers are not reused: a spec whose change nothing holds any more raises.
 // - A table is held by the change that made it, by the regions that are open under it, and by a thread to which PyTorch
 //   carried its fingerprint.
@@ -139,6 +138,9 @@ ChangePtr find_change(uint32_t number);
 
 // Returns the table that a change makes of `around`. Equal tables are one object.
 PolicyPtr compose(const PolicyPtr& around, const ChangePtr& change);
+
+// How many changes and tables something holds.
+std::pair<size_t, size_t> policies_in_use();
 
 // Returns the change that turns any table into this one.
 ChangePtr change_to(const PolicyTable& table);

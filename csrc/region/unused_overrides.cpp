@@ -1,7 +1,4 @@
 // file: notes which ops are called in regions whose overrides name ops; see NOTE [ Unused overrides ]
-#include "region/unused_overrides.h"
-
-#include "policy/op_table.h"
 #include "region/region.h"
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>

@@ -107,15 +107,6 @@ def forward_mode(to: Any) -> Any:
 
 
 @program
-def forward_over_reverse(to: Any) -> Any:
-    with forward_ad.dual_level():
-        x = leaf()
-        y = to(x, BF16)
-        (g,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), torch.randn(4, 5).to(BF16)))
-        return tuple(forward_ad.unpack_dual(g))
-
-
-@program
 def grad_modes(to: Any) -> Any:
     x, results = leaf(), []
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):

@@ -298,7 +298,7 @@ def _register(known: _Known) -> int:
     options = _C.PromotionOptions(
         rule.zero_dim_is_weak, rule.associative, is_stock, known.matmul, known.kinds, known.mode
     )
-    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
+    number = _C.register_promotion(rule.name, options, default_dtype, _tables(rule))
     _changes[number] = _C.register_promotion_change(number)
     _known[number] = known
     return number
@@ -374,7 +374,7 @@ class _Hooks:
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
         rule = _known[number].rule.under(default_dtype)
-        _C.put_promotion_tables(number, _CODES[default_dtype], _tables(rule))
+        _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
     def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
         try:

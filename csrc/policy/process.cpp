@@ -1,5 +1,5 @@
 // file: a mutex that is never left locked in a forked child
-#include "policy/fork_safe_mutex.h"
+#include "policy/process.h"
 
 #include <pthread.h>
 
@@ -11,7 +11,7 @@ namespace torch_promote {
 namespace {
 
 std::vector<ForkSafeMutex*>& mutexes() {
-  static auto* instance = new std::vector<ForkSafeMutex*>; // never destroyed: threads may outlive static destructors
+  static auto* instance = new std::vector<ForkSafeMutex*>; // never destroyed; see NOTE [ Fork ]
   return *instance;
 }
 
