@@ -8,10 +8,7 @@
 #include <ATen/ops/equal_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <ATen/record_function.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <chrono>
 #include <memory>
@@ -63,31 +60,19 @@ std::string line_of_first_cast(const at::Tensor& cast) {
 
 // --- Comparing
 
-class NoMemoryReport final : public c10::MemoryReportingInfoBase {
- public:
-  // GCOVR_EXCL_START: PyTorch calls it only if the next function returns true
-  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
-  // GCOVR_EXCL_STOP
-  bool memoryProfilingEnabled() const override {
-    return false;
-  }
-};
-
 // In its scope ops on plain tensors run PyTorch's kernels alone: no autograd, autocast, functorch, dispatch mode, or
-// tracer, and no profiler sees them.
+// tracer, and no profiler sees them (but for the memory that they allocate).
 class Unobserved {
  public:
   Unobserved()
       : keys_(
             DispatchKeySet(DispatchKey::BackendSelect),
             c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset),
-        profilers_(/*is_enabled=*/false),
-        memory_(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<NoMemoryReport>()) {}
+        profilers_(/*is_enabled=*/false) {}
 
  private:
   c10::impl::ForceDispatchKeyGuard keys_;
   at::RecordFunctionGuard profilers_;
-  c10::DebugInfoGuard memory_;
 };
 
 // The tensor, or one over the memory of a subclass that has memory of its own. Undefined for wrappers and fake tensors.

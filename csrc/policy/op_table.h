@@ -99,6 +99,25 @@ struct PromotionReference {
   auto operator<=>(const PromotionReference& other) const = default;
 };
 
+// FNV-1a: the same in every process, which a cache on disk needs.
+class Hash {
+ public:
+  void mix(uint64_t value) {
+    hash_ = (hash_ ^ value) * 1099511628211ULL;
+  }
+  void mix(const std::string& text) {
+    for (const char c : text) {
+      mix(static_cast<uint8_t>(c));
+    }
+  }
+  uint64_t value() const {
+    return hash_ ^ hash_ >> 32;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ULL;
+};
+
 // A hash of a policy, small enough for PyTorch's autocast state: one dtype for each device type that this library does
 // not serve. See NOTE [ Policy fingerprint ].
 using Fingerprint = std::array<c10::ScalarType, 5>;

@@ -152,15 +152,6 @@ class PlainCall {
   void add(const c10::Scalar& scalar) {
     add_number(scalar.type());
   }
-  void add(const at::TensorList& tensors) {
-    add_each(tensors);
-  }
-  void add(const at::ITensorListRef& tensors) {
-    add_each(tensors);
-  }
-  void add(const at::ArrayRef<c10::Scalar>& scalars) {
-    add_each(scalars);
-  }
   template <class T>
   void add(const std::optional<T>& value) {
     if (value.has_value()) {
@@ -168,13 +159,13 @@ class PlainCall {
     }
   }
   template <class Other>
-  void add(const Other& /*value*/) {
-    plain_ = false; // an argument of another type takes no part
-  }
-  template <class List>
-  void add_each(const List& values) {
-    for (const auto& value : values) {
-      add(value);
+  void add(const Other& value) {
+    if constexpr (requires { value.begin(); }) {
+      for (const auto& element : value) {
+        add(element);
+      }
+    } else {
+      plain_ = false; // an argument of another type takes no part
     }
   }
 

@@ -1,7 +1,6 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
-#include "policy/fingerprint.h"
 #include "policy/process.h"
 
 #include <c10/core/DefaultDtype.h>

@@ -5,7 +5,6 @@
 #include "cache/persistent_casts.h"
 #include "cache/thread_casts.h"
 #include "dispatch/kernels.h"
-#include "policy/fingerprint.h"
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
 #include "python/bindings.h"

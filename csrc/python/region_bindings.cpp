@@ -16,6 +16,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -105,7 +106,9 @@ struct LastPlainRegion {
 PyObject* plain_region(PyObject* const* args, uint64_t packed) {
   static LastPlainRegion last;
   if (!last.is_for(args, packed)) {
-    PyObject* text = PyUnicode_FromFormat("%016llx", static_cast<unsigned long long>(packed));
+    char digits[17];
+    std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(packed));
+    PyObject* text = PyUnicode_FromString(digits);
     PyObject* given =
         text == nullptr ? nullptr : PyTuple_Pack(kPlainArguments, args[0], args[1], args[2], args[3], args[4]);
     PyObject* result = given == nullptr ? nullptr : PyTuple_Pack(2, text, given);

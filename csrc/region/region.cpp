@@ -1,7 +1,6 @@
 // file: enters, leaves and suspends regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
-#include "policy/fingerprint.h"
 #include "policy/process.h"
 
 #include <torch/csrc/autograd/graph_task.h>

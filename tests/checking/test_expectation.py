@@ -32,9 +32,6 @@ def half(*shape: int) -> Tensor:
     return torch.ones(*shape, dtype=BF16)
 
 
-# --- single calls
-
-
 # --- overrides
 
 
