@@ -16,7 +16,7 @@ OP_ENTRY_NAMES: tuple[str, ...]
 """Qualified names of the op entries, in the table's order."""
 
 CLOSED_OPS: tuple[str, ...]
-"""Ops that write weights without bumping their version; their kernels drop the cached casts of what they write."""
+"""Ops whose calls count as inside their kernels in inference mode too; NOTE [ Inside kernels ]."""
 
 class SuspendedRegions:
     """Regions taken off a thread by `suspend_regions`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import threading
 import weakref
@@ -96,16 +95,8 @@ def test_the_end_of_the_last_region_and_stocks_clearing_leave_them() -> None:
 COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
-    "save": lambda module: _saved_and_loaded(module),
     "to": lambda module: copy.deepcopy(module).to(torch.float64).to(torch.float32),
 }
-
-
-def _saved_and_loaded(module: nn.Module) -> Any:
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-# What an op computes in; csrc/promotion/ops.h, Computes.
+# What an op computes in; csrc/promotion/call.h, Computes.
 COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
 
 #: The rules of promoting ops, and what an op with such a rule computes in.
@@ -367,7 +367,7 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension calls: csrc/promotion/rule.h, PromotionCallbacks."""
+    """What the extension calls; csrc/promotion/rule.h."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
