@@ -132,7 +132,10 @@ void CastSet::insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, 
       next_activation_ = (next_activation_ + 1) % activations_.size();
     }
   }
-  gone.push_back(std::exchange(*place, std::move(cast)));
+  if (*place != nullptr) {
+    gone.push_back(std::move(*place));
+  }
+  *place = std::move(cast);
 }
 
 // Takes out the casts of dead tensors: of activations at once, of weights when their number has doubled. When a new

@@ -127,10 +127,6 @@ struct IsComplete : std::false_type {};
 template <class T>
 struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
 
-void register_wrapper(torch::Library& library, OpEntry entry, torch::CppFunction&& kernel) {
-  library.impl(op_entries()[static_cast<size_t>(entry)].overload_name().c_str(), std::move(kernel));
-}
-
 template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
 torch::CppFunction make_wrapper(
     OpEntry entry, Result (*call)(Args...), Result (*redispatch)(c10::DispatchKeySet, Args...), WithDtype* with_dtype) {
@@ -138,17 +134,17 @@ torch::CppFunction make_wrapper(
       TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)>(entry, call, redispatch, with_dtype));
 }
 
-template <OpEntry entry, class Op, class WithDtype = void>
+struct NoDtype {
+  static constexpr void* call = nullptr;
+};
+
+template <OpEntry entry, class Op, class WithDtype = NoDtype>
 void register_entry(torch::Library& library) {
   if constexpr (IsComplete<Op>::value) {
-    constexpr bool kMayReturnArgument = may_return_argument(entry);
-    if constexpr (std::is_void_v<WithDtype>) {
-      void* const none = nullptr;
-      register_wrapper(library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, none));
-    } else {
-      register_wrapper(
-          library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, &WithDtype::call));
-    }
+    auto* const with_dtype = WithDtype::call;
+    library.impl(
+        op_entries()[static_cast<size_t>(entry)].overload_name().c_str(),
+        make_wrapper<may_return_argument(entry)>(entry, &Op::call, &Op::redispatch, with_dtype));
   }
 }
 

@@ -15,21 +15,16 @@ std::vector<ForkSafeMutex*>& mutexes() {
   return *instance;
 }
 
-// Locks all of them or none. A thread that holds one may wait for another, in any order.
-bool try_lock_all() {
-  for (size_t locked = 0; locked < mutexes().size(); ++locked) {
-    if (!mutexes()[locked]->try_lock()) {
-      while (locked-- > 0) {
-        mutexes()[locked]->unlock();
-      }
-      return false;
-    }
-  }
-  return true;
-}
-
+// Locks all of them or none: a thread that holds one may wait for another, in any order.
 void lock_all() {
-  while (!try_lock_all()) {
+  for (size_t locked = 0; locked < mutexes().size();) {
+    if (mutexes()[locked]->try_lock()) {
+      ++locked;
+      continue;
+    }
+    while (locked > 0) {
+      mutexes()[--locked]->unlock();
+    }
     std::this_thread::yield();
   }
 }

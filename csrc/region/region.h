@@ -52,9 +52,7 @@ struct DeviceState {
     at::autocast::set_autocast_enabled(type, enabled);
     at::autocast::set_autocast_dtype(type, dtype);
   }
-  bool operator==(const DeviceState& other) const {
-    return enabled == other.enabled && dtype == other.dtype;
-  }
+  bool operator==(const DeviceState& other) const = default;
 };
 
 // The included and excluded dispatch keys of this thread, read and written once, because PyTorch's own functions look
