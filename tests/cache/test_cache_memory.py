@@ -34,7 +34,7 @@ def uses_of_models() -> Iterator[Any]:
             yield pytest.param(name, use, marks=() if every_day else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "use"), uses_of_models())
+@pytest.mark.parametrize(("name", "use"), list(uses_of_models()))
 def test_the_default_mode_takes_no_more_memory_than_stock(name: str, use: str) -> None:
     assert 0 < peak(USES[use], ours, name) <= 1.05 * peak(USES[use], stock, name)
 
