@@ -42,9 +42,16 @@ test-all: build ## run the tests that are marked slow, too
 test-installed: build ## run the tests with install() in force: torch.autocast opens regions of ours
 	$(PY) -m pytest --installed --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-coverage: build ## list the lines of Python and C++ that no test executes (an extra build; ARGS=tests/cache, ARGS=--report)
+# The extension with counters is in the source tree, so the next target builds the usual one again.
+coverage: build ## list the lines of Python and C++ that no test executes (two extra builds; ARGS=tests/cache)
 	$(PIP) $(call extra,coverage)
-	$(PY) tools/line_coverage $(ARGS)
+	rm -f $(VENV)/.built
+	TORCH_PROMOTE_CXXFLAGS='-O0 -g --coverage -fprofile-update=atomic' TORCH_PROMOTE_LDFLAGS=--coverage \
+		$(PY) setup.py -q build_ext --inplace --force
+	-$(PY) -m coverage run -m pytest $(ARGS)
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
+	$(PY) -m gcovr --filter csrc/ build
 
 test-pytorch: build ## run PyTorch's own autocast tests under stock and with install() in force (PYTORCH=its sources)
 	$(PY) tools/pytorch_suite $(PYTORCH) $(ARGS)

@@ -179,7 +179,7 @@ def _plugin_loader(manager: pytest.PytestPluginManager, level: str) -> object:
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if hasattr(report, _NAME):  # pytest-xdist hands reports over from another process
-                self.plugin().summary.add(*getattr(report, _NAME))
+                self.plugin().add(*getattr(report, _NAME))
 
         @pytest.fixture(name=_NAME)
         def report(self, request: pytest.FixtureRequest) -> CrosscheckReport:

@@ -6,7 +6,7 @@ extension is built against the PyTorch that it will run with.
 TORCH_PROMOTE_EXTENSION=DIR takes the extension from a folder in which it was built before, instead of compiling it:
 tests/test_sdist.py installs the source distribution with it. TORCH_PROMOTE_CXXFLAGS and TORCH_PROMOTE_LDFLAGS are added
 to the options of the compiler and the linker, last, so that they override those here: `make coverage` and
-`make sanitize` build a copy of the sources with them.
+`make sanitize` set them.
 """
 
 from __future__ import annotations

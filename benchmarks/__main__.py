@@ -28,14 +28,13 @@ from rich.table import Table
 
 import benchmarks
 import torch_promote
-from benchmarks.callgrind import ValgrindError, check_valgrind, measure_instructions
-from benchmarks.cases import Case, Settings, measure
-from benchmarks.programs import missing
+from benchmarks.callgrind import ValgrindError, measure_instructions
+from benchmarks.cases import ALREADY_CAST, OURS, PLAIN, STOCK, Case, Settings, measure
 from benchmarks.suites import SUITES
 from torch_promote.regions.defaults import spell_default_policy
 
 _ON_REQUEST = ("compile", "instructions")
-_CONTENDERS = ("ours", "stock", "hand", "already_cast", "plain")
+_CONTENDERS = (OURS, STOCK, ALREADY_CAST, PLAIN)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     device = arguments.device.removesuffix("-stand-in")
     counted = arguments.device == _STAND_IN
-    settings = Settings(
-        device, arguments.rounds, arguments.threads, tiny=arguments.tiny, counted=counted, keep=arguments.callgrind
-    )
+    settings = Settings(device, arguments.rounds, arguments.threads, tiny=arguments.tiny, counted=counted)
     suites = arguments.suite or [suite for suite in SUITES if suite not in _ON_REQUEST]
     if device != "cpu" and (wrong := [suite for suite in suites if suite in _ON_REQUEST]):
         parser.error(f"suite {wrong[0]} runs on the CPU, not on {arguments.device}. Remove one of them.")
@@ -68,8 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{case.suite:13} {case.name}" for case in cases))
         return 0
     try:
-        if "instructions" in suites:
-            check_valgrind()
         results, interrupted = _measured(cases, settings, quiet=arguments.json)
     except ValgrindError as error:
         parser.error(str(error))
@@ -82,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rounds": settings.rounds,
         "clock": settings.clock,
         "default_policy": spell_default_policy(),
-        "skipped": missing() if "programs" in suites and not arguments.case else [],
         "interrupted": interrupted,
         "results": results,
     }
@@ -105,7 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=31, metavar="N", help="rounds of a case, 2 or more (default: 31)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of PyTorch (default: 1)")
     parser.add_argument("--tiny", action="store_true", help="models so small that the figures mean little")
-    parser.add_argument("--callgrind", type=Path, metavar="FOLDER", help="keep the files for callgrind_annotate")
     parser.add_argument("--list", action="store_true", help="print the cases, and run none")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -142,92 +135,61 @@ def _device_name(device: str) -> str:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    """Prints a table for each suite, with a row for each contender of a case."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     for suite, group in itertools.groupby(report["results"], lambda result: result["suite"]):
-        results = list(group)
-        for table in (_times(suite, results), _instructions(suite, results), _counts(suite, results)):
-            if table.row_count:
-                console.print(table)
-    if report["skipped"]:
-        console.print(f"skipped, because transformers is not installed: {', '.join(report['skipped'])}")
+        rows = [(result, name, _cells(result, name)) for result in group for name in _CONTENDERS]
+        rows = [row for row in rows if any(row[2].values())]
+        columns = list(dict.fromkeys(key for _, _, cells in rows for key, cell in cells.items() if cell))
+        table = Table(title=suite, title_justify="left", box=None, show_edge=False)
+        for number, name in enumerate(["case", "contender", *columns]):
+            table.add_column(name, justify="right" if number > 1 else "left", overflow="fold")
+        for result, name, cells in rows:
+            table.add_row(result["case"] if name == OURS else "", name, *(cells.get(key) or "-" for key in columns))
+        console.print(table)
     if report["default_policy"]:
         console.print(f"ours ran under the default policy, {report['default_policy']}.")
     clock = {"cpu": "CPU time", "wall": "wall-clock time", "kernels": "counts on the stand-in device"}[report["clock"]]
     where = f"{report['device']} ({report['device_name']})"
     console.print(
         f"torch {report['torch']}, {where}, threads: {report['threads']}, rounds: {report['rounds']}, {clock}; "
-        "medians with their quartiles"
+        "medians with their quartiles."
     )
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, show_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left")
-    return table
+def _cells(result: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Returns what is known of a contender, by the name of the column. Below 1, ours is faster than stock.
+
+    "over" a base is the overhead of ours over it, divided by that of stock.
+    """
+    cells: dict[str, Any] = {}
+    if name == OURS:
+        cells["/ stock"] = _spread(result.get("ratio"))
+        for base, share in result.get("overheads", {}).items():
+            cells[f"over {base}"] = _spread(share) or "noise"
+    counted = result.get("instructions", {})
+    if name == OURS and STOCK in counted:
+        cells["/ stock"] = f"{counted[OURS] / counted[STOCK]:.3f}"
+    if name in counted:
+        cells["instructions"] = f"{counted[name]:,.0f}"
+    if name in result.get("times_ns", {}):
+        cells["time"] = _time(result["times_ns"][name]["median"])
+    cells["kernels"] = result.get("kernels", {}).get(name)
+    cells |= {f"{kind} cast": count for kind, count in result.get("casts", {}).get(name, {}).items()}
+    cells |= {kind.replace("_", " "): count for kind, count in result.get("compiled", {}).get(name, {}).items()}
+    for column, key in (("KiB moved", "moved_bytes"), ("peak KiB", "peak_bytes")):
+        if name in result.get(key, {}):
+            cells[column] = f"{result[key][name] / 1024:.1f}"
+    return {key: str(cell) for key, cell in cells.items() if cell is not None}
 
 
-def _times(suite: str, results: Sequence[Mapping[str, Any]]) -> Table:
-    """Ratios: below 1 is faster than stock. "over": the overhead of ours over a base, divided by that of stock."""
-    timed = [result for result in results if result.get("times_ns")]
-    bases = [name for name in _CONTENDERS if any(name in result["overheads"] for result in timed)]
-    there = [name for name in _CONTENDERS if any(name in result["times_ns"] for result in timed)]
-    table = _table(suite, "case", "ours / stock", "ours / hand", *(f"over {name}" for name in bases), *there)
-    for result in timed:
-        shares = [result["overheads"].get(name, {}) for name in bases]
-        cells = [_spread(result["ratio"]), _spread(result["ratio_to_hand"])]
-        cells += [_spread(share.get("spread")) if not share.get("reason") else "noise" for share in shares]
-        table.add_row(result["case"], *cells, *(_time(result["times_ns"].get(name)) for name in there))
-    return table
+def _spread(spread: Mapping[str, float] | None) -> str | None:
+    return None if spread is None else f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
 
 
-def _instructions(suite: str, results: Sequence[Mapping[str, Any]]) -> Table:
-    counted = [result["instructions"] for result in results if result.get("instructions")]
-    there = [name for name in _CONTENDERS if any(name in counts for counts in counted)]
-    table = _table(suite, "case", "ours / stock", *there)
-    for result, counts in zip(results, counted, strict=False):
-        ratio = f"{counts['ours'] / counts['stock']:.3f}" if "stock" in counts else "-"
-        table.add_row(result["case"], ratio, *(f"{counts[name]:,.0f}" if name in counts else "-" for name in there))
-    return table
-
-
-def _counts(suite: str, results: Sequence[Mapping[str, Any]]) -> Table:
-    """Casts, memory, kernels and what is compiled, with a row for each contender."""
-    rows: list[tuple[str, dict[str, str]]] = []
-    for result in results:
-        for name in (name for name in _CONTENDERS if name in result.get("peak_bytes", ())):
-            copies = result["copies"].get(name, {})
-            cells = {"kernels": result["kernels"].get(name)}
-            cells |= {"copies": copies.get("kernels"), "cast kernels": copies.get("cast_kernels")}
-            cells |= {f"casts of {kind}": count for kind, count in result["casts"].get(name, {}).items()}
-            for phase in ("forward", "backward"):
-                cells[phase] = copies and f"{copies[phase]['narrowing']}+{copies[phase]['widening']}"
-            cells |= {kind.replace("_", " "): count for kind, count in result["compiled"].get(name, {}).items()}
-            cells |= {"KiB moved": _kib(copies.get("moved_bytes")), "allocated": _kib(copies.get("allocated_bytes"))}
-            cells["peak KiB"] = _kib(result["peak_bytes"][name])
-            rows.append((f"{result['case']}: {name}", {key: str(cell) for key, cell in cells.items() if cell != {}}))
-    columns = list(dict.fromkeys(key for _, cells in rows for key in cells))
-    columns = [key for key in columns if any(cells.get(key, "None") != "None" for _, cells in rows)]
-    table = _table(f"{suite}: counts (forward, backward: casts to fewer + to more bytes)", "case: contender", *columns)
-    for label, cells in rows:
-        table.add_row(label, *(cells.get(key, "-").replace("None", "-") for key in columns))
-    return table
-
-
-def _spread(spread: Mapping[str, float] | None) -> str:
-    return "-" if spread is None else f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
-
-
-def _time(spread: Mapping[str, float] | None) -> str:
-    if spread is None:
-        return "-"
-    value = spread["median"]
+def _time(value: float) -> str:
     unit, size = next(((unit, size) for unit, size in (("ms", 1e6), ("us", 1e3)) if value >= size), ("ns", 1))
     return f"{value / size:.3g} {unit}"
-
-
-def _kib(size: int | None) -> str | None:
-    return None if size is None else f"{size / 1024:.1f}"
 
 
 if __name__ == "__main__":

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import cProfile
-import gc
 import itertools
 import os
-import pstats
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -19,14 +15,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "count_calls_of_compiler",
     "count_casts",
     "count_compiled",
-    "count_copies",
     "count_kernels",
+    "count_on_stand_in",
     "on_its_own",
     "peak_bytes",
-    "without_disk_caches",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -154,7 +148,7 @@ def count_kernels(run: Callable[[], Any]) -> int:
     )
 
 
-def count_copies(run: Callable[[], Any], weights: Iterable[Tensor] = ()) -> dict[str, Any]:
+def count_on_stand_in(run: Callable[[], Any], weights: Iterable[Tensor] = ()) -> dict[str, Any]:
     """Runs a function on the stand-in device, and counts its kernels and casts. Uses no dispatch mode.
 
     Args:
@@ -162,26 +156,18 @@ def count_copies(run: Callable[[], Any], weights: Iterable[Tensor] = ()) -> dict
         weights: The weights. Leaves that require a gradient, and views of both, count as weights too.
 
     Returns:
-        `kernels`, `casts` and `copies` as the JSON of the benchmarks has them.
+        `kernels`, `casts` and `moved_bytes` as the JSON of the benchmarks has them.
     """
     stand_in: Any = sys.modules["cuda_stand_in"]
     addresses = {_storage_address(weight) for weight in weights}
     with stand_in.counting() as counts:
         run()
     kinds = {"weights": 0, "activations": 0, "gradients": 0}
-    directions = {phase: {"narrowing": 0, "widening": 0} for phase in ("forward", "backward")}
     for cast in counts.casts:
         is_weight = cast.of_leaf or cast.address in addresses
         kinds["weights" if is_weight else "gradients" if cast.backward else "activations"] += 1
-        directions["backward" if cast.backward else "forward"]["widening" if cast.widens else "narrowing"] += 1
-    copies = {
-        **directions,
-        "kernels": sum(counts.kernels[name] for name in ("aten::copy_", "aten::_foreach_copy_")),
-        "cast_kernels": len({cast.launch for cast in counts.casts}),
-        "moved_bytes": sum(cast.read + cast.written for cast in counts.casts),
-        "allocated_bytes": counts.allocated_bytes,
-    }
-    return {"kernels": counts.total, "casts": kinds, "copies": copies}
+    moved = sum(cast.read + cast.written for cast in counts.casts)
+    return {"kernels": counts.total, "casts": kinds, "moved_bytes": moved}
 
 
 # torch.compile
@@ -203,14 +189,17 @@ def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
         >>> counts["kernels"], counts["graphs"], counts["graph_breaks"], counts["frames"]
         (0, 2, 0, 2)
     """
-    from torch._dynamo import utils  # here, because the imports take a second
+    import torch._inductor.config  # here, because the imports take a second
+    from torch._dynamo import utils
+    from torch._functorch import config as functorch_config
     from torch._inductor import metrics
 
     torch._dynamo.reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
     metrics.reset()
-    with without_disk_caches():
+    # Without Inductor's disk caches, so that it generates its code again.
+    with torch._inductor.config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
         step()
     metrics_of_all: Any = utils.get_compilation_metrics()
     guards = [frame.guard_count for frame in metrics_of_all if frame.guard_count is not None]
@@ -221,46 +210,6 @@ def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
         "frames": len(guards),
         "guards": sum(guards),
     }
-
-
-def count_calls_of_compiler(step: Callable[[], Any]) -> int:
-    """Discards all compiled code, runs a step that calls compiled functions, and counts the calls of Python functions.
-
-    Compilation is Python code, apart from the C++ compiler, so the count stands for its time. It does not depend on the
-    load of the machine: in one process, counts of the same step differ by a few calls.
-
-    Args:
-        step: The step. It has to have run before, so that nothing is imported or initialized.
-
-    Returns:
-        The number of calls in this thread, including calls of functions in C.
-    """
-    profiler = cProfile.Profile()
-    torch._dynamo.reset()
-    gc.collect()
-    gc.disable()  # finalizers of other objects would be counted
-    try:
-        with without_disk_caches(), profiler:
-            step()
-    finally:
-        gc.enable()
-    return int(pstats.Stats(profiler).total_calls)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def without_disk_caches() -> Iterator[None]:
-    """Disables Inductor's disk caches in a block, so that it generates its code again.
-
-    The results of the C++ compiler are reused, because autocast does not affect its time.
-    """
-    import torch._functorch.config
-    import torch._inductor.config
-
-    with (
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-    ):
-        yield
 
 
 def on_its_own(function: _Function) -> _Function:

@@ -1,22 +1,17 @@
-"""Small versions of typical programs: training steps, evaluation and generation, each with its own regions.
+"""The models that are timed, their steps, and small versions of typical programs, each with its own regions.
 
-    Llama-like    the stack of benchmarks/models.py: with an optimizer, with several batches to a step, with
-                  checkpoints, with adapters on frozen weights (LoRA), with an average of the weights that is evaluated
-                  (EMA); its generation with a cache of keys and values
-    growing slices  one weight; each step of a generation uses a longer slice of it
-    conv net, LSTM  the models of benchmarks/models.py
-    HF            Llama and BERT of transformers, from small configurations, if transformers is installed
-
-The sizes are the smallest that show the behaviour, because the suite measures kernels and bytes.
+Each model represents a kind of cost: an MLP of many small layers for casts of weights; a Llama-like stack for
+activations with several consumers (q, k, v; gate, up); an LSTM for ops that take many weights; a conv net for casts of
+images. The programs train them with an optimizer, with several batches to a step, with checkpoints, with adapters on
+frozen weights (LoRA), with an average of the weights that is evaluated (EMA), and generate with cached keys and values.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,11 +21,266 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks import models
-from benchmarks.cases import Settings
-from benchmarks.models import Region, Step
+from benchmarks.cases import LOW, Settings
 
-__all__ = ["PROGRAMS", "Program", "missing", "program"]
+__all__ = [
+    "LSTM",
+    "MODELS",
+    "PROGRAMS",
+    "Attention",
+    "Block",
+    "ConvNet",
+    "Llama",
+    "Program",
+    "Region",
+    "Step",
+    "Subject",
+    "cast_before",
+    "evaluate",
+    "forward",
+    "program",
+    "subject",
+    "train",
+]
+
+
+#: Makes the region of a forward.
+Region = Callable[[], AbstractContextManager[Any]]
+Step = Callable[[], Any]
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, all of one width."""
+
+    def __init__(self, layers: int = 20, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class RMSNorm(nn.Module):
+    """Llama's norm, in the dtype of its input. The residual stream stays float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Attention(nn.Module):
+    """Attention with separate projections of queries, keys and values, which are rotated by position."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, width: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        head = width // heads
+        angles = torch.outer(torch.arange(tokens), 10000.0 ** -(torch.arange(0, head, 2) / head)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads_of(x)
+        return self.join(functional.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True))
+
+    def heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values: [batch, tokens, width] to [batch, heads, tokens, width / heads]."""
+        q, k, v = (projection(x).unflatten(-1, (self.heads, -1)) for projection in (self.q, self.k, self.v))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotates queries or keys by position, in the dtype of the angles."""
+        first, second = x.chunk(2, dim=-1)
+        return x * self.cos + torch.cat((-second, first), dim=-1) * self.sin
+
+    def join(self, x: Tensor) -> Tensor:
+        """Concatenates the outputs of the heads and projects them."""
+        return self.o(x.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One layer: attention and a gated feed-forward part, each with a norm before it and a residual connection."""
+
+    attention: type[Attention] = Attention
+
+    def __init__(self, width: int, hidden: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.before_attention, self.before_feed_forward = RMSNorm(width), RMSNorm(width)
+        self.attend = self.attention(width, heads, tokens)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.before_attention(x))
+        y = self.before_feed_forward(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+
+class Llama(nn.Module):
+    """A stack of blocks on hidden states, with a norm and a projection at the end."""
+
+    block: type[Block] = Block
+
+    def __init__(self, layers: int, width: int, hidden: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(self.block(width, hidden, heads, tokens) for _ in range(layers)))
+        self.norm = RMSNorm(width)
+        self.head = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
+
+
+class LSTM(nn.Module):
+    """An LSTM with two layers. Returns the output of the last one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]  # type: ignore[no-any-return]
+
+
+class ConvNet(nn.Module):
+    """Convolutions with batch norm and ReLU, then a linear layer on the mean over all pixels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        widths = (3, width, 2 * width, 2 * width)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+            for inputs, outputs in itertools.pairwise(widths)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for outputs in widths[1:])
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class _CastBefore(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net).to(LOW)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x.to(LOW))
+
+
+def cast_before(net: nn.Module) -> nn.Module:
+    """Returns a copy of a model in low precision, which casts only its input."""
+    return _CastBefore(net)
+
+
+# Models with their inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, its input and its target.
+
+    Attributes:
+        net: The model.
+        x: The input, float32.
+        target: The target of the loss.
+    """
+
+    net: nn.Module
+    x: Tensor
+    target: Tensor
+
+
+def _llama(settings: Settings, kind: type[Llama] = Llama) -> tuple[Llama, Tensor]:
+    layers, width, hidden, heads, batch, tokens = 4, 128, 344, 4, 2, 32
+    if settings.tiny:
+        layers, width, hidden, tokens = 2, 32, 88, 16
+    elif settings.counted:  # the stand-in is slow
+        width, hidden, tokens = 64, 176, 16
+    elif settings.device == "cuda":
+        width, hidden, heads, batch, tokens = 1024, 2816, 16, 4, 512
+    return kind(layers, width, hidden, heads, tokens), torch.randn(batch, tokens, width)
+
+
+def _lstm(settings: Settings) -> tuple[nn.Module, Tensor]:
+    width = 8 if settings.tiny else 64
+    return LSTM(width), torch.randn(4, 16, width)
+
+
+def _conv_net(settings: Settings) -> tuple[nn.Module, Tensor]:
+    width, side = (4, 8) if settings.tiny else (16, 32)
+    return ConvNet(width), torch.randn(4, 3, side, side)
+
+
+#: The models by name. Each function returns a model and an input.
+MODELS: Mapping[str, Callable[[Settings], tuple[nn.Module, Tensor]]] = {
+    "MLP": lambda settings: (MLP(3 if settings.tiny else 20), torch.randn(32, 32)),
+    "Llama-like": _llama,
+    "LSTM": _lstm,
+    "conv net": _conv_net,
+}
+
+
+def subject(name: str, settings: Settings) -> Subject:
+    """Makes a model of `MODELS` and its inputs. Every call returns the same values.
+
+    Args:
+        name: A key of `MODELS`.
+        settings: The device, and whether the model is tiny.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net, x = MODELS[name](settings)
+        state = copy.deepcopy(net.state_dict())
+        with torch.no_grad():
+            target = torch.randn_like(net(x))
+        net.load_state_dict(state)  # the forward has updated the running means of batch norm
+    device = settings.device
+    return Subject(net.to(device), x.to(device), target.to(device))
+
+
+# Steps
+
+
+def forward(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext, graph: bool = False) -> Step:
+    """Returns a forward in its own region, without gradients, or with a graph that the step drops."""
+
+    def step() -> Tensor:
+        with torch.set_grad_enabled(graph), region():
+            return net(x)
+
+    return step
+
+
+def train(subject: Subject, region: Region = nullcontext) -> Step:
+    """Returns a training step without the optimizer: forward, loss, backward. It then frees the gradients."""
+    net, x, target = subject.net, subject.x, subject.target
+
+    def step() -> None:
+        with region():
+            # The cast of the loss is written out; autocast computes mse_loss in float32 too.
+            loss = functional.mse_loss(net(x).float(), target)
+        loss.backward()
+        net.zero_grad(set_to_none=True)
+
+    return step
+
+
+def evaluate(net: Callable[[Tensor], Tensor], x: Tensor, region: Region = nullcontext) -> Step:
+    """Returns an evaluation loop without gradients that enters a region for each of eight batches."""
+    one = forward(net, x, region)
+    return lambda: [one() for _ in range(8)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +296,6 @@ class Program:
     weights: Sequence[Tensor]
 
 
-_Maker = Callable[[Settings], Program]
-
-
 def program(name: str, settings: Settings) -> Program:
     """Makes a program of `PROGRAMS`. Every call returns the same values.
 
@@ -61,9 +308,9 @@ def program(name: str, settings: Settings) -> Program:
         return PROGRAMS[name](settings)
 
 
-def missing() -> list[str]:
-    """Returns the names of the programs that cannot run, because transformers is not installed."""
-    return [] if importlib.util.find_spec("transformers") else [name for name in PROGRAMS if name.startswith("HF ")]
+def _model(settings: Settings, name: str = "Llama-like") -> tuple[Any, Tensor]:
+    net, x = MODELS[name](settings)
+    return net.to(settings.device), x.to(settings.device)
 
 
 # Training
@@ -94,23 +341,8 @@ def _training(
     return Program(lambda region: partial(one, region), list(net.parameters()))
 
 
-def _shape(settings: Settings) -> models.LlamaShape:
-    layers, width = (2, 32) if settings.tiny else (4, 64)
-    return models.LlamaShape(layers, width, heads=4, hidden=width * 11 // 4, batch=2, tokens=16)
-
-
-def _llama(settings: Settings) -> tuple[models.Llama, Tensor]:
-    shape = _shape(settings)
-    net = models.Llama(shape).to(settings.device)
-    return net, torch.randn(shape.batch, shape.tokens, shape.width).to(settings.device)
-
-
-def _llama_training(settings: Settings, batches: int = 1) -> Program:
-    return _training(*_llama(settings), batches=batches)
-
-
 def _checkpointed(settings: Settings, reentrant: bool) -> Program:
-    net, x = _llama(settings)
+    net, x = _model(settings)
     x.requires_grad_(reentrant)
 
     def forward(x: Tensor) -> Tensor:
@@ -135,16 +367,16 @@ class _Adapted(nn.Module):
 
 
 def _lora(settings: Settings) -> Program:
-    net, x = _llama(settings)
+    net, x = _model(settings)
     net.requires_grad_(False)
     for module in net.modules():
-        if isinstance(module, models.Attention):
-            module.q, module.v = _Adapted(module.q), _Adapted(module.v)  # type: ignore[arg-type]
+        if isinstance(module, Attention):
+            module.q, module.v = _Adapted(module.q), _Adapted(module.v)  # type: ignore[assignment]
     return _training(net.to(settings.device), x)
 
 
 def _ema(settings: Settings) -> Program:
-    net, x = _llama(settings)
+    net, x = _model(settings)
     average = copy.deepcopy(net).requires_grad_(False)
 
     def after(region: Region) -> None:
@@ -155,16 +387,6 @@ def _ema(settings: Settings) -> Program:
 
     made = _training(net, x, after=after)
     return Program(made.step, [*made.weights, *average.parameters()])
-
-
-def _conv_net(settings: Settings) -> tuple[models.ConvNet, Tensor]:
-    width, side = (8, 16) if settings.tiny else (16, 32)
-    return models.ConvNet(width).to(settings.device), torch.randn(4, 3, side, side).to(settings.device)
-
-
-def _lstm(settings: Settings) -> Program:
-    width = 16 if settings.tiny else 32
-    return _training(models.LSTM(width).to(settings.device), torch.randn(4, 8, width).to(settings.device))
 
 
 # Evaluation and generation
@@ -184,12 +406,12 @@ def _without_gradients(
     return Program(lambda region: partial(step, region), list(net.parameters()))
 
 
-def _evaluation(settings: Settings, make: Callable[[Settings], tuple[nn.Module, Tensor]], mode: Any) -> Program:
-    net, x = make(settings)
+def _evaluation(settings: Settings, name: str, mode: Any) -> Program:
+    net, x = _model(settings, name)
     return _without_gradients(net.eval(), lambda: net(x), mode)
 
 
-class _CachedAttention(models.Attention):
+class _CachedAttention(Attention):
     """Attention for one token at a time, with cached keys and values."""
 
     past: tuple[Tensor, Tensor] | None = None
@@ -202,17 +424,17 @@ class _CachedAttention(models.Attention):
         return self.join(functional.scaled_dot_product_attention(q, k, v))
 
 
-class _CachedBlock(models.Block):
+class _CachedBlock(Block):
     attention = _CachedAttention
 
 
-class _Decoder(models.Llama):
+class _Decoder(Llama):
     block = _CachedBlock
 
 
 def _generation(settings: Settings) -> Program:
-    shape = _shape(settings)
-    net, x = _Decoder(shape).to(settings.device), torch.randn(1, 1, shape.width).to(settings.device)
+    decoder, x = _llama(settings, _Decoder)
+    net, x = decoder.to(settings.device), x[:1, :1].to(settings.device)
     attentions = [module for module in net.modules() if isinstance(module, _CachedAttention)]
 
     def run() -> None:
@@ -244,49 +466,19 @@ def _growing_slices(settings: Settings) -> Program:
     return _without_gradients(net, lambda: net(x))
 
 
-# Transformers
-
-
-def _of_transformers(kind: str, settings: Settings) -> Any:
-    transformers = importlib.import_module("transformers")
-    width = 32 if settings.tiny else 64
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = getattr(transformers, f"{kind}Config")(vocab_size=64, **sizes)
-    name = "LlamaForCausalLM" if kind == "Llama" else "BertForMaskedLM"
-    return getattr(transformers, name)(config).to(settings.device)
-
-
-def _tokens(settings: Settings) -> Tensor:
-    return torch.arange(32).reshape(2, 16).to(settings.device)
-
-
-def _hf_training(kind: str, settings: Settings) -> Program:
-    net, tokens = _of_transformers(kind, settings), _tokens(settings)
-    return _training(net.train(), tokens, lambda ids: net(input_ids=ids).logits)
-
-
-def _hf_generation(settings: Settings) -> Program:
-    net, tokens = _of_transformers("Llama", settings).eval(), _tokens(settings)
-    generate = partial(net.generate, tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
-    return _without_gradients(net, partial(generate, max_new_tokens=4, min_new_tokens=4))
-
-
 #: The programs by name.
-PROGRAMS: Mapping[str, _Maker] = {
-    "Llama-like, training": _llama_training,
-    "Llama-like, four batches to a step": partial(_llama_training, batches=4),
+PROGRAMS: Mapping[str, Callable[[Settings], Program]] = {
+    "Llama-like, training": lambda settings: _training(*_model(settings)),
+    "Llama-like, four batches to a step": lambda settings: _training(*_model(settings), batches=4),
     "Llama-like, checkpoints": partial(_checkpointed, reentrant=False),
     "Llama-like, reentrant checkpoints": partial(_checkpointed, reentrant=True),
     "Llama-like, LoRA": _lora,
     "Llama-like, EMA": _ema,
-    "Llama-like, no_grad": partial(_evaluation, make=_llama, mode=torch.no_grad),
-    "Llama-like, inference mode": partial(_evaluation, make=_llama, mode=torch.inference_mode),
+    "Llama-like, no_grad": partial(_evaluation, name="Llama-like", mode=torch.no_grad),
+    "Llama-like, inference mode": partial(_evaluation, name="Llama-like", mode=torch.inference_mode),
     "Llama-like, generation with cached keys": _generation,
     "growing slices": _growing_slices,
-    "conv net, training": lambda settings: _training(*_conv_net(settings)),
-    "conv net, no_grad": partial(_evaluation, make=_conv_net, mode=torch.no_grad),
-    "LSTM, training": _lstm,
-    "HF Llama, training": partial(_hf_training, "Llama"),
-    "HF BERT, training": partial(_hf_training, "Bert"),
-    "HF Llama, generation": _hf_generation,
+    "conv net, training": lambda settings: _training(*_model(settings, "conv net")),
+    "conv net, no_grad": partial(_evaluation, name="conv net", mode=torch.no_grad),
+    "LSTM, training": lambda settings: _training(*_model(settings, "LSTM")),
 }

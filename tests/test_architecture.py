@@ -21,7 +21,6 @@ ROOT_FILES = {
     "__init__.py",
     "__main__.py",
     "errors.py",
-    "dispatch_keys.py",
     "loader.py",
     "extension.py",
     "_C.pyi",
@@ -157,11 +156,8 @@ def test_the_files_that_the_page_names_exist() -> None:
     named = re.findall(r"`((?:csrc|torch_promote|tests|docs)/[\w/.]+)`", PAGE)
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []
-    path_of_a_call = PAGE.partition("## The path of a call")[2].partition("\n## ")[0]
     sources = {path.name for path in CSRC.rglob("*.*")}
-    named_there = set(re.findall(r"`(\w+\.(?:h|cpp))`", path_of_a_call))
-    assert len(named_there) > 5
-    assert named_there <= sources
+    assert set(re.findall(r"`(\w+\.(?:h|cpp))`", PAGE)) <= sources
 
 
 # --- C++
@@ -190,33 +186,3 @@ def test_includes_follow_the_arrows() -> None:
 def test_there_is_no_include_cycle() -> None:
     assert len(INCLUDES) > 20
     assert cycle_in(INCLUDES) == []
-
-
-# --- the checks themselves
-
-
-def test_the_walk_sees_every_kind_of_import() -> None:
-    source = """
-import torch_promote.policy.named_policies
-from torch_promote import _C, errors
-from torch_promote.cli import program
-def f():
-    from torch_promote.parity.run import run
-    importlib.import_module("torch_promote.checking.report")
-"""
-    known = {"torch_promote.errors", "torch_promote.cli.program", "torch_promote.checking.report"}
-    assert imported(ast.parse(source), known) == {
-        "torch_promote.policy.named_policies",
-        "torch_promote._C",
-        "torch_promote.errors",
-        "torch_promote.cli.program",
-        "torch_promote.parity.run",
-        "torch_promote.checking.report",
-    }
-
-
-def test_an_arrow_that_runs_back_is_named() -> None:
-    edges = [("policy", "errors"), ("policy", "regions"), ("reference", "extension"), ("regions", "regions")]
-    assert list(against_the_arrows(edges, IMPORTS_ORDER)) == ["policy -> regions", "reference -> extension"]
-    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert set(cycle_in({"a": {"b"}, "b": {"a"}})) == {"a", "b"}

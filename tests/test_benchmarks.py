@@ -19,7 +19,7 @@ import cuda_stand_in
 import torch_promote as tp
 from benchmarks.__main__ import main
 from benchmarks.cases import LOW, OURS, STOCK, Settings
-from benchmarks.programs import PROGRAMS, missing, program
+from benchmarks.programs import PROGRAMS, program
 from benchmarks.suites import SUITES, calls
 
 ROOT = Path(__file__).parents[1]
@@ -27,10 +27,9 @@ TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
 #: The contenders that each result of a suite has, and those that it may have.
 CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
     "region": ({"stock", "ours"}, set()),
-    "ops": ({"ours"}, {"stock", "hand", "already_cast", "plain"}),
-    "overrides": ({"ours", "hand"}, set()),
-    "models": ({"stock", "ours", "hand", "plain"}, {"already_cast"}),
-    "caches": ({"stock", "ours", "hand", "plain"}, {"already_cast"}),
+    "ops": ({"stock", "ours"}, {"already_cast", "plain"}),
+    "models": ({"stock", "ours", "already_cast", "plain"}, set()),
+    "caches": ({"stock", "ours", "already_cast", "plain"}, set()),
     "programs": ({"stock", "ours"}, set()),
     "compile": ({"stock", "ours"}, set()),
 }
@@ -48,12 +47,10 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
         ("region", "*"),
         ("ops", "*[!6], with*"),
         ("ops", "policy*"),
-        ("overrides", "*"),
         ("models", "*forward"),
         ("caches", '*"all"'),
         ("programs", '*"persistent"'),
         ("compile", "MLP, step, region around"),
-        ("compile", "MLP, compilation"),
     ],
 )
 def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str) -> None:
@@ -65,7 +62,7 @@ def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str)
         assert result["suite"] == suite
         assert always <= set(result["times_ns"]) <= always | sometimes
         assert all(0 < time["low"] <= time["median"] <= time["high"] for time in result["times_ns"].values())
-        assert (result["ratio"] is None) == (STOCK not in result["times_ns"])
+        assert result["ratio"]["median"] > 0
         counted = suite in ("models", "caches", "programs", "compile")
         assert set(result["peak_bytes"]) == (set(result["times_ns"]) if counted else set())
         assert set(result["compiled"]) == (set(result["times_ns"]) if suite == "compile" else set())
@@ -74,12 +71,10 @@ def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str)
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-def test_instructions_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    case = ("--suite", "instructions", "--case", "mm, nothing to cast")
-    [result] = report_of(capsys, *case, "--callgrind", str(tmp_path))["results"]
+def test_instructions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    [result] = report_of(capsys, "--suite", "instructions", "--case", "mm, nothing to cast")["results"]
     assert set(result["instructions"]) == {"stock", "ours", "plain"}
     assert all(5_000 < count < 50_000 for count in result["instructions"].values())
-    assert len(list(tmp_path.glob("mm, nothing to cast, *.callgrind"))) == 3
 
 
 @pytest.mark.skipif(cuda_stand_in.why_not() is not None, reason=cuda_stand_in.why_not() or "")
@@ -92,12 +87,11 @@ def test_kernels_and_bytes_are_counted_on_the_stand_in_device() -> None:
     report = json.loads(done.stdout)
     [result] = report["results"]
     assert report["clock"] == "kernels"
-    assert result["kernels"] == {"ours": 3, "stock": 3, "hand": 3, "plain": 1, "already_cast": 1}
+    assert result["kernels"] == {"ours": 3, "stock": 3, "plain": 1, "already_cast": 1}
     assert result["peak_bytes"][OURS] == result["peak_bytes"][STOCK] == 3 * 4 * 4 * 2
     assert (result["ratio"], result["times_ns"]) == (None, {})
-    copies = result["copies"][STOCK]
-    assert copies["forward"] == {"narrowing": 2, "widening": 0}
-    assert copies["moved_bytes"] == 2 * 16 * (4 + 2)
+    assert result["casts"][STOCK] == {"weights": 0, "activations": 2, "gradients": 0}
+    assert result["moved_bytes"][STOCK] == 2 * 16 * (4 + 2)
 
 
 def test_cases_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +113,7 @@ def test_names_of_cases_are_unique() -> None:
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in missing()])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_the_same_at_every_call_and_frees_its_gradients(name: str) -> None:
     first, second = program(name, TINY), program(name, TINY)
     assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
@@ -133,7 +127,7 @@ CALLS = calls()
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_by_hand_and_on_cast_inputs_give_what_autocast_gives(name: str) -> None:
+def test_calls_on_cast_inputs_give_what_autocast_gives(name: str) -> None:
     call, make_names = CALLS[name]
     names = make_names(TINY)
 
@@ -144,10 +138,7 @@ def test_calls_by_hand_and_on_cast_inputs_give_what_autocast_gives(name: str) ->
 
     stock = values(call.statement, functools.partial(tp.stock_autocast, "cpu", LOW))
     ours = values(call.statement, functools.partial(tp.my_autocast, "cpu", LOW))
-    by_hand = values(call.hand or call.plain)  # without casts, the call is the same
-    for found in (ours, by_hand):
-        assert [(a.dtype, torch.equal(a, b)) for a, b in zip(found, stock, strict=True)] == [
-            (b.dtype, True) for b in stock
-        ]
-    if call.already_cast:  # its gradients come in the dtype of the inputs
-        assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(values(call.already_cast), stock, strict=True))
+    assert [(a.dtype, torch.equal(a, b)) for a, b in zip(ours, stock, strict=True)] == [(b.dtype, True) for b in stock]
+    # The gradients of cast inputs come in the dtype of the inputs.
+    before = values(call.already_cast or call.plain)
+    assert all(torch.equal(a.to(b.dtype), b) for a, b in zip(before, stock, strict=True))

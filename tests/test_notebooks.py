@@ -64,7 +64,3 @@ def test_a_rule_is_a_table_of_dtypes() -> None:
     for name in RULE_NAMES:
         assert repr(promotion_rule(name)).startswith(f"<PromotionRule {name!r}: ")
         assert "<td>-</td>" in promotion_rule("strict")._repr_html_()
-
-
-def test_the_repr_of_a_crosscheck() -> None:
-    assert repr(VALUES["crosscheck"]) == "<CrosscheckReport: Mismatches: 300.>"

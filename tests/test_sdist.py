@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -138,15 +137,3 @@ def test_pip_installs_the_sdist_where_there_is_only_pytorch(sdist: Path, tmp_pat
     assert "float32" in call(command, "why", "int32[3] + 5.5", folder=tmp_path)
     assert "softmax" in call(command, "policies", "--op", "softmax", folder=tmp_path)
     call(python, "-m", "pip", "check", folder=tmp_path)
-
-
-@pytest.mark.slow
-def test_the_tests_run_in_the_unpacked_sdist(sdist: Path, tmp_path: Path) -> None:
-    with tarfile.open(sdist) as tar:
-        safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4
-        tar.extractall(tmp_path, **safely)
-    (tree,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    for file in (*PACKAGE.glob("_C*.so"), PACKAGE / "_built_with.json"):
-        shutil.copyfile(file, tree / "torch_promote" / file.name)
-    some = ("tests/test_architecture.py", "tests/docs/test_docs_site.py", "tests/policy/test_op_table.py")
-    call(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, folder=tree, PYTHONPATH=str(tree))

@@ -18,8 +18,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.dispatch_keys import AUTOCAST_KEY, pass_over
-from torch_promote.loader import check_extension, do_once, is_first_import
+from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, pass_over
 
 check_extension()  # the imports below need the extension
 
@@ -27,7 +26,6 @@ from torch_promote import errors
 from torch_promote.errors import PolicyError, TorchPromoteError, UnusedOverrideWarning
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
-from torch_promote.integrations import compile_regions as _compile_regions
 from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
@@ -73,8 +71,7 @@ if TYPE_CHECKING:
     )
 
 if is_first_import():
-    _compile.install()
-    _compile_regions.install(_Region, my_autocast, promotion)
+    _compile.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _ranks.install()
@@ -126,36 +123,27 @@ __all__ = [
     "why",
 ]
 
-#: Names that a training loop does not need, with the modules from which they are loaded on first access.
-_LAZY = {
-    "check_casts": "torch_promote.checking.check_casts",
-    "CrosscheckError": "torch_promote.checking.report",
-    "CrosscheckReport": "torch_promote.checking.report",
-    "crosscheck": "torch_promote.checking.crosscheck",
-    "why": "torch_promote.checking.why",
-    "make_rule": "torch_promote.reference.promotion_rules",
-    "find_nonfinite": "torch_promote.numerics.find_nonfinite",
-    "NonfiniteReport": "torch_promote.numerics.find_nonfinite",
-    "trace": "torch_promote.observe.trace",
-    "compare": "torch_promote.numerics.compare",
-    "Comparison": "torch_promote.numerics.comparison",
-    "tune": "torch_promote.numerics.tune",
-    "Tuning": "torch_promote.numerics.tuning",
-    "TraceReport": "torch_promote.observe.trace_report",
-    **dict.fromkeys(
-        ("install", "installed", "installed_as", "stock_autocast", "uninstall"),
-        "torch_promote.regions.installation",
-    ),
-    **dict.fromkeys(
-        (
-            "module_policies",
-            "print_module_policy",
-            "remove_module_policy",
-            "set_module_policy",
-        ),
+#: Modules that a training loop does not need, with the names that are loaded from them on first access.
+_LAZY_MODULES = (
+    ("torch_promote.checking.check_casts", "check_casts"),
+    ("torch_promote.checking.report", "CrosscheckError CrosscheckReport"),
+    ("torch_promote.checking.crosscheck", "crosscheck"),
+    ("torch_promote.checking.why", "why"),
+    ("torch_promote.reference.promotion_rules", "make_rule"),
+    ("torch_promote.numerics.find_nonfinite", "find_nonfinite NonfiniteReport"),
+    ("torch_promote.observe.trace", "trace"),
+    ("torch_promote.observe.trace_report", "TraceReport"),
+    ("torch_promote.numerics.compare", "compare"),
+    ("torch_promote.numerics.comparison", "Comparison"),
+    ("torch_promote.numerics.tune", "tune"),
+    ("torch_promote.numerics.tuning", "Tuning"),
+    ("torch_promote.regions.installation", "install installed installed_as stock_autocast uninstall"),
+    (
         "torch_promote.regions.module_policies",
+        "module_policies print_module_policy remove_module_policy set_module_policy",
     ),
-}
+)
+_LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

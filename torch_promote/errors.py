@@ -82,7 +82,7 @@ class PolicyMismatchError(TorchPromoteError, RuntimeError):
         >>> found = {0: ({}, region), 1: ({}, region), 2: ({"aten::mm on cpu": "fp32"}, "")}
         >>> print(PolicyMismatchError("the policy of their first region", found, [3]))
         ranks of this job differ in the policy of their first region:
-          ranks 0 and 1, my_autocast('cpu'): aten::mm on cpu unchanged
+          ranks 0, 1, my_autocast('cpu'): aten::mm on cpu unchanged
           rank 2: aten::mm on cpu fp32
           not there yet: rank 3
         Without this error, their results would differ silently. Give all ranks the same policies. If the difference is
@@ -129,16 +129,7 @@ def _shorten(text: str) -> str:
 
 
 def _spell_ranks(ranks: Sequence[int]) -> str:
-    """Returns sorted ranks as text: `ranks 0-3 and 8`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    words = f"{', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else parts[0]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}"
+    return _shorten(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}")
 
 
 class OptionError(TorchPromoteError, ValueError):

@@ -1,4 +1,4 @@
-"""Loads the extension, or raises an error with the reason."""
+"""Loads the extension, or raises an error with the reason; and its dispatch key, on which its kernels are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,34 @@ from pathlib import Path
 
 import torch
 
-from torch_promote.dispatch_keys import AUTOCAST_KEY
 from torch_promote.errors import ExtensionError
 
-__all__ = ["built_with", "check_extension", "do_once", "is_first_import"]
+__all__ = ["AUTOCAST_KEY", "built_with", "check_extension", "do_once", "is_first_import", "pass_over"]
+
+
+#: The only Autocast key above AutocastCPU and AutocastCUDA. PyTorch itself has no kernels on it.
+AUTOCAST_KEY = "AutocastPrivateUse1"
+
+
+def pass_over(key: str) -> None:
+    """Makes every higher-order operator (cond, flex_attention, ...), also later ones, fall through on a dispatch key.
+
+    Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
+    AutocastCUDA and others. Without an entry for our key, the operator would raise.
+
+    Args:
+        key: The key's name, such as "AutocastPrivateUse1".
+
+    Source: torch/_ops.py, HigherOrderOperator.__init__ (v2.13).
+    """
+    by_default = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    number = torch._C._dispatch_key_parse(key)
+    if number in by_default:
+        return
+    by_default.append(number)
+    for operator in torch._ops._higher_order_ops.values():
+        if number not in operator.py_kernels:  # another library may have registered a kernel
+            operator.fallthrough(number)
 
 
 _PACKAGE = __name__.partition(".")[0]
@@ -86,17 +110,13 @@ def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
     try:
         function()
     except errors as error:
-        if not _is_run_as_module():
+        # Whether this process is `python -m torch_promote`, which is importing the package.
+        has_not_looked_for_it = sys.argv[:1] == ["-m"]
+        if not (has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]):
             raise
         print(f"torch-promote: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     vars(_C)["_done"] = True
-
-
-def _is_run_as_module() -> bool:
-    """Whether this process is `python -m torch_promote`, which is importing the package."""
-    has_not_looked_for_it = sys.argv[:1] == ["-m"]
-    return has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
 def _key_is_taken() -> bool:

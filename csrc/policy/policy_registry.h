@@ -23,7 +23,7 @@ namespace torch_promote {
 // NOTE [ Unused overrides ]
 // `overrides={"mm": ...}` has no effect on nn.Linear: the op is `linear`, which calls mm or addmm with autocast off. To
 // warn the author, regions whose overrides name ops set a bit for each op that is called in them (note_call, from the
-// wrappers). A table of ops that hide others (torch_promote/regions/arguments.py) says which op ran instead of one
+// wrappers). A table of ops that hide others (torch_promote/regions/autocast.py) says which op ran instead of one
 // that was named and never called. Regions with equal overrides share their bits.
 //
 // An op also counts as called if the region of the call is unknown: on the autograd engine's device threads, and while

@@ -206,7 +206,7 @@ PyObject* py_exit_region(PyObject* /*module*/, PyObject* owner) {
 // NOTE [ Regions in C ]
 // The class `Region` derives from this one. `__enter__` and `__exit__` are C functions: CPython handles no signal in
 // them, so a KeyboardInterrupt cannot leave a region half open, and an ordinary region runs no Python code. Dynamo
-// reads the `__func__` of these methods, which C functions lack; torch_promote/integrations/compile_regions.py replaces
+// reads the `__func__` of these methods, which C functions lack; torch_promote/integrations/compile.py replaces
 // its variable for context managers.
 struct RegionObject {
   PyObject_HEAD PyObject* packed;

@@ -407,10 +407,9 @@ def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) 
 # --- forks while other threads use the cache
 
 FORKS = """
-import sys, threading, torch
+import os, signal, sys, threading, time, torch
 from torch import nn
 import torch_promote as tp
-from helpers.forking import fork_for
 
 torch.set_num_threads(1)
 weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
@@ -446,7 +445,28 @@ def in_child():
         torch.ones(1).exp()
 
 
-forks, hung = fork_for(float(sys.argv[1]), in_child)
+def fork_for(seconds):
+    # Forks children that call `in_child` and end; stops when one hangs for 20 seconds.
+    forks = hung = 0
+    started = time.monotonic()
+    while (forks < 3 or time.monotonic() - started < seconds) and not hung:
+        child = os.fork()
+        if child == 0:
+            in_child()
+            os._exit(0)
+        forks += 1
+        deadline = time.monotonic() + 20
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                hung += 1
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+            time.sleep(0.001)
+    return forks, hung
+
+
+forks, hung = fork_for(float(sys.argv[1]))
 end = True
 for thread in threads:
     thread.join()

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.known_gaps import explained, known_gaps, parse_gaps
+from torch_promote.checking.known_gaps import known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 
 NAN = float("nan")
@@ -65,8 +65,8 @@ GAP = '[[call]]\nop = "{op}"\nkind = "{kind}"\nwrong = "pytorch"\nreason = "so i
 )
 def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -> None:
     finding = Finding("strides", "(1,)", "(2,)")
-    gap = explained(parse_gaps(text, "here").calls, torch.ops.aten.add.Tensor, finding, [torch.ones(2)])
-    assert (gap is not None) == found
+    (gap,) = parse_gaps(text, "here").calls
+    assert gap.explains("aten::add.Tensor", finding, [torch.ones(2)]) == found
 
 
 def test_a_gap_of_fake_tensors_is_counted() -> None:

@@ -106,16 +106,13 @@ def test_correct_calls_give_no_mismatch(block: Any, overrides: dict[Any, Any], d
     assert report.with_policy.total() >= 2
 
 
-def without_its_last_cast(plan: Any) -> Any:
-    return dataclasses.replace(plan, casts=plan.casts[:-1])
+WRONG_CASTS: list[Callable[[Any], Any]] = [
+    lambda casts: casts[:-1],
+    lambda casts: tuple(dataclasses.replace(cast, to=torch.float8_e5m2) for cast in casts),
+]
 
 
-def with_another_dtype(plan: Any) -> Any:
-    casts = tuple(dataclasses.replace(cast, to=torch.float8_e5m2) for cast in plan.casts)
-    return dataclasses.replace(plan, casts=casts)
-
-
-@pytest.mark.parametrize("wrong", [without_its_last_cast, with_another_dtype])
+@pytest.mark.parametrize("wrong", WRONG_CASTS, ids=["one is missing", "another dtype"])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("custom_ops")
 @each_block
@@ -128,7 +125,7 @@ def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, over
         if len(found.casts) < 2 or expectation.overload_name(op) not in state.overrides:
             return found
         planned += 1
-        return wrong(found)
+        return dataclasses.replace(found, casts=wrong(found.casts))
 
     monkeypatch.setattr(expectation, "autocast_plan", plan)
     with tp.crosscheck() as report, tp.my_autocast("cpu", overrides=overrides):
@@ -282,35 +279,21 @@ def test_a_bug_inside_a_transform_or_a_kernel(op: str, call: Callable[[], Any]) 
 
 #: Bugs in the extension's list: its entry of an op, as it is planted (None: the op is missing), a call, the promotion
 #: rule of the region, and the mismatch: its kind, the start of the expected value, and the actual value.
+WIDER = ("dtype", "float64", "float32")
+STRICT = ("error", "an error: aten::", "a result")
 PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
-    "aten::mul.Tensor": ("None", "torch.mul(ints, singles)", "numpy", ("dtype", "float64", "float32")),
-    "aten::mul_.Tensor": (
-        "None",
-        "singles.clone().mul_(halves)",
-        "strict",
-        ("error", "an error: aten::mul_", "a result"),
-    ),
-    # Its result is bool under every rule.
-    "aten::lt.Tensor": (
-        "None",
-        "torch.lt(ints, singles)",
-        "strict",
-        ("error", "an error: aten::lt.Tensor", "a result"),
-    ),
-    "aten::cat": ("None", "torch.cat([ints, singles])", "numpy", ("dtype", "float64", "float32")),
-    "aten::sqrt": ("None", "torch.sqrt(ints)", "numpy", ("dtype", "float64", "float32")),
+    "aten::mul.Tensor": ("None", "torch.mul(ints, singles)", "numpy", WIDER),
+    "aten::mul_.Tensor": ("None", "singles.clone().mul_(halves)", "strict", STRICT),
+    "aten::lt.Tensor": ("None", "torch.lt(ints, singles)", "strict", STRICT),  # its result is bool under every rule
+    "aten::cat": ("None", "torch.cat([ints, singles])", "numpy", WIDER),
+    "aten::sqrt": ("None", "torch.sqrt(ints)", "numpy", WIDER),
     "aten::addcmul": (
         "op._replace(participants=(0, 1))",
         "torch.addcmul(halves, halves, torch.tensor(1.0))",
         "jax",
         ("dtype", "float32", "float16"),
     ),
-    "aten::div.Tensor": (
-        "op._replace(computes=0)",  # as if it were a product
-        "torch.div(ints, ints)",
-        "numpy",
-        ("dtype", "float64", "float32"),
-    ),
+    "aten::div.Tensor": ("op._replace(computes=0)", "torch.div(ints, ints)", "numpy", WIDER),  # as if it were a product
 }
 
 SCRIPT = """
@@ -355,30 +338,6 @@ def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
 
 # --- custom ops: the registered fake is the rule
 
-Define = Callable[..., Any]
-
-
-@pytest.fixture
-def define() -> Iterator[Define]:
-    """Defines an op with a kernel for the CPU and, if asked, a fake. Returns the op."""
-    library = torch.library.Library("fakes", "FRAGMENT")
-    count = 0
-
-    def make(kernel: Any, fake: Any = None, schema: str = "(Tensor x) -> Tensor", meta: Any = None) -> Any:
-        nonlocal count
-        count += 1
-        name = f"op{count}"
-        library.define(f"{name}{schema}")
-        library.impl(name, kernel, "CPU")
-        if fake is not None:
-            torch.library.register_fake(f"fakes::{name}", fake, lib=library)
-        if meta is not None:
-            library.impl(name, meta, "Meta")
-        return getattr(torch.ops.fakes, name).default
-
-    yield make
-    library._destroy()
-
 
 def refuse(x: Tensor) -> Tensor:
     raise ValueError("only for matrices")
@@ -389,47 +348,33 @@ def positive(x: Tensor) -> Tensor:
 
 
 HAS = ", as the op's registered fake has"
+RAISES = "an error: the op's registered fake raises ValueError: only for matrices"
 #: The kernel, the fake, and the mismatch: its kind, the expected and the actual value. None: there is none. "no rule":
 #: there is no fake.
 FAKES: dict[str, tuple[Any, Any, Any]] = {
     "right": (lambda x: x * 2, torch.empty_like, None),
     "dtype": (lambda x: (x * 2).double(), torch.empty_like, ("dtype", f"float32{HAS}", "float64")),
-    "shape": (
-        lambda x: x[:1] * 2,
-        torch.empty_like,
-        ("shape", f"result[0] of shape [2, 3]{HAS}", "result[0] of shape [1, 3]"),
-    ),
-    "strides": (
-        lambda x: (x * 2).t().contiguous().t(),
-        torch.empty_like,
-        ("strides", f"result[0] with strides (3, 1){HAS}", "result[0] with (1, 2)"),
-    ),
-    "error": (
-        lambda x: x * 2,
-        refuse,
-        ("error", "an error: the op's registered fake raises ValueError: only for matrices", "a result"),
-    ),
+    "shape": (lambda x: x[:1] * 2, torch.empty_like, ("shape", f"[2, 3]{HAS}", "[1, 3]")),
+    "strides": (lambda x: (x * 2).t().contiguous().t(), torch.empty_like, ("strides", f"(3, 1){HAS}", "(1, 2)")),
+    "error": (lambda x: x * 2, refuse, ("error", RAISES, "a result")),
     "size that depends on data": (lambda x: x[x[:, 0] > 0].clone(), positive, None),
-    "another size": (
-        lambda x: x[:, :2].clone(),
-        positive,
-        ("shape", f"result[0] of shape [u0, 3]{HAS}", "result[0] of shape [2, 2]"),
-    ),
-    "dtype in another layout": (
-        lambda x: x.double().to_sparse(),
-        torch.empty_like,
-        ("dtype", f"float32{HAS}", "float64"),
-    ),
+    "another size": (lambda x: x[:, :2].clone(), positive, ("shape", f"[u0, 3]{HAS}", "[2, 2]")),
+    "another layout": (lambda x: x.double().to_sparse(), torch.empty_like, ("dtype", f"float32{HAS}", "float64")),
     "none": (lambda x: x.double(), None, "no rule"),
 }
 
 
 @pytest.mark.parametrize(("kernel", "fake", "expected"), FAKES.values(), ids=FAKES)
-def test_a_kernel_is_compared_with_its_fake(define: Define, kernel: Any, fake: Any, expected: Any) -> None:
-    op = define(kernel, fake)
-    with tp.crosscheck() as report:
-        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-        op(torch.ones(2, 3))
+def test_a_kernel_is_compared_with_its_fake(kernel: Any, fake: Any, expected: Any) -> None:
+    with torch.library._scoped_library("fakes", "FRAGMENT") as library:
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", kernel, "CPU")
+        if fake is not None:
+            torch.library.register_fake("fakes::op", fake, lib=library)
+        op = torch.ops.fakes.op.default
+        with tp.crosscheck() as report:
+            line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+            op(torch.ones(2, 3))
     assert (report.by_fake[str(op)], report.no_rule[str(op)]) == ((0, 1) if expected == "no rule" else (1, 0))
     found = [(mismatch.op, mismatch.kind, mismatch.expected, mismatch.got) for mismatch in report.mismatches]
     assert found == ([(str(op), *expected)] if isinstance(expected, tuple) else [])

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torch_promote as tp
-from torch_promote.checking import checker, expectation
+from torch_promote.checking import crosscheck as checker
+from torch_promote.checking import expectation
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference import promotion as promotion_table
 from torch_promote.reference.autocast import AutocastState
@@ -47,17 +48,6 @@ def a_wrong_stride(patch: MonkeyPatch) -> None:
     patch.setattr(expectation, "infer", wrong)
 
 
-def a_wrong_bit(patch: MonkeyPatch) -> None:
-    right = checker.Checker.after_stock
-
-    def wrong(self: Any, call: Any, results: list[Any], error: str | None) -> None:
-        if call.expectation.op is torch.ops.aten.mm.default:  # other ops may have got a kernel of ours in another test
-            results[0].detach().view(torch.int16)[0, 1] ^= 1
-        right(self, call, results, error)
-
-    patch.setattr(checker.Checker, "after_stock", wrong)
-
-
 def a_wrong_cast(patch: MonkeyPatch) -> None:
     right = expectation.autocast_plan
 
@@ -72,12 +62,9 @@ def a_wrong_cast(patch: MonkeyPatch) -> None:
 def a_missing_row(patch: MonkeyPatch) -> None:
     right = PLAN._policy_of_row
     # The table answers for the release that it describes, whichever runs.
-    patch.setattr("torch_promote.checking.expectation.TABLE_VERSION", ".".join(torch.__version__.split(".")[:2]))
-    patch.setattr(
-        PLAN,
-        "_policy_of_row",
-        lambda name, device: CastPolicy.fallthrough if name == "aten::mm" else right(name, device),
-    )
+    patch.setattr(expectation, "TABLE_VERSION", ".".join(torch.__version__.split(".")[:2]))
+    none = CastPolicy.fallthrough
+    patch.setattr(PLAN, "_policy_of_row", lambda name, device: none if name == "aten::mm" else right(name, device))
 
 
 def matrices(backward: bool, **region: Any) -> None:
@@ -107,18 +94,14 @@ FLIPPED = {"overrides": {"mm": "fp32"}}
 MM = ("aten.mm.default", "float32[2, 3], float32[3, 2]", "float32[3, 2] strides (1, 3), float32[2, 2]")
 MUL = ("aten.mul.Tensor", "bfloat16[2, 3], float32[2, 3]", "float32[2, 3], bfloat16[2, 3]")
 
+NO_ROW = ("row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy")
 #: The bug, the code to run, the op with its arguments in forward and backward, and the expected mismatch.
 PLANTED = [
     (a_flipped_policy, lambda backward: matrices(backward, **FLIPPED), MM, ("dtype", "bfloat16", "float32")),
     (a_wrong_cell, mixed_products, MUL, ("dtype", "float64", "float32")),
     (a_wrong_stride, mixed_products, MUL, ("strides", "(1, 2)", "(3, 1)")),
     (a_wrong_cast, matrices, MM, ("casts", "self in float64", "self in bfloat16")),
-    (
-        a_missing_row,
-        matrices,
-        MM,
-        ("row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"),
-    ),
+    (a_missing_row, matrices, MM, NO_ROW),
 ]
 
 
@@ -162,7 +145,14 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
     assert healthy.mismatches == []
     assert healthy.with_stock["aten.mm.default"] == 1
 
-    a_wrong_bit(monkeypatch)
+    right = checker.Checker.after_stock
+
+    def wrong(self: Any, call: Any, results: list[Any], error: str | None) -> None:
+        if call.expectation.op is torch.ops.aten.mm.default:  # other ops may have got a kernel of ours in another test
+            results[0].detach().view(torch.int16)[0, 1] ^= 1
+        right(self, call, results, error)
+
+    monkeypatch.setattr(checker.Checker, "after_stock", wrong)
     expected = pytest.raises(tp.CrosscheckError, match=r"of [46] elements") if raises else contextlib.nullcontext()
     checked = tp.crosscheck(level="bits", raise_on_mismatch=raises)
     with expected, checked as report:

@@ -1,25 +1,24 @@
-"""`torch-promote trace` and `find-nan`: the program runs as under `run`, and its reports are in the files."""
+"""`torch-promote trace`, `find-nan` and `explain`: the program runs as under `run`, its reports are in the files."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
+import torch_promote as tp
 from helpers.autoloading import entry_point, folder
-from helpers.command_line import Capture, error_of, terminal_of_80_columns
+from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
-from torch_promote.cli import find_nan, recorded_program, trace
-from torch_promote.cli.recorded_program import Outcome
-from torch_promote.numerics.traced_process import Record, Request, read_records
+from torch_promote.cli import find_nan, trace
+from torch_promote.cli.user_program import Outcome
+from torch_promote.numerics.traced_process import Record, Request
 from torch_promote.observe.events import Call
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.policy.op_table import CastPolicy
@@ -94,13 +93,6 @@ def test_steps(script: Path, capfd: Capture, steps: str, count: int, between: in
     assert len(report.calls.where(op="sub_")) == 4 * count
 
 
-def test_find_nan_of_a_clean_program(script: Path, capfd: Capture) -> None:
-    status, out, err = command_run(capfd, "find-nan", "--json", "nan.json", "train.py", "2")
-    assert (status, out) == (0, "ended\n")
-    assert json.loads((script / "nan.json").read_text())["origin"] is None
-    assert err.endswith("torch-promote: wrote nan.json\n")
-
-
 def test_find_nan_of_an_origin(script: Path, capfd: Capture) -> None:
     """The error comes from the line, and the report is written. A worker does not report what its parent found."""
     worker = "m.get_context('fork').Process(target=torch.ones, args=(2,))"
@@ -115,7 +107,9 @@ def test_find_nan_of_an_origin(script: Path, capfd: Capture) -> None:
     assert status == 1
     assert "Traceback" in err
     assert "NonfiniteError" in err
-    assert command_run(capfd, "find-nan", "--steps", ":2", "train.py", "4", NAN)[:2] == (0, "ended\n")
+    clean = ("find-nan", "--steps", ":2", "--json", "clean.json", "train.py", "4", NAN)
+    assert command_run(capfd, *clean)[:2] == (0, "ended\n")
+    assert json.loads((script / "clean.json").read_text())["origin"] is None
 
 
 def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> None:
@@ -133,7 +127,6 @@ def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> Non
     ("code", "status"),
     [
         ("raise KeyboardInterrupt", 130),
-        pytest.param("raise ValueError('mine')", 1, marks=pytest.mark.slow),
         pytest.param("sys.exit(7)", 7, marks=pytest.mark.slow),
     ],
 )
@@ -160,25 +153,6 @@ def test_steps_that_did_not_come(script: Path, capfd: Capture) -> None:
         "torch-promote: the program ended before --steps 5:. Optimizer steps: 2; a step that GradScaler skips does not "
         "count.\n"
     )
-
-
-def test_ctrl_c_in_processes_of_their_own(folder: Path) -> None:
-    """As a user starts it: the program is a script, and Ctrl-C ends it and the command."""
-    (folder / "train.py").write_text(
-        TRAINING.replace("= SGD(model.parameters())", "= torch.optim.SGD(model.parameters())")
-    )
-    code = "print(sys.argv[0], flush=True); import time; step and time.sleep(100)"
-    command = [sys.executable, "-m", "torch_promote", "trace", "--json", "run.json", "train.py", "3", code]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["train.py\n"] * 2
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, out) == (-signal.SIGINT, "")
-    assert "KeyboardInterrupt" in err
-    assert err.endswith("torch-promote: wrote run.json\n")
-    assert steps_in(TraceReport.load(folder / "run.json")) == 1
 
 
 # Several processes
@@ -210,19 +184,18 @@ def test_processes_of_the_program(script: Path, capfd: Capture) -> None:
     tags = ("rank0", "rank1", other)
     assert names == sorted(f"run.{tag}{end}" for tag in tags for end in (".json", ".trace.json"))
     messages = [line for line in err.splitlines() if line.startswith("torch-promote: ") and "wrote" not in line]
-    assert messages == [f"torch-promote: {tag}" for tag in (other, "rank0", "rank1")]
-    [left_out] = TraceReport.load(script / f"run.{other}.json").not_seen
+    assert messages == [f"torch-promote: {tag}" for tag in ("rank0", "rank1", other)]
+    [left_out] = TraceReport.load(script / "run.rank0.json").not_seen
     assert left_out.startswith("other processes, such as workers that load data: ")
     report = TraceReport.load(script / "run.rank1.json")
     assert {call.op for call in report.calls.where(policy="lower_precision_fp")} == {"aten::matmul"}
     assert not report.calls.where(op="exp")  # neither the parent's, nor the worker's
 
 
-def traced(process: int, parent: int, rank: int | None, casts: bool, calls: bool = True) -> Record:
+def traced(process: int, parent: int, rank: int | None, casts: bool) -> Record:
     report = TraceReport(10)
     policy = CastPolicy.fp32 if casts else None
-    if calls:
-        report.add(Call("aten::exp", "", "", "forward", "", (), (), (), (), policy, "", False, 1))
+    report.add(Call("aten::exp", "", "", "forward", "", (), (), (), (), policy, "", False, 1))
     return Record(process, parent, rank, 0, report)
 
 
@@ -231,15 +204,11 @@ def traced(process: int, parent: int, rank: int | None, casts: bool, calls: bool
     [
         ([traced(1, 0, None, False)], {"": 1}),
         ([traced(1, 0, 3, True)], {"rank3": 1}),  # the command is started by torchrun
-        ([traced(1, 0, None, True), traced(2, 1, None, False)], {"": 1}),  # a worker
         ([traced(1, 0, None, True), traced(2, 1, None, True)], {"": 1, "pid2": 2}),
         ([traced(1, 0, None, False), traced(2, 1, 0, True), traced(3, 1, 1, True)], {"rank0": 2, "rank1": 3}),
-        ([traced(1, 0, None, True), traced(2, 1, 0, True)], {"": 1, "rank0": 2}),
-        ([traced(1, 0, 1, True), traced(2, 1, 1, False)], {"rank1": 1}),
         ([traced(1, 0, 1, True), traced(2, 1, 1, True)], {"rank1": 1, "rank1.pid2": 2}),
         ([traced(2, 9, 1, True), traced(3, 9, 1, True)], {"rank1": 2, "rank1.pid3": 3}),  # it was started again
         ([traced(1, 0, None, False), traced(7, 5, None, True)], {"pid7": 7}),
-        ([traced(1, 0, None, False, calls=False)], {"": 1}),
     ],
 )
 def test_names_of_processes(records: list[Record], expected: dict[str, int]) -> None:
@@ -258,8 +227,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Outcome]:
     def run_program(arguments: Namespace, what: str, request: Request) -> Outcome:
         return outcome["outcome"]
 
-    monkeypatch.setattr(find_nan, "run_program", run_program)
-    monkeypatch.setattr(trace, "run_program", run_program)
+    monkeypatch.setattr(find_nan, "run_recorded", run_program)
+    monkeypatch.setattr(trace, "run_recorded", run_program)
     return outcome
 
 
@@ -289,7 +258,7 @@ def test_ranks_of_find_nan(ended: dict[str, Outcome], capfd: Capture, folder: Pa
     status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "x.py")
     assert (status, err.splitlines()[-1]) == (
         1,
-        "torch-promote: error: nan.rank0.json cannot be written: Is a directory.",
+        "torch-promote: error: nan.rank0.json cannot be written: it is a directory",
     )
 
 
@@ -302,25 +271,6 @@ def test_a_file_of_a_trace_that_cannot_be_written(ended: dict[str, Outcome], cap
     assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.csv\n" in err
 
 
-@pytest.mark.parametrize("command", ["trace", "find-nan"])
-def test_progress_of_a_program(script: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """With a terminal, the program writes its progress: here at each call and step."""
-    found: list[tuple[int, int]] = []
-
-    def read(folder: Path) -> dict[int, Record]:
-        (folder / "1.progress").write_text("part of a")  # another process is writing it
-        found.append(recorded_program.read_progress(folder))
-        return read_records(folder)
-
-    monkeypatch.setattr(recorded_program, "read_records", read)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    often = "import torch_promote.numerics.traced_process as p; p._SECONDS, p._CALLS = -1, 1"
-    assert command_run(capfd, command, "train.py", "4", often)[0] == 0
-    [(calls, steps)] = found
-    assert steps == 4
-    assert (calls > 4 * 7) == (command == "trace")
-
-
 # Errors
 
 
@@ -328,20 +278,14 @@ def test_progress_of_a_program(script: Path, capfd: Capture, monkeypatch: pytest
     ("arguments", "message"),
     [
         ("trace", "trace what? Name a script, -m MODULE, -c CODE or -. See `torch-promote trace --help`."),
-        ("trace --html a.html gone.py", "there is no file 'gone.py' to run."),
         ("trace --html run.htm x.py", "--html run.htm: the file's name has to end in .html."),
-        ("trace --perfetto run.json x.py", "--perfetto run.json: the file's name has to end in"),
         ("trace --json a.trace.json x.py", "end in .json. A file for Perfetto is an option of its own"),
-        ("trace --csv no/a.csv x.py", "--csv no/a.csv: there is no folder 'no'. Create it first."),
         ("trace --json a.json x.py", "--json a.json: this is a folder. Name a file in it."),
         ("trace --json locked/a.json x.py", "--json locked/a.json: it cannot be written (permission"),
         ("trace --steps 3:3 x.py", "--steps 3:3: there is no step in it. B comes after A"),
         ("trace --steps a x.py", "--steps a: not a range of steps. Write A:B, as in 10:12"),
-        ("trace --steps : x.py", "--steps :: not a range of steps."),
         ("trace --max-calls -1 x.py", "--max-calls -1: the number of calls to keep is 0 or more."),
         ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
-        ("trace --override sofmax=fp32 x.py", "no op is called 'sofmax'. Closest: softmax"),
-        ("find-nan --json no/a.json x.py", "--json no/a.json: there is no folder 'no'."),
         ("find-nan", "find-nan what? Name a script"),
     ],
 )
@@ -365,3 +309,27 @@ def test_a_page_needs_jinja2(folder: Path, capsys: Capture, monkeypatch: pytest.
     target = "x.py" if command == "trace" else "x.py:make"
     assert "jinja2" in error_of(capsys, *command.split(), "--html", "a.html", target)
     assert not (folder / "ran").exists()
+
+
+# explain
+
+
+def test_explain_prints_what_the_report_says(folder: Path, capsys: Capture) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
+    with tp.trace(model) as report, tp.my_autocast("cpu"):
+        model(torch.ones(2, 4))
+    report.save("run.json")
+    (folder / "other.json").write_text('{"traceEvents": []}')
+    (folder / "text.json").write_text("no JSON")
+    for pattern in ("0", "softmax", "aten::linear", "test_cli_trace.py"):
+        explanation = report.explain(pattern)
+        assert json_of(capsys, "explain", "run.json", pattern) == explanation.to_dict()
+        assert text_of(capsys, "explain", "run.json", pattern) == f"{explanation.text(None)}\n"
+    for arguments, message in (
+        (("run.json", "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
+        (("run.json", ""), "explain what? Got ''. Legal: a module's path"),
+        (("gone.json", "softmax"), "gone.json'. `torch-promote trace --json"),
+        (("other.json", "softmax"), 'its "format" is None'),
+        (("text.json", "softmax"), "it is not JSON"),
+    ):
+        assert message in error_of(capsys, "explain", *arguments)

@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
+from helpers.autocast_lists import autocast_lists, calls_of
 from helpers.side_by_side import Watch, assert_alike, run
-from torch_promote.parity.samples import autocast_lists, calls_of
 
 LISTS = autocast_lists("cuda")
 ENTRIES = [(name, index) for name, entries in LISTS.items() for index in range(len(entries))]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import cuda_stand_in
-from fuzz.drawing import MODES, draw_program
+from fuzz.drawing import MODES, draw_program, script_of
 from fuzz.report import Counts
 from fuzz.running import check, computes_in_host_memory, quiet
-from fuzz.script import script_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks", "stand_in")
 

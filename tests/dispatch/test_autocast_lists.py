@@ -16,8 +16,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
+from helpers.autocast_lists import ListedCall, autocast_lists, calls_of
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.parity.samples import ListedCall, autocast_lists, calls_of
 
 #: Ops whose entries stock refuses too, and why. All others must run.
 REFUSED = {"einsum": "the equation is for four dimensions, the matrices have two"}

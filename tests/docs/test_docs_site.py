@@ -1,16 +1,20 @@
-"""README.md and the site: links and anchors exist, the navigation has every page, the API reference every name."""
+"""README.md and the site: links, the navigation, the API reference, generated pages, and what single pages say."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import performance_plot
+import promotion_page
 import site_hooks
 import torch_promote as tp
-from helpers.doc_blocks import ROOT
+from helpers.doc_blocks import ROOT, blocks
 
 PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 NAVIGATION = re.findall(r"^ +- [^:\n]+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
@@ -64,22 +68,58 @@ def test_the_readmes_figures_are_those_of_the_pages() -> None:
     assert [number for number in numbers if number not in pages] == []
 
 
-#: Texts of PyTorch that the page explains.
-PYTORCHS = {"expected m1 and m2 to have the same dtype"}
+# --- docs/promotion.md and the other generated pages
 
 
-def test_each_error_of_the_troubleshooting_page_exists() -> None:
-    """The text of a heading occurs in the session below it, or in the package, or is PyTorch's."""
-    files = [*(ROOT / "torch_promote").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]
-    code = "".join(path.read_text(encoding="utf-8") for path in files)
-    code = re.sub(r'"\s*\n\s*f?"', "", code)  # a text that goes on in the next line
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    texts = [
-        (text, section)
-        for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]
-        for text in re.findall(r"`([^`]{12,})`", section.partition("\n")[0])
-    ]
-    assert len(texts) > 12
-    for text, section in texts:
-        sessions = "".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
-        assert text in sessions or text in code or text in PYTORCHS, text
+@pytest.mark.parametrize("default_dtype", [torch.float32, torch.float64])
+def test_the_generated_pages_are_up_to_date(default_dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_dtype)
+    try:
+        assert promotion_page.main(["--check"]) == 0
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_the_generator_writes_a_page_that_is_out_of_date(tmp_path: Path) -> None:
+    texts = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in promotion_page.PAGES}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.replace("\nu1 u1 u1", "\nu1 u1 u2"), encoding="utf-8")
+    assert promotion_page.main(["--check"], tmp_path) == 1
+    assert promotion_page.main([], tmp_path) == 0
+    assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in texts} == texts
+
+
+# --- docs/overrides.md and docs/frameworks.md
+
+
+def test_the_policy_files_of_the_page_can_be_read(tmp_path: Path) -> None:
+    plain, with_modules = (b for b in blocks() if b.page == "docs/overrides.md" and b.language == "toml")
+    path = tmp_path / "mine.toml"
+    path.write_text(plain.text, encoding="utf-8")
+    policy = tp.Policy.load(path)
+    assert policy.lookup("linalg_norm.ord_str", "cuda") is tp.CastPolicy.fp32
+    assert policy.lookup("softmax.int", "cpu") is tp.CastPolicy.lower_precision_fp
+    path.write_text(with_modules.text, encoding="utf-8")
+    tables = {"blocks.*.attn": {"linear": "float16"}, "head": "fp32"}
+    assert tp.Policy.load(path) == tp.Policy.stock().override_modules(tables)
+
+
+def test_every_policy_is_explained() -> None:
+    text = (ROOT / "docs" / "overrides.md").read_text(encoding="utf-8")
+    names = [*(policy.value for policy in tp.CastPolicy), *tp.Policy.names()]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_module_policy_in_a_region_with_the_policy_off() -> None:
+    """The recipe for models in bfloat16."""
+    (recipe,) = (b for b in blocks() if b.page == "docs/frameworks.md" and 'policy="off"' in b.text)
+    names: dict[str, Any] = {}
+    exec(compile(recipe.text, str(recipe), "exec"), names)
+    body, head, tokens = names["model"]["body"], names["model"]["lm_head"], names["tokens"]
+    hidden = body(tokens)
+    expected = nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())
+    assert torch.equal(names["logits"], expected)
+    assert head(hidden).dtype is torch.bfloat16, "without a region, the policy has no effect"
+    with tp.my_autocast("cpu", policy="off"):
+        assert torch.equal(body(tokens), hidden), "the region casts nothing by itself"

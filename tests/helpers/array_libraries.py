@@ -3,22 +3,19 @@
 With numpy, jax[cpu], array-api-strict and ml_dtypes installed, from tests/: `python -m helpers.array_libraries` writes
 the golden tables.
 
-An answer table has sections. Each maps operands in words ("int32, float") to the name of a dtype, or to "raises":
+An answer table has sections. Each maps operands in words ("int32, Python float") to the name of a dtype, or "raises":
 
-- pairs: two arrays
-- numbers: an array and a Python number
-- division: true division of two arrays
-- division_by_numbers: true division of an array by a Python number
+- sums: two arrays, or an array and a Python number
+- quotients: true division of the same
 - functions: atan2 of two arrays of a dtype; it is not defined for complex ones
-- triples: three arrays of different dtypes, in any order
-- pairs_with_numbers: two arrays of different dtypes and a Python number
+- three: arrays of different dtypes, or two of them and a Python number, in any order
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from typing import Any
 #: The folder of the golden tables.
 GOLDEN = Path(__file__).parents[1] / "reference" / "golden"
 RAISES = "raises"
-NUMBERS = {"bool": True, "int": 1, "float": 1.0, "complex": 1j}
+NUMBERS: dict[str, Any] = {"Python bool": True, "Python int": 1, "Python float": 1.0, "Python complex": 1j}
 Answers = dict[str, dict[str, str]]
 
 STANDARD = (
@@ -54,29 +51,23 @@ def _answers(
     of_many: Sequence[str],
 ) -> Answers:
     """The whole table. Adds two operands, and calls `many` for more than two, with the dtypes `of_many`."""
+    values = arrays | NUMBERS
+
+    def in_any_order(names: Sequence[str]) -> str:
+        orders = itertools.permutations([values[name] for name in names])
+        return " or ".join(sorted({_answer(many, *order) for order in orders}))
+
     return {
-        "pairs": {f"{a}, {b}": _answer(add, arrays[a], arrays[b]) for a in arrays for b in arrays},
-        "numbers": {f"{a}, {n}": _answer(add, arrays[a], number) for a in arrays for n, number in NUMBERS.items()},
-        "division": {f"{a}, {b}": _answer(divide, arrays[a], arrays[b]) for a in arrays for b in arrays},
-        "division_by_numbers": {
-            f"{a}, {n}": _answer(divide, arrays[a], number) for a in arrays for n, number in NUMBERS.items()
-        },
+        "sums": {f"{a}, {b}": _answer(add, arrays[a], values[b]) for a in arrays for b in values},
+        "quotients": {f"{a}, {b}": _answer(divide, arrays[a], values[b]) for a in arrays for b in values},
         "functions": {a: _answer(atan2, arrays[a], arrays[a]) for a in arrays if "complex" not in a},
-        "triples": {
-            ", ".join(names): _in_any_order(many, [arrays[name] for name in names])
-            for names in itertools.combinations(of_many, 3)
-        },
-        "pairs_with_numbers": {
-            f"{a}, {b}, {n}": _in_any_order(many, [arrays[a], arrays[b], number])
-            for a, b in itertools.combinations(of_many, 2)
-            for n, number in NUMBERS.items()
-        },
+        "three": {", ".join(names): in_any_order(names) for names in _threes(of_many)},
     }
 
 
-def _in_any_order(function: Callable[..., Any], operands: Sequence[Any]) -> str:
-    found = {_answer(function, *order) for order in itertools.permutations(operands)}
-    return " or ".join(sorted(found))
+def _threes(names: Sequence[str]) -> list[tuple[str, ...]]:
+    with_numbers = itertools.product(itertools.combinations(names, 2), NUMBERS)
+    return [*itertools.combinations(names, 3), *((*pair, number) for pair, number in with_numbers)]
 
 
 def numpy_answers() -> tuple[dict[str, str], Answers]:
@@ -142,62 +133,73 @@ LIBRARIES: dict[str, tuple[Callable[[], tuple[dict[str, str], Answers]], str, st
 }
 
 
-#: Dtypes as the golden tables spell them; the others, and the Python numbers, by their names.
+#: Operands and answers as the golden tables spell them.
 CODES = {
-    "bool": "b1",
-    "uint8": "u1",
-    "uint16": "u2",
-    "uint32": "u4",
-    "uint64": "u8",
-    "raises": "--",
-    "int8": "i1",
-    "int16": "i2",
-    "int32": "i4",
-    "int64": "i8",
-    "bfloat16": "bf",
+    **dict(zip(STANDARD, ["b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "c4", "c8"], strict=True)),
     "float16": "f2",
-    "float32": "f4",
-    "float64": "f8",
-    "complex64": "c4",
-    "complex128": "c8",
+    "bfloat16": "bf",
+    RAISES: "--",
     **{name: name for name in SMALL_INTEGERS},
     **{name: name.removeprefix("float8_") for name in FLOAT8},
+    **{name: name.removeprefix("Python ") for name in NUMBERS},
 }
 NAMES = {code: name for name, code in CODES.items()}
-#: The sections whose last operand is a Python number.
-WITH_NUMBER = ("numbers", "division_by_numbers", "pairs_with_numbers")
 
 
 def golden_text(versions: dict[str, str], answers: Answers) -> str:
-    """A table as text: a matrix for each section, with the last operand in the columns and the others in the rows."""
+    """A table as text: a matrix each for sums and quotients, with the second operand in the columns, and lists.
+
+    Of three operands, of the dtypes in the section's title, only those are listed whose answer is not that for the sum
+    of the first two and the third.
+    """
     lines = [f"# {', '.join(f'{library} {number}' for library, number in versions.items())}"]
-    for section, table in answers.items():
-        places = {operands: operands.rpartition(", ")[::2] for operands in table}
-        cells = {places[operands]: CODES[answer] for operands, answer in table.items()}
-        rows, columns = (list(dict.fromkeys(place[k] for place in places.values())) for k in (0, 1))
-        header = columns if section in WITH_NUMBER else [CODES[column] for column in columns]
-        matrix = [[f"[{section}]", *header]]
-        for row in rows:
-            spelled = ",".join(CODES[name] for name in row.split(", ") if name) or "*"
-            matrix.append([spelled, *(cells.get((row, column), ".") for column in columns)])
-        lines += ["", *("  ".join(f"{cell:<7}" for cell in line).rstrip() for line in matrix)]
+    for section in ("sums", "quotients"):
+        rows, columns = (list(dict.fromkeys(key.split(", ")[place] for key in answers[section])) for place in (0, 1))
+        matrix = [[f"[{section}]", *(CODES[column] for column in columns)]]
+        matrix += [[CODES[row], *(CODES[answers[section][f"{row}, {column}"]] for column in columns)] for row in rows]
+        lines += ["", *(" ".join(f"{cell:<9}" for cell in line).rstrip() for line in matrix)]
+    threes, folded = answers["three"], _folded(answers["sums"], answers["three"])
+    of_many = dict.fromkeys(name for key in threes for name in key.split(", ") if name not in NUMBERS)
+    listed = {
+        "[functions]": answers["functions"],
+        f"[three] {' '.join(CODES[name] for name in of_many)}": {
+            key: found for key, found in threes.items() if found != folded[key]
+        },
+    }
+    for title, table in listed.items():
+        lines += ["", title]
+        for answer in dict.fromkeys(table.values()):
+            keys = (
+                ",".join(CODES[name] for name in key.split(", ")) for key, found in table.items() if found == answer
+            )
+            lines.append(f"{CODES[answer]:<9} {' '.join(keys)}")
     return "\n".join(lines) + "\n"
+
+
+def _folded(sums: dict[str, str], threes: Iterable[str]) -> dict[str, str]:
+    """The answers for three operands, by the sum of the first two and the third."""
+    found = {}
+    for key in threes:
+        a, b, c = key.split(", ")
+        found[key] = sums.get(f"{sums[f'{a}, {b}']}, {c}", RAISES)
+    return found
 
 
 def golden_answers(text: str) -> Answers:
     """Reads a table that `golden_text` has written."""
     answers: Answers = {}
     for block in text.split("\n\n")[1:]:
-        (section, *columns), *rows = (line.split() for line in block.splitlines())
-        section = section.strip("[]")
-        if section not in WITH_NUMBER:
-            columns = [NAMES[column] for column in columns]
-        answers[section] = {
-            ", ".join([*(NAMES[code] for code in row.split(",") if code != "*"), column]): NAMES[cell]
-            for row, *cells in rows
-            for column, cell in zip(columns, cells, strict=True)
-            if cell != "."
-        }
+        head, *lines = block.splitlines()
+        section, _, header = head[1:].partition("]")
+        columns = [NAMES[code] for code in header.split()]
+        found = answers[section] = {}
+        if section == "three":
+            found |= _folded(answers["sums"], [", ".join(names) for names in _threes(columns)])
+        for row, *cells in (line.split() for line in lines):
+            if section in ("sums", "quotients"):
+                found |= {f"{NAMES[row]}, {b}": NAMES[cell] for b, cell in zip(columns, cells, strict=True)}
+            else:
+                found |= {", ".join(NAMES[code] for code in cell.split(",")): NAMES[row] for cell in cells}
     return answers
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
+from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors, tensors_in

@@ -13,17 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from benchmarks.cases import LOW, Settings
 from benchmarks.measures import peak_bytes
-from benchmarks.programs import PROGRAMS, Program, missing, program
+from benchmarks.programs import PROGRAMS, Program, program
 
 MODES = ("weights", "persistent", "all")
 
 #: Programs with a backward. The others run without gradients.
 TRAINING = frozenset(name for name in PROGRAMS if name.endswith(("training", "step", "checkpoints", "LoRA", "EMA")))
 
-#: Each program in each mode. Those of transformers need it installed.
-EVERY_PROGRAM = [
-    pytest.param(name, mode, id=f"{name}, {mode}") for name in PROGRAMS if name not in missing() for mode in MODES
-]
+#: Each program in each mode.
+EVERY_PROGRAM = [pytest.param(name, mode, id=f"{name}, {mode}") for name in PROGRAMS for mode in MODES]
 
 
 def peaks(name: str, mode: str, device: str) -> tuple[int, int]:

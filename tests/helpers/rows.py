@@ -6,16 +6,18 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
-from torch_promote.checking.checker import UNINITIALIZED_IN_TABLE
-from torch_promote.parity.entry_run import Bound, without_bits
+from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
+from torch_promote.parity.entry_run import Bound
 from torch_promote.parity.row_samples import (
     COMPLEX,
     DOUBLE,
@@ -145,6 +147,11 @@ def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: boo
                 if device == "cpu" or fake or repeats(row, bound, lower, device):
                     raise
                 compare(row, without_bits(stock), without_bits(ours), label, device)
+
+
+def without_bits(outcome: Outcome) -> Outcome:
+    result, gradients = tree_map_only(torch.Tensor, torch.zeros_like, (outcome.result, outcome.gradients))
+    return replace(outcome, result=result, gradients=gradients)
 
 
 def compare(row: Row, stock: Outcome, ours: Outcome, label: str, device: str) -> None:

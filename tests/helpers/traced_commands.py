@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command_line import Capture
 from helpers.subprocesses import Program
-from torch_promote.cli import user_program as child_process
+from torch_promote.cli import user_program
 from torch_promote.cli.program import main
 
 #: In the fork, torch is imported already, so its entry point does not load this package.
@@ -62,8 +62,8 @@ def line_of(text: str) -> int:
 class _Started:
     """A command's handle for a program that it has started."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._program = Program(_AS_SCRIPT, *command[1:], env=variables, stdout=1, stderr=2)
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], close_fds: bool) -> None:
+        self._program = Program(_AS_SCRIPT, *command[1:], env=env, stdout=1, stderr=2)
         self.pid = self._program.pid
         self.returncode: int | None = None
 
@@ -78,7 +78,7 @@ class _Started:
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs start in forks. Their process id is that of the fork."""
-    monkeypatch.setattr(child_process, "start", _Started)
+    monkeypatch.setattr(user_program, "Popen", _Started)
 
 
 def command_run(capfd: Capture, *arguments: str) -> tuple[int, str, str]:

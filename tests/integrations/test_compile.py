@@ -1,31 +1,77 @@
-"""torch.compile: functions called in regions, and regions inside functions, each in one graph."""
+"""torch.compile: functions called in regions, and regions inside functions, ours and installed ones, in one graph."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from benchmarks.cases import Settings
 from benchmarks.measures import count_compiled, on_its_own
-from benchmarks.models import subject
+from benchmarks.programs import subject
 from benchmarks.suites import PLACES
 from helpers.comparison import assert_same
-from helpers.compiling import HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
+from helpers.probes import leaves_no_trace
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
+from torch_promote.regions.promotion import PromotionEvent
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+HALF, BF16 = torch.float16, torch.bfloat16
+
+#: As many as a body may need: it uses each once.
+Weights = tuple[torch.Tensor, ...]
+#: Code with regions in it.
+Body = Callable[[Region, torch.Tensor, Weights], Any]
+#: Where a compiled function is called: a maker of regions and its arguments, or outside of any region.
+Place = tuple[Region, dict[str, Any]] | None
+
+
+def compute(x: torch.Tensor, weights: Weights) -> Any:
+    """Ops of three policies, and dtypes that show in the results."""
+    hidden = x @ weights[0]
+    joined = torch.cat([hidden, x], dim=-1)
+    return hidden, joined, F.mse_loss(hidden, torch.zeros_like(hidden)), torch.softmax(x @ weights[1], -1)
+
+
+def inputs() -> tuple[torch.Tensor, Weights]:
+    return torch.randn(3, 6), tuple(torch.randn(6, 6, requires_grad=True) for _ in range(6))
+
+
+def with_gradients(function: Callable[..., Any], x: torch.Tensor, weights: Weights) -> Any:
+    """Outputs and gradients.
+
+    No weight is used twice: in compiled code each use has its own cast, which changes the bits of gradient sums.
+    """
+    outputs = function(x, weights)
+    loss = sum(leaf.float().square().sum() for leaf in tree_leaves(outputs))
+    return outputs, torch.autograd.grad(loss, weights, allow_unused=True)
+
+
+def called_in(place: Place, function: Callable[..., Any], x: torch.Tensor, weights: Weights) -> Any:
+    """Outputs and gradients of a call in a region.
+
+    The backward is called there too: a compiled function has the backward of the region that it was called in.
+    """
+    with place[0](**place[1]) if place is not None else contextlib.nullcontext():
+        return with_gradients(function, x, weights)
+
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_installed")
 
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+compile_ = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+of_torch = functools.partial(torch.autocast, "cpu")
 
 
 # --- a compiled function, called in different regions
@@ -40,7 +86,7 @@ PROGRAM: list[Place] = [
     (ours, {"overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fp32", "cat": "fp16"}}),
     (stock, {"dtype": HALF}),
-    (ours, {"overrides": {"matmul": HALF}}),
+    (ours, {"policy": tp.Policy.stock().override({"matmul": HALF})}),
     (ours, {"dtype": HALF, "overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fallthrough", "mm": "fallthrough"}}),
     None,
@@ -58,6 +104,47 @@ def test_compiled_function_called_in_different_regions(backend: str) -> None:
             assert_same(called_in(place, compiled, *args), called_in(place, compute, *args), what=str(place))
         frames.append(counter.frame_count)
     assert frames[1] == frames[0], "a region that has been seen is compiled for once"
+
+
+INTS, SINGLE = torch.arange(3, dtype=torch.int32), torch.full((3,), 0.1)
+
+
+def promotes(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x + y
+    w = x.clone()
+    w += torch.ones((), dtype=w.dtype)
+    return z, z * 2.5, torch.cat([x, y]), w, torch.where(x > y, x, y)
+
+
+@BACKENDS
+def test_a_function_is_compiled_anew_for_each_promotion_rule(backend: str) -> None:
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(promotes, backend=counter, fullgraph=True)
+    for rule in (None, "torch", "numpy", "jax", None, "numpy", "torch", "jax"):
+        with nullcontext() if rule is None else tp.promotion(rule):
+            assert_same(compiled(INTS, SINGLE), promotes(INTS, SINGLE))
+    assert counter.frame_count == 4
+
+
+def test_what_a_rule_refuses_is_refused_while_compiling() -> None:
+    compiled = torch.compile(torch.add, backend="aot_eager")
+    with tp.promotion("strict"), pytest.raises(Exception, match=r"Write x.to\(torch.float32\) for the int32 tensor"):
+        compiled(INTS, SINGLE)
+    with tp.promotion("strict"):
+        assert torch.equal(compiled(SINGLE, SINGLE), SINGLE + SINGLE)
+
+
+def test_the_lint_reports_the_line_once_while_compiling() -> None:
+    events: list[PromotionEvent] = []
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    compiled = compile_(function)
+    with tp.promotion("torch", on_promotion=events.append):
+        for _ in range(2):
+            compiled(SINGLE.half(), SINGLE)
+    assert [(event.filename, event.lineno) for event in events] == [(__file__, function.__code__.co_firstlineno + 1)]
 
 
 # --- regions inside a compiled function. That our wrappers do the casts is the same in all, and is asked once.
@@ -98,7 +185,20 @@ def exception(region: Region, x: torch.Tensor, w: Weights) -> Any:
         return hidden, x @ w[1]
 
 
-BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception)
+def made_outside(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with region():
+        first = x @ w[0]
+    with region():
+        return first, x @ w[1], x @ w[2]
+
+
+def regions_of(body: Body, region: Region) -> Region:
+    """What a body enters: `made_outside` gets the same object each time."""
+    scope = region(dtype=HALF)
+    return (lambda: scope) if body is made_outside else region
+
+
+BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception, made_outside)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +209,10 @@ def test_region_inside(body: Body, backend: str) -> None:
     """In one graph, and with the bits of eager and of stock, wherever the compiled function is called."""
 
     def run(region: Region) -> Any:
-        args = inputs()
+        args, inner = inputs(), regions_of(body, region)
 
         def function(x: torch.Tensor, weights: Weights) -> Any:
-            return body(region, x, weights)
+            return body(inner, x, weights)
 
         compiled = torch.compile(function, backend=backend, fullgraph=True)
         results = []
@@ -122,6 +222,38 @@ def test_region_inside(body: Body, backend: str) -> None:
         return results
 
     assert_like_stock(run, casts=body is simple)
+
+
+def beside_our_own(region: Region, x: torch.Tensor, w: Weights) -> Any:
+    with tp.my_autocast("cpu", overrides={"softmax": "fp16"}):
+        first = x @ w[0], torch.softmax(x, -1)
+        with region(dtype=HALF):
+            second = x @ w[1], torch.softmax(x, -1)
+    with region(), tp.my_autocast("cpu", HALF):
+        return first, second, x @ w[2]
+
+
+MARKED: dict[str, Any] = {"overrides": {"matmul": "fp32"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        *((body, arguments) for body in (*BODIES, beside_our_own) for arguments in ({}, MARKED)),
+        *((nested, arguments) for arguments in ({"policy": "off"}, {"cache": "all"})),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_an_installed_region_inside(body: Body, arguments: dict[str, Any]) -> None:
+    args, inner = inputs(), regions_of(body, of_torch)
+
+    def function(x: torch.Tensor, weights: Weights) -> Any:
+        return body(inner, x, weights)
+
+    compiled = compile_(function)
+    with leaves_no_trace(), tp.installed_as(**arguments):
+        for place in (None, (ours, {"dtype": HALF}), (of_torch, {})):
+            assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
 
 
 @BACKENDS
@@ -145,7 +277,6 @@ def test_overrides_inside(backend: str) -> None:
 def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
     def run(region: Region) -> Any:
         args, scope = inputs(), region(**arguments)
-        compile_ = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
         function = compile_(scope(compute)) if order.startswith("decorated") else scope(compile_(compute))
         results = [with_gradients(function, *args)]
         assert_same(results[0], with_gradients(scope(compute), *args), what="compiled against eager")
@@ -156,21 +287,87 @@ def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
     assert_like_stock(run, casts=False)
 
 
-def test_region_made_outside_of_the_compiled_function() -> None:
-    """As a global, an attribute, a default: stock's regions can be entered so, in one graph."""
+def test_promotion_regions_inside() -> None:
+    outside = tp.promotion("numpy")
 
-    def run(region: Region) -> Any:
-        scope, args = region(dtype=HALF), inputs()
+    @compile_
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        with tp.promotion("numpy"):
+            first = x + y
+        with outside:
+            second = x + y
+        with tp.promotion("jax", matmul=True):
+            third = x[None].float() @ y[:, None].half()
+        return first, second, third, x + y
 
-        def function(x: torch.Tensor, w: Weights) -> Any:
-            with scope:
-                first = x @ w[0]
-            return first, x @ w[1]
+    dtypes = [result.dtype for result in function(INTS, SINGLE)]
+    assert dtypes == [torch.float64, torch.float64, torch.float32, torch.float32]
 
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        return [called_in(place, compiled, *args) for place in (None, (region, {}))]
 
-    assert_like_stock(run, casts=False)
+# --- subclasses, explicit calls of the methods
+
+
+class WithInit(tp.my_autocast):
+    def __init__(self, enabled: bool) -> None:
+        super().__init__("cpu", HALF, enabled=enabled)
+
+
+class WithMethods(tp.my_autocast):
+    def __enter__(self) -> Any:
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+
+
+def inside(make: Callable[[], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with make():
+            return x @ x
+
+    return function
+
+
+def subclass_made_outside() -> Callable[[torch.Tensor], torch.Tensor]:
+    class Late(tp.my_autocast):
+        """Defined when Dynamo has been imported."""
+
+    region = Late("cpu", HALF)
+    return inside(lambda: region)
+
+
+def by_methods(x: torch.Tensor) -> torch.Tensor:
+    region = tp.my_autocast("cpu", HALF)
+    region.__enter__()
+    product = x @ x
+    region.__exit__(None, None, None)
+    return product
+
+
+def on_a_stack(x: torch.Tensor) -> torch.Tensor:
+    with ExitStack() as stack:
+        stack.enter_context(tp.my_autocast("cpu", HALF))
+        return x @ x
+
+
+#: PyTorch 2.15 breaks the graph at a region on an ExitStack; under stock every release does.
+BREAKS_ON_A_STACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
+#: A function, and whether Dynamo compiles all of it.
+WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "subclass with __init__": (inside(lambda: WithInit(True)), True),
+    "subclass with methods": (inside(lambda: WithMethods("cpu", HALF)), False),
+    "subclass, made outside": (subclass_made_outside(), True),
+    "explicit methods": (by_methods, True),
+    "ExitStack": (on_a_stack, not BREAKS_ON_A_STACK),
+}
+
+
+@pytest.mark.parametrize(("function", "fullgraph"), WAYS.values(), ids=WAYS)
+def test_however_the_region_is_made_and_entered(function: Any, fullgraph: bool) -> None:
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=fullgraph)
+    with leaves_no_trace():
+        assert [compiled(torch.ones(2, 2)).dtype for _ in range(2)] == [HALF] * 2
 
 
 # --- graph breaks and exceptions: no region is left open
@@ -206,9 +403,8 @@ def test_graph_break(body: Body) -> None:
     under_ours, under_stock = compiled(ours), compiled(stock)
     for arguments in (None, {"dtype": HALF}, None):
         mine, stocks = ((region, arguments) if arguments is not None else None for region in (ours, stock))
-        before = thread_state()
-        result = called_in(mine, under_ours, *args)
-        assert thread_state() == before
+        with leaves_no_trace():
+            result = called_in(mine, under_ours, *args)
         assert_same(result, called_in(stocks, under_stock, *args), what=f"compiled, in {arguments}")
         eager = called_in(stocks, lambda x, weights: body(stock, x, weights), *args)
         assert_same(result, eager, what=f"eager, in {arguments}")
@@ -222,12 +418,10 @@ def raises_while_traced(x: torch.Tensor) -> torch.Tensor:
     raise PlannedError
 
 
-@torch._dynamo.disable
-def raises_when_run(x: torch.Tensor) -> torch.Tensor:
-    raise PlannedError
+raises_when_run = torch._dynamo.disable(raises_while_traced)
 
 
-@pytest.mark.parametrize("raising", [raises_while_traced, raises_when_run])
+@pytest.mark.parametrize("raising", [raises_while_traced, raises_when_run], ids=["traced", "run"])
 @pytest.mark.parametrize("around", [False, True])
 def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], around: bool) -> None:
     def function(x: torch.Tensor, w: Weights) -> Any:
@@ -244,6 +438,47 @@ def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], aro
             with pytest.raises(PlannedError):
                 compiled(*inputs())
             assert thread_state() == before
+
+
+# --- install and uninstall between calls, and while a function is compiled
+
+
+@pytest.mark.parametrize("body", [simple, made_outside, decorated_inside], ids=lambda body: body.__name__)
+def test_every_change_of_the_installation_recompiles(body: Body) -> None:
+    args, inner = inputs(), regions_of(body, of_torch)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(x: torch.Tensor, weights: Weights) -> Any:
+        return body(inner, x, weights)
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+
+    def check(recompiles: bool) -> None:
+        before = counter.frame_count
+        assert_same(with_gradients(compiled, *args), with_gradients(function, *args))
+        assert (counter.frame_count > before) == recompiles
+
+    check(True)
+    for arguments in (MARKED, {"overrides": {"matmul": HALF}}, {}):
+        tp.install(**arguments)
+        check(True)
+        tp.install(**arguments)
+        check(False)
+    for recompiles in (True, False):
+        tp.uninstall()
+        check(recompiles)
+
+
+@pytest.mark.parametrize("change", [tp.install, tp.uninstall, lambda: tp.installed_as().__enter__()])
+def test_a_change_of_the_installation_by_a_backend_is_an_error(change: Any) -> None:
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        change()
+        return module.forward
+
+    with tp.installed_as(**MARKED) as installation:
+        with leaves_no_trace(), pytest.raises(Exception, match=r"install.*was called while torch\.compile compiles"):
+            torch.compile(inside(of_torch), backend=backend, fullgraph=True)(torch.ones(2, 2))
+        assert tp.installed() is installation
 
 
 # --- a compiled step is the same code as under stock: graphs, graph breaks, guards
@@ -266,7 +501,7 @@ class Graphs:
         return make_boxed_func(graph.forward)
 
 
-def steps(net: nn.Module, run: Callable[..., Any], x: torch.Tensor) -> None:
+def steps(run: Callable[..., Any], x: torch.Tensor) -> None:
     """Two training steps and two forwards, so that all versions are compiled."""
     for _ in range(2):
         run(x).float().sum().backward()
@@ -293,7 +528,7 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
         graphs, made = Graphs(), subject(model, TINY)
         monkeypatch.setattr(torch, "compile", functools.partial(compile_, backend=graphs.backend))
         run = PLACES[place](made.net, region)
-        found.append((graphs.code, count_compiled(lambda made=made, run=run: steps(made.net, run, made.x))))
+        found.append((graphs.code, count_compiled(lambda made=made, run=run: steps(run, made.x))))
     (stock_graphs, stock_counts), (our_graphs, our_counts) = found
     assert len(stock_graphs) >= 3  # forward, backward, and the forward without a gradient
     assert our_graphs == stock_graphs

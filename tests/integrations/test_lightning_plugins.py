@@ -35,18 +35,10 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("name", "packages"),
-    [("MixedPrecision", "lightning nor pytorch_lightning"), ("FabricMixedPrecision", "lightning nor lightning_fabric")],
-)
-def test_the_module_imports_and_a_plugin_says_what_to_install(plugins: ModuleType, name: str, packages: str) -> None:
-    with pytest.raises(MissingPackageError) as error:
+@pytest.mark.parametrize("name", ["MixedPrecision", "FabricMixedPrecision"])
+def test_the_module_imports_and_a_plugin_says_what_to_install(plugins: ModuleType, name: str) -> None:
+    with pytest.raises(MissingPackageError, match=f"{name} extends .* neither lightning nor .*pip install lightning"):
         getattr(plugins, name)
-    assert str(error.value) == (
-        f"torch_promote.integrations.lightning.{name} extends a plugin of Lightning, but neither {packages} is "
-        f"installed. Install Lightning: pip install lightning. Without it, use torch_promote.my_autocast."
-    )
-    assert isinstance(error.value, ImportError)
 
 
 @pytest.mark.parametrize("name", ["MixedPrecision", "FabricMixedPrecision"])

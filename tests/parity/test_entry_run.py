@@ -13,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
-from torch_promote.checking import checker, expectation
+from torch_promote.checking import crosscheck as checker
+from torch_promote.checking import expectation
 from torch_promote.checking.comparison import copy_with_strides
 from torch_promote.checking.known_gaps import KnownGaps, Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import TorchPromoteError
@@ -24,13 +25,17 @@ from torch_promote.parity.runner import entries, run_entry
 from torch_promote.reference import autocast as autocast_plan
 from torch_promote.reference import promotion as promotion_table
 
+MonkeyPatch = pytest.MonkeyPatch
 
-def change_outcomes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None]) -> None:
-    """Changes the outcomes of calls in regions of ours."""
+
+def change_outcomes(
+    monkeypatch: MonkeyPatch, change: Callable[[Outcome], object], kinds: tuple[str, ...] = ("ours",)
+) -> None:
+    """Changes the outcomes of calls in regions of ours, or of stock."""
 
     def run(region: Any, bound: Any, **options: Any) -> Outcome:
         outcome = unpatched(region, bound, **options)
-        if not isinstance(region, torch.autocast):
+        if ("stock" if isinstance(region, torch.autocast) else "ours") in kinds:
             change(outcome)
         return outcome
 
@@ -38,13 +43,11 @@ def change_outcomes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome],
     monkeypatch.setattr(entry_run, "run", run)
 
 
-def change_results(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def change_results(monkeypatch: MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Changes the tensors that calls return in regions of ours."""
-
-    def change_result(outcome: Outcome) -> None:
-        outcome.result = tree_map_only(torch.Tensor, change, outcome.result)
-
-    change_outcomes(monkeypatch, change_result)
+    change_outcomes(
+        monkeypatch, lambda outcome: vars(outcome).update(result=tree_map_only(torch.Tensor, change, outcome.result))
+    )
 
 
 def other_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,7 +61,6 @@ def other_values(tensor: torch.Tensor) -> torch.Tensor:
 OURS, REFERENCE_STOCK, REFERENCE_OURS = "ours against stock", "reference against stock", "reference against ours"
 MM = Entry("aten::mm", "row")
 PLAIN = Options("cpu", sample="float32/0/plain")
-MonkeyPatch = pytest.MonkeyPatch
 
 
 def kinds(result: EntryResult) -> set[tuple[str, str]]:
@@ -149,14 +151,8 @@ def test_install_changes_no_result(installed: dict[str, Any], monkeypatch: Monke
 
 
 def test_an_error_of_stocks_alone(monkeypatch: MonkeyPatch) -> None:
-    def refuse(tensor: torch.Tensor) -> torch.Tensor:
-        raise TorchPromoteError("planted")
-
-    def run(region: Any, bound: Any, **options: Any) -> Any:
-        return unpatched(region, (refuse, *bound[1:]) if isinstance(region, torch.autocast) else bound, **options)
-
-    unpatched = entry_run.run
-    monkeypatch.setattr(entry_run, "run", run)
+    error = TorchPromoteError("planted")
+    change_outcomes(monkeypatch, lambda outcome: vars(outcome).update(result=None, error=error), ("stock",))
     result = run_entry(MM, PLAIN)
     assert (kinds(result), result.stock_raised) == ({("error", OURS)}, 0)
 
@@ -218,23 +214,13 @@ def test_a_gap_explains_what_it_names(monkeypatch: MonkeyPatch) -> None:
     assert "float32" not in left
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"entry": "aten::bmm"},
-        {"kind": "dtype"},
-        {"what": REFERENCE_OURS},
-        {"device": "cuda"},
-        {"dtype": "int8"},
-        {"text": "bmm*"},
-    ],
-    ids=str,
-)
-def test_a_gap_explains_nothing_else(monkeypatch: MonkeyPatch, other: dict[str, str]) -> None:
+def test_a_gap_explains_nothing_else(monkeypatch: MonkeyPatch) -> None:
     change_results(monkeypatch, other_values)
-    with_gaps(monkeypatch, dataclasses.replace(GAP, **other))
-    result = run_entry(MM, PLAIN)
-    assert (result.gaps, kinds(result)) == ({}, {("bits", OURS)})
+    changes = {"entry": "aten::bmm", "kind": "dtype", "what": REFERENCE_OURS, "device": "cuda", "dtype": "int8"}
+    for change in [*({name: value} for name, value in changes.items()), {"text": "bmm*"}]:
+        with_gaps(monkeypatch, dataclasses.replace(GAP, **change))
+        result = run_entry(MM, PLAIN)
+        assert (result.gaps, kinds(result)) == ({}, {("bits", OURS)}), change
 
 
 def test_a_gap_that_explains_nothing_is_stale(monkeypatch: MonkeyPatch) -> None:
@@ -252,15 +238,13 @@ def test_nondeterministic_results(monkeypatch: MonkeyPatch) -> None:
     assert (listed.mismatches, listed.stale) == ((), ())
     assert listed.nondeterministic == {"the op leaves its result uninitialized": listed.samples}
 
-    def run(region: Any, bound: Any, **options: Any) -> Any:
-        outcome = unpatched(region, bound, **options)
+    def count(outcome: Outcome) -> None:
         outcome.result = outcome.result.detach() + next(counter)
-        return outcome
 
-    unpatched, counter = entry_run.run, itertools.count()
+    counter = itertools.count()
     with_gaps(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(entry_run, "run", run)
+        change_outcomes(patch, count, ("ours", "stock"))
         unlisted = run_entry(MM, PLAIN)
     assert {mismatch.kind for mismatch in unlisted.mismatches} == {"bits"}
     assert all("stock against itself" in mismatch.text for mismatch in unlisted.mismatches)
@@ -281,6 +265,3 @@ def test_the_file_of_gaps_names_entries_that_exist() -> None:
     for gap in (*known_gaps().samples, *known_gaps().nondeterministic):
         device = "cpu" if gap.device in ("cpu", "*") else "fake-cuda"
         assert any(gap.covers(entry.name, gap.device) for entry in entries(Options(device))), gap
-
-
-# --- copies

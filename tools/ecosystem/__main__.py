@@ -1,9 +1,9 @@
 """`make test-ecosystem`: programs of training frameworks, unmodified, under stock autocast and under ours.
 
-Each folder here is a framework: `requirements.txt` pins it, `programs.toml` lists its programs (programs.py documents
-the keys), and the programs are written as users of the framework write them. Each framework gets a virtual environment
-of its own in .venv-ecosystem/ (environments.py). Each program runs five times (runs.py) and saves its losses and
-weights, which are compared bit for bit. Needs the package index for the environments; programs run without a network.
+frameworks.toml lists them, with the pinned versions of the frameworks; programs/ has them as users of the frameworks
+write them. Each framework gets a virtual environment of its own in .venv-ecosystem/ (frameworks.py). Each program runs
+five times (runs.py) and saves its losses and weights, which are compared bit for bit. Needs the package index for the
+environments; programs run without a network.
 
 Exit status: 0 every program that ran passed; 1 a program failed; 2 something is missing, or none ran.
 """
@@ -11,54 +11,26 @@ Exit status: 0 every program that ran passed; 1 a program failed; 2 something is
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
-from environments import BrokenEnvironmentError, Environment, environment_of
-from programs import Program, ProgramsError, frameworks, programs_of
+from frameworks import ROOT, EcosystemError, Framework, Program, frameworks
+from rich.console import Console
+from rich.table import Table
 from runs import Verdict, check
-from verdicts import draw, plain
-
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parents[1]
 
 
 def main() -> int:
     """Runs the command; see the module."""
-    options = _options()
-    try:
-        chosen = _chosen(options.names, options.folder)
-        if options.list:
-            print("\n".join(f"{program.framework}/{program.name}" for program in chosen))
-            return 0
-        found = [program for program in chosen if not program.missing and program.script()]
-        environments = _environments(found)
-    except (ProgramsError, BrokenEnvironmentError) as error:
-        print(f"test-ecosystem: error: {error}", file=sys.stderr)
-        return 2
-
-    def one(program: Program) -> Verdict:
-        if program.missing:
-            verdict = Verdict(program, "-", not_run=f"say where its script is: {program.variable}=PATH")
-        else:
-            verdict = check(program, environments[program.framework], options.out)
-        status = "passed" if verdict.passed else "FAILED" if verdict.failed else "not run"
-        print(f"{program.framework}/{program.name}: {status} ({verdict.seconds:.0f} s)", file=sys.stderr, flush=True)
-        return verdict
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        verdicts = list(pool.map(one, chosen))
-    print(plain(verdicts) if options.json else draw(verdicts, options.out), end="")
-    return 1 if any(verdict.failed for verdict in verdicts) else 0 if found else 2
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="make test-ecosystem",
-        description="Runs programs of training frameworks under stock autocast and under torch_promote.",
-        epilog="Exit status: 0 every program that ran passed; 1 a program failed; 2 something is missing, or none ran.",
+        prog="make test-ecosystem", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a framework, or FRAMEWORK/PROGRAM; patterns work; default: all"
@@ -69,26 +41,71 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "out" / "ecosystem", help="where logs and results go (default: %(default)s)"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)  # for tests of this command
-    return parser.parse_args()
+    options = parser.parse_args()
+    known = {framework.name: framework for framework in frameworks()}
+    try:
+        chosen = _chosen(options.names, list(known.values()))
+        if options.list:
+            print("\n".join(f"{program.framework}/{program.name}" for program in chosen))
+            return 0
+        for name in {program.framework for program in chosen}:
+            known[name].make_environment()
+    except EcosystemError as error:
+        print(f"test-ecosystem: error: {error}", file=sys.stderr)
+        return 2
+
+    def one(program: Program) -> Verdict:
+        if program.needs and program.needs not in os.environ:
+            return Verdict(program, "-", not_run=f"say where its script is: {program.needs}=PATH")
+        verdict = check(program, known[program.framework], options.out)
+        print(f"{program.framework}/{program.name}: {verdict.status}", file=sys.stderr, flush=True)
+        return verdict
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        verdicts = list(pool.map(one, chosen))
+    if options.json:
+        print(json.dumps([{**asdict(verdict), "status": verdict.status} for verdict in verdicts], indent=2))
+    else:
+        _print(verdicts, options.out)
+    statuses = Counter(verdict.status for verdict in verdicts)
+    return 1 if statuses["FAILED"] else 0 if statuses["passed"] else 2
 
 
-def _chosen(names: list[str], folder: Path) -> list[Program]:
-    every = [program for framework in frameworks(folder) for program in programs_of(framework)]
-    known = sorted({program.framework for program in every})
-    chosen = []
+def _chosen(names: list[str], known: list[Framework]) -> list[Program]:
+    every = [program for framework in known for program in framework.programs]
+    chosen: list[Program] = []
     for name in names or ["*"]:
         framework, _, rest = name.partition("/")
         found = [one for one in every if fnmatch(one.framework, framework) and fnmatch(one.name, rest or "*")]
         if not found:
-            raise ProgramsError(f"no program matches {name!r}. The frameworks: {', '.join(known)}. See --list")
+            raise EcosystemError(f"no program matches {name!r}. The frameworks: {', '.join(one.name for one in known)}")
         chosen += [one for one in found if one not in chosen]
     return chosen
 
 
-def _environments(chosen: list[Program]) -> dict[str, Environment]:
-    folders = {program.framework: program.folder for program in chosen}
-    return {name: environment_of(folder, ROOT) for name, folder in folders.items()}
+def _print(verdicts: Sequence[Verdict], out: Path) -> None:
+    """Prints a table, and the problems."""
+    table = Table("framework", "version", "program", "status", "bits", "key ran", "override acts", "seconds")
+    cells = {None: "-", True: "yes", False: "NO"}
+    for verdict in verdicts:
+        program = verdict.program
+        acts = cells if program.autocast else {None: "-", True: "no regions", False: "UNEXPECTED"}
+        table.add_row(
+            program.framework,
+            verdict.version,
+            program.name,
+            verdict.status,
+            cells[verdict.same_bits],
+            acts[verdict.key_ran],
+            acts[verdict.override_acts],
+            f"{verdict.seconds:.0f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    console.print(table)
+    for verdict in verdicts:
+        for line in [*verdict.problems, *([verdict.not_run] if verdict.not_run else [])]:
+            console.print(f"{verdict.program.framework}/{verdict.program.name}: {line}", soft_wrap=True)
+    console.print(f"logs are in {out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
-from comparing import difference
-from environments import Environment
-from programs import Program
+import torch
+from frameworks import Framework, Program
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 __all__ = ["Verdict", "check"]
 
@@ -37,7 +38,7 @@ _VARIABLES = {
     "PYTHONUNBUFFERED": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
+_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "TORCH_PROMOTE")
 
 
 @dataclass
@@ -65,30 +66,27 @@ class Verdict:
     seconds: float = 0.0
 
     @property
-    def passed(self) -> bool:
-        """Whether the program ran and nothing is wrong."""
+    def status(self) -> str:
+        """The words for the table: "passed", "FAILED" or "not run"."""
         compared = self.same_bits and self.key_ran and self.override_acts
-        return bool(self.program.checks or compared) and not self.problems and self.not_run is None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the program ran and something is wrong."""
-        return self.not_run is None and not self.passed
+        if self.not_run is not None:
+            return "not run"
+        return "passed" if (self.program.checks or compared) and not self.problems else "FAILED"
 
 
-def check(program: Program, environment: Environment, out: Path) -> Verdict:
+def check(program: Program, framework: Framework, out: Path) -> Verdict:
     """Runs a program five times and compares the results, or once if it makes its own checks.
 
     Args:
         program: The program.
-        environment: The environment of its framework.
+        framework: Its framework, whose environment exists.
         out: Where logs and results go, in a folder for each program.
     """
-    verdict = Verdict(program, environment.version)
+    verdict = Verdict(program, framework.version)
     folder = out.resolve() / program.framework / program.name
     rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
-    runs = {
+    runs: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
         "stock": ((), {}),
         "variable": ((), _BY_VARIABLE),
         "command": (_RUN, {}),
@@ -100,57 +98,49 @@ def check(program: Program, environment: Environment, out: Path) -> Verdict:
     elif not program.off:
         del runs["off"]
     for name, (under, variables) in runs.items():
-        problem = _run(program, environment, folder / name, under, variables)
+        problem = _run(program, framework, folder / name, under, variables)
         if problem is not None:
-            verdict.problems.append(problem)
+            verdict.problems.append(f"{name}: {problem}; see {folder / name / 'log'}")
             if name == "stock":
                 break
     if not verdict.problems and not program.checks:
-        _compare(verdict, folder)
+        stock = folder / "stock" / "work"
+        found = {name: _difference(folder / name / "work", stock, program.results) for name in runs if name != "stock"}
+        found.setdefault("off", found["override"])
+        verdict.problems += [f"{name}: {found[name]}" for name in ("variable", "command") if found[name] is not None]
+        verdict.same_bits = not verdict.problems
+        verdict.key_ran = (found["off"] is not None) == program.autocast
+        verdict.override_acts = (found["override"] is not None) == program.autocast
+        for name, fine in (("off", verdict.key_ran), ("override", verdict.override_acts)):
+            if not fine:
+                verdict.problems.append(f"{name}: {found[name] or 'it changed no bit'}")
     verdict.seconds = time.monotonic() - begin
     return verdict
 
 
-def _compare(verdict: Verdict, folder: Path) -> None:
-    program = verdict.program
-    differences = {
-        name: difference(folder / name / "work", folder / "stock" / "work", program.results)
-        for name in ("variable", "command", *(("off",) if program.off else ()), "override")
-    }
-    differences.setdefault("off", differences["override"])
-    verdict.same_bits = True
-    for name in ("variable", "command"):
-        if differences[name] is not None:
-            verdict.same_bits = False
-            verdict.problems.append(f"{name}: {differences[name]}")
-    verdict.key_ran = (differences["off"] is not None) == program.autocast
-    verdict.override_acts = (differences["override"] is not None) == program.autocast
-    for name, fine in (("off", verdict.key_ran), ("override", verdict.override_acts)):
-        if not fine:
-            verdict.problems.append(f"{name}: {differences[name] or 'it changed no bit'}")
-
-
 def _run(
-    program: Program, environment: Environment, folder: Path, under: tuple[str, ...], variables: Mapping[str, str]
+    program: Program, framework: Framework, folder: Path, under: tuple[str, ...], variables: Mapping[str, str]
 ) -> str | None:
     """Runs a program once. Returns why it failed, or None."""
-    work = folder / "work"
+    work, log, commands = folder / "work", folder / "log", framework.folder / "bin"
     work.mkdir(parents=True)
-    log = folder / "log"
-    shared = _variables(environment, folder.parent)
-    if program.before is not None:
-        before = [str(environment.commands / "python"), str(program.folder / program.before)]
-        done = subprocess.run(before, cwd=work, env=shared, capture_output=True, text=True)
-        if done.returncode != 0:
-            log.write_text(done.stdout + done.stderr, encoding="utf-8")
-            return f"{folder.name}: {program.before}: exit status {done.returncode}; see {log}"
-    command = [*program.launcher, *under, *_arguments(program)]
-    command[0] = str(environment.commands / command[0])
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_DROPPED)}
+    env = {
+        **kept,
+        **_VARIABLES,
+        "PATH": f"{commands}{os.pathsep}{kept.get('PATH', '')}",
+        # The runs of a program share its caches, as they share a user's.
+        "HF_HOME": str(folder.parent / "hugging_face"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"),
+        "TORCH_EXTENSIONS_DIR": str(framework.folder / "torch_extensions"),  # a minute's compilation by DeepSpeed
+    }
+    command = program.command(*under)
+    command[0] = str(commands / command[0])
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command,
             cwd=work,
-            env=shared | dict(variables),
+            env=env | dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -159,9 +149,9 @@ def _run(
         try:
             status = process.wait(program.timeout)
         except subprocess.TimeoutExpired:
-            for lock in environment.folder.glob("torch_extensions/*/lock"):
+            for lock in framework.folder.glob("torch_extensions/*/lock"):
                 lock.unlink(missing_ok=True)  # of a compilation that ends here; the next run would wait for it
-            return f"{folder.name}: stopped after {program.timeout:.0f} s; see {log}"
+            return f"stopped after {program.timeout:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its other ranks too
@@ -169,21 +159,46 @@ def _run(
     if status == 0:
         return None
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{folder.name}: exit status {status}: {lines[-1] if lines else 'no output'}; see {log}"
+    return f"exit status {status}: {lines[-1] if lines else 'no output'}"
 
 
-def _arguments(program: Program) -> list[str]:
-    return [program.script(), *(part.replace("{folder}", str(program.folder)) for part in program.program[1:])]
+def _difference(ours: Path, stock: Path, patterns: str) -> str | None:
+    """Returns the first difference between the files of two runs; None if all files have the same bits.
+
+    A `.pt` or `.pth.tar` file is compared value by value, another file byte by byte.
+    """
+    found, expected = (
+        {str(file.relative_to(folder)) for one in patterns.split() for file in folder.glob(one) if file.is_file()}
+        for folder in (ours, stock)
+    )
+    if found != expected or not found:
+        return f"the runs saved other files than {patterns}: {sorted(found)} and {sorted(expected)}"
+    for name in sorted(found):
+        if not name.endswith((".pt", ".pth.tar")):
+            if (ours / name).read_bytes() != (stock / name).read_bytes():
+                return f"{name} differs"
+            continue
+        # Written by a program that has just run here, so loading may run code of it.
+        trees = [torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (ours, stock)]
+        one, other = (tree_flatten_with_path(tree) for tree in trees)
+        if one[1] != other[1]:
+            return f"{name} has another structure"
+        for (path, value), (_, wanted) in zip(one[0], other[0], strict=True):
+            if (different := _of_values(value, wanted)) is not None:
+                return f"{name}{keystr(path)}: {different}"
+    return None
 
 
-def _variables(environment: Environment, shared: Path) -> dict[str, str]:
-    """The environment variables of a run. Its caches are shared by the runs of a program, as they are by a user's."""
-    kept = {key: value for key, value in os.environ.items() if key not in _DROPPED}
-    kept = {key: value for key, value in kept.items() if not key.startswith("TORCH_PROMOTE")}
-    path = f"{environment.commands}{os.pathsep}{kept.get('PATH', '')}"
-    caches = {
-        "HF_HOME": str(shared / "hugging_face"),
-        "TORCHINDUCTOR_CACHE_DIR": str(shared / "inductor"),
-        "TORCH_EXTENSIONS_DIR": str(environment.folder / "torch_extensions"),  # a minute's compilation by DeepSpeed
-    }
-    return kept | _VARIABLES | caches | {"PATH": path}
+def _of_values(one: Any, other: Any) -> str | None:
+    if type(one) is not type(other):
+        return f"{type(one).__name__} and {type(other).__name__}"
+    if isinstance(one, float):
+        one, other = (torch.tensor(value, dtype=torch.float64) for value in (one, other))
+    if not isinstance(one, torch.Tensor):
+        return None if one == other else f"{one!r} and {other!r}"
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
+    bits = [each.detach().contiguous().reshape(-1, 1).view(torch.uint8) for each in (one, other)]
+    different = int((bits[0] != bits[1]).any(1).sum())
+    largest = (one.double() - other.double()).abs().max().item() if different and one.is_floating_point() else 0
+    return f"{different} of {one.numel()} elements differ, by up to {largest:.3g}" if different else None

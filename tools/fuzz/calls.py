@@ -1,4 +1,4 @@
-"""What the source of a program calls. A script contains the parts that its program uses (script.py)."""
+"""What the source of a program calls."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from fuzz.rules import State, Unfit
 from fuzz.tree import KINDS, Program, Statement, every, lines
@@ -108,7 +109,7 @@ def _at(program: Program, path: tuple[int, ...]) -> list[Statement] | None:
 def _simpler(program: Program) -> Iterator[Program]:
     """Programs with one simpler thing."""
     if program.optimizer != "sgd":
-        yield _with(program, optimizer="sgd")
+        yield replace(copy.deepcopy(program), optimizer="sgd")
     for at in range(len(program.layers)):
         if (fewer := _without_layer(program, at)) is not None:
             yield fewer
@@ -119,14 +120,7 @@ def _simpler(program: Program) -> Iterator[Program]:
             yield candidate
     if program.mode == "mixed":
         for mode in ("weights", "persistent", "all", "none"):
-            yield _with(program, mode=mode)
-
-
-def _with(program: Program, **changes: str) -> Program:
-    candidate = copy.deepcopy(program)
-    for name, value in changes.items():
-        setattr(candidate, name, value)
-    return candidate
+            yield replace(copy.deepcopy(program), mode=mode)
 
 
 def _without_layer(program: Program, at: int) -> Program | None:

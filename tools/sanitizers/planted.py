@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from reports import Report
 
-__all__ = ["PLANTED", "Planted", "plant", "undetected"]
+__all__ = ["PLANTED", "Planted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,17 @@ class Planted:
     test: str
     kind: str
     within: str
+
+    def plant(self, copy: Path) -> None:
+        """Changes a copy of the checkout."""
+        file = copy / self.file
+        text = file.read_text(encoding="utf-8")
+        assert text.count(self.old) == 1, f"{self.file} has changed: adapt planted.py"
+        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+    def explains(self, report: Report) -> bool:
+        """Whether a report is about this bug."""
+        return report.kind.startswith(self.kind) and self.within in report.text
 
 
 PLANTED: dict[str, tuple[Planted, ...]] = {
@@ -78,21 +88,3 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         ),
     ),
 }
-
-
-def plant(bug: Planted, copy: Path) -> None:
-    """Changes a copy of the checkout."""
-    file = copy / bug.file
-    text = file.read_text(encoding="utf-8")
-    assert text.count(bug.old) == 1, f"{bug.file} has changed: adapt planted.py"
-    file.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
-
-
-def undetected(sanitizer: str, found: Iterable[Report]) -> list[Planted]:
-    """Returns the planted bugs without a report."""
-    reports = list(found)
-    return [
-        bug
-        for bug in PLANTED[sanitizer]
-        if not any(report.kind.startswith(bug.kind) and bug.within in report.text for report in reports)
-    ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Report", "counted", "read"]
+__all__ = ["Report", "read"]
 
 #: The first line of a report.
 _BEGIN = re.compile(
@@ -49,20 +49,16 @@ class Report:
 
 
 def read(folder: Path) -> list[Report]:
-    """Returns the reports of all log files in a folder."""
+    """Returns the reports of all log files in a folder, except leaks of memory that our code has not allocated.
+
+    At its end, Python leaves thousands of objects, its own and PyTorch's, that nothing refers to any more.
+    """
     return [
         report
         for file in sorted(folder.iterdir())
         for report in _reports(file.read_text(encoding="utf-8", errors="replace"), file.name)
+        if report.ours or "leak" not in report.kind.lower()
     ]
-
-
-def counted(reports: Iterable[Report]) -> Iterator[Report]:
-    """Yields the reports that count: all, except leaks of memory that our code has not allocated.
-
-    At its end, Python leaves thousands of objects, its own and PyTorch's, that nothing refers to any more.
-    """
-    return (report for report in reports if report.ours or "leak" not in report.kind.lower())
 
 
 def _reports(text: str, log: str) -> Iterator[Report]:

@@ -9,13 +9,13 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 
 from torch_promote import _C
+from torch_promote.checking.comparison import unequal_elements
 from torch_promote.errors import OptionError, StaleCastError
 from torch_promote.observe.places import calling_line
 
@@ -83,7 +83,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     def _count(self, kind: int) -> int:
         with _lock:
-            is_open = any(block is self for block in _open)
+            is_open = self in _open
         return (_C.cast_check_counts() if is_open else self._end)[kind] - self._begin[kind]
 
     def __enter__(self) -> check_casts:
@@ -128,9 +128,7 @@ def _switch() -> None:
     _C.set_checks_casts(on)
 
 
-def line_of_this_thread() -> str:
-    """Returns the line of Python that this thread runs, outside of PyTorch and this package."""
-    return calling_line()
+line_of_this_thread = calling_line  # outside of PyTorch and this package
 
 
 def parts_of(wrapper: torch.Tensor) -> list[torch.Tensor]:
@@ -167,10 +165,7 @@ def raise_stale(source: torch.Tensor, kept: torch.Tensor, fresh: torch.Tensor, m
 def _difference(kept: torch.Tensor, fresh: torch.Tensor) -> str:
     if kept.shape != fresh.shape:
         return f"its shape is {tuple(kept.shape)}, that of a fresh cast {tuple(fresh.shape)}"
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(kept.element_size(), torch.int64)
-    differs = kept.view(bits) != fresh.view(bits)
-    count = int(differs.sum())
-    index = tuple(differs.nonzero()[0].tolist())
+    count, index = unequal_elements(kept, fresh)
     return (
         f"{count} of {kept.numel()} elements differ, the first at {list(index)}: "
         f"{kept[index].item()} instead of {fresh[index].item()}"
@@ -191,25 +186,18 @@ def _described(source: torch.Tensor) -> str:
 
 def _name_of(weight: torch.Tensor) -> str:
     """The longest name that a live module gives the tensor: that of the outermost module. "" if there is none."""
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    owners = {
-        id(module): name
-        for module in modules
-        for own in ("_parameters", "_buffers")
-        for name, tensor in module.__dict__.get(own, {}).items()
-        if tensor is weight
-    }
     names = [
-        f"{path}.{owners[id(child)]}" if path else owners[id(child)]
-        for module in (modules if owners else ())
-        for path, child in _named_modules(module)
-        if id(child) in owners
+        name
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.nn.Module)
+        for name, tensor in _named_tensors(thing)
+        if tensor is weight
     ]
     return max(names, key=lambda name: (name.count("."), name), default="")
 
 
-def _named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def _named_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     try:
-        yield from module.named_modules(remove_duplicate=False)
-    except Exception:  # a module whose __init__ has not finished, or that overrides this
-        yield "", module
+        return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    except Exception:  # a module whose __init__ has not finished, or that overrides these
+        return []

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from torch_promote.observe.ops import is_fake
 
-__all__ = ["Difference", "compare", "copy_with_strides", "same_bits"]
+__all__ = ["Difference", "compare", "copy_with_strides", "same_bits", "unequal_elements"]
 
 
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
@@ -121,11 +121,19 @@ def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
     """The first elements that differ; for layouts without elements to index, the whole tensors."""
     if a.layout is not torch.strided or a.is_nested or a.is_quantized or a.numel() == 0:
         return str(a), str(b)
-    x, y = _as_bytes(a), _as_bytes(b)
-    unequal = (x != y).reshape(a.numel(), -1).any(1).nonzero().flatten()
-    index = tuple(int(i) for i in torch.unravel_index(unequal[0], a.shape))
-    ours = f"{len(unequal)} of {a.numel()} elements, the first at {list(index)}: {_value(a[index])}"
-    return ours, _value(b[index])
+    count, index = unequal_elements(a, b)
+    return f"{count} of {a.numel()} elements, the first at {list(index)}: {_value(a[index])}", _value(b[index])
+
+
+def unequal_elements(a: torch.Tensor, b: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Returns how many elements of two tensors of one shape and dtype have different bits, and the first one's index.
+
+    Example:
+        >>> unequal_elements(torch.tensor([[0.0, 1.0]]), torch.tensor([[-0.0, 2.0]]))
+        (2, (0, 0))
+    """
+    unequal = (_as_bytes(a) != _as_bytes(b)).reshape(a.numel(), -1).any(1).nonzero().flatten()
+    return len(unequal), tuple(int(i) for i in torch.unravel_index(unequal[0], a.shape))
 
 
 def _value(element: torch.Tensor) -> str:

@@ -16,18 +16,36 @@ import multiprocessing.util
 import os
 import pickle
 import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, ClassVar, Literal, NoReturn, cast, get_args
 
-from torch_promote.checking.checker import Checker, Level
+import torch
+
+from torch_promote.checking.comparison import compare, copy_with_strides
+from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
+from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
 from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
+from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
+from torch_promote.observe.places import calling_line, describe_arguments
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reference.autocast import TURNS, AutocastState
+from torch_promote.reference.ops.infer import Inference
 
 __all__ = [
+    "NOT_REPEATABLE",
+    "UNINITIALIZED",
+    "UNINITIALIZED_IN_TABLE",
     "VARIABLE",
+    "Checker",
     "CrosscheckError",
     "CrosscheckReport",
     "Level",
@@ -36,6 +54,10 @@ __all__ = [
     "read_reports",
     "use_environment",
 ]
+
+
+Level = Literal["dtype", "bits"]
+"""What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 
 #: Set by the command alone: the level and the folder for the reports, such as "bits:/tmp/folder".
 VARIABLE = "TORCH_PROMOTE_CROSSCHECK_REPORTS"
@@ -148,3 +170,350 @@ def use_environment() -> None:
 def read_reports(folder: Path) -> dict[int, CrosscheckReport]:
     """Returns the reports that processes have left in a folder, by process id."""
     return {int(file.stem): pickle.loads(file.read_bytes()) for file in folder.glob("*.report")}
+
+
+# --- the observer of one block
+
+#: Ops of the table with results that no kernel writes to: the positions of these results. Dtype, shape and strides are
+#: compared, bits are not.
+UNINITIALIZED_IN_TABLE: dict[str, tuple[int, ...]] = {
+    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
+    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
+}
+
+#: The same for all ops. The ops that allocate have a kernel on the autocast key once an override names them.
+UNINITIALIZED: dict[str, tuple[int, ...]] = {
+    **UNINITIALIZED_IN_TABLE,
+    "aten::empty.memory_format": (0,),
+    "aten::empty_like": (0,),
+    "aten::empty_strided": (0,),
+    "aten::new_empty": (0,),
+    "aten::new_empty_strided": (0,),
+    "aten::resize_": (0,),
+}
+
+#: On the CPU, LAPACK's gelsy reads which columns are fixed from memory that PyTorch has not initialized.
+NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
+#: What stock does with an op that it casts nothing for.
+_STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
+#: Namespaces whose ops compute nothing.
+_IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that has begun: the token that the dispatch observer gets.
+
+    Attributes:
+        expectation: What the reference expects; None for a call on functorch's wrapped tensors, which is not checked.
+        args: The arguments, in the schema's order.
+        see_through: Whether the ops that it calls are checked too.
+        written: The arguments as text, if the op changes them; "" otherwise.
+        stock_too: Whether the call also runs under stock autocast.
+        op_was_called: Whether autocast has called the op with the cast arguments.
+        casts_inside: Whether an op that it calls has a policy. The op's own rule assumes that none has.
+        stock: The run under stock, once it has begun.
+    """
+
+    expectation: Expectation | None
+    args: list[Any]
+    see_through: bool
+    written: str = ""
+    stock_too: bool = False
+    op_was_called: bool = False
+    casts_inside: bool = False
+    stock: _StockRun | None = None
+
+
+class _Calls(threading.local):
+    """The open calls of a thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.open: list[_Call] = []
+
+
+@dataclass
+class Checker:
+    """The observer of one crosscheck block. Its methods run in the block's thread and in autograd's threads."""
+
+    innermost_only: ClassVar = True
+    report: CrosscheckReport
+    level: Level
+    raises: bool
+    gaps: tuple[Gap, ...] = field(default_factory=lambda: known_gaps().calls)
+    calls: _Calls = field(default_factory=_Calls)
+    stopped: bool = False
+
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
+        """Computes the expectation of a call, and decides how much of the call to observe."""
+        if op.namespace in _IGNORED_NAMESPACES or is_traced():
+            return None
+        calls = self.calls.open
+        inside = calls[-1] if calls else None
+        self.stopped = False
+        state = state_in_force()
+        if inside is not None and inside.expectation is not None and _is_repeated(inside.expectation, op, state):
+            # Functorch calls the op again before autocast sees it: leave the check to the next call.
+            self.report.with_policy -= Counter({str(op): 1})
+            inside.expectation = inside.stock = None
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_in(args))):
+            calls.append(_Call(None, args, see_through=True))  # functorch next calls the op on the tensors inside
+            return calls[-1]
+        if inside is not None and inside.expectation is not None:
+            self._check_cast_arguments(inside, op, args)
+        try:
+            expectation = expect(op, args, state)
+        except Exception as error:  # a bug of the reference must not reach the caller of the op
+            self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
+            return None
+        plan = expectation.plan
+        calls_op_again = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
+        # Kernels call ops too, and some of these have policies if autocast is on.
+        see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
+        call = _Call(expectation, args, see_through)
+        if op._schema.is_mutable:
+            call.written = describe_arguments(args)
+        if expectation.has_policy:
+            self.report.with_policy[str(op)] += 1
+            for outer in calls:
+                outer.casts_inside = True
+        # A kernel of ours might cast where the plan has no policy, and the result's dtype might not show it. Under
+        # overrides, it might do so inside the kernel of any op.
+        may_cast = plan is not None and (has_our_kernel(op) or bool(state and state.overrides))
+        if self.level == "bits" and (expectation.has_policy or may_cast):
+            call.stock_too = self._comparable(expectation, args, state)
+        calls.append(call)
+        return call
+
+    def _pop(self, call: _Call) -> None:
+        calls = self.calls.open
+        if calls and calls[-1] is call:
+            calls.pop()
+
+    def _comparable(self, expectation: Expectation, args: Sequence[Any], state: AutocastState | None) -> bool:
+        if not my_autocast_is_in_force():
+            return False
+        reason, op, tensors = None, expectation.op, tensors_in(args)
+        name = overload_name(op)
+        if state is not None and any(state.override(name, tensor.device.type) is not None for tensor in tensors):
+            reason = "the op's policy is overridden"
+        elif name in NOT_REPEATABLE:
+            reason = "PyTorch does not repeat its bits"
+        elif state is not None and not expectation.has_policy and _may_differ_inside(op, args, state):
+            reason = "the policy of an op that it calls may be overridden"
+        elif any(map(is_fake, tensors)):
+            reason = "fake tensors have no bits"
+        elif (in_force := rule_in_force()) is not None:
+            reason = f"the promotion rule {in_force[0].name!r} is not PyTorch's"
+        elif _sees_each_call(args):
+            reason = "a dispatch mode or a tensor subclass would see the call twice"
+        if reason is not None:
+            self.report.not_compared[reason] += 1
+        return reason is None
+
+    def _check_cast_arguments(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
+        """If this is the call that autocast makes with the cast arguments, compares them with the plan."""
+        expectation = outer.expectation
+        assert expectation is not None
+        plan = expectation.plan
+        if outer.op_was_called or plan is None or plan.policy is None or plan.runs != overload_name(op):
+            return
+        outer.op_was_called = True
+        finding = expectation.check_casts(args)
+        if finding is not None:
+            self._found(outer, finding)
+
+    def before_stock(self, call: _Call) -> list[Any]:
+        """Prepares the run under stock."""
+        assert call.expectation is not None
+        call.stock = _StockRun()
+        return call.stock.start(call.expectation.op, call.args)
+
+    def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
+        """Stores the outcome of the run under stock."""
+        assert call.stock is not None
+        call.stock.stop()
+        call.stock.results, call.stock.error = results, error
+
+    def end(self, call: _Call, results: list[Any]) -> None:
+        """Compares the results of the call."""
+        self._pop(call)
+        expectation = call.expectation
+        if expectation is None:
+            return
+        op = str(expectation.op)
+        finding = expectation.check(results)
+        no_rule = finding is not None and call.casts_inside and not expectation.has_policy
+        if no_rule:
+            finding = None
+        elif expectation.fake is not None:
+            self.report.by_fake[op] += 1
+        elif isinstance(expectation.inference, Inference) or expectation.error is not None:
+            self.report.checked[op] += 1
+        elif _is_composite_call(expectation.op, call.args):
+            self.report.composite[op] += 1
+        else:
+            no_rule = True
+        if no_rule:
+            self.report.no_rule[op] += 1
+        if finding is None and expectation.plan is not None and expectation.plan.casts and not call.op_was_called:
+            planned = ", ".join(map(str, expectation.plan.casts))
+            finding = Finding("casts", planned, "the op did not run on cast arguments")
+        if finding is not None:
+            self._found(call, finding, results)
+        if call.stock is not None:
+            self._compare_with_stock(call, call.stock, results)
+
+    def _compare_with_stock(self, call: _Call, stock: _StockRun, results: list[Any]) -> None:
+        assert call.expectation is not None
+        op = call.expectation.op
+        if stock.error is not None:
+            self.report.stock_raised[str(op)] += 1
+            return
+        self.report.with_stock[str(op)] += 1
+        for difference in compare(_written_results(op, results), _written_results(op, stock.results or ())):
+            text = f"{difference.where}: {difference.kind}"
+            self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
+
+    def failed(self, call: _Call) -> None:
+        """Closes a call that raised. A mismatch if stock has a result."""
+        self._pop(call)
+        if call.stock is None:
+            return
+        call.stock.stop()
+        # If both raise, the error is the caller's. If a check raised, the mismatch is already reported.
+        if call.stock.results is None or call.stock.error is not None or self.stopped:
+            return
+        if call.stock.has_hooks:  # torch.utils.checkpoint stops a recomputation early by raising
+            self.report.not_compared["the call raised, possibly in a saved-tensor hook"] += 1
+            return
+        self._found(call, Finding("error", "a result, as stock has", "an error"))
+
+    def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
+        assert call.expectation is not None
+        op = call.expectation.op
+        name, tensors = overload_name(op), [*tensors_in(call.args), *tensors_in(results)]
+        gap = next((gap for gap in self.gaps if gap.explains(name, finding, tensors)), None)
+        if gap is not None:
+            self.report.known_gaps[gap.reason] += 1
+            return
+        self._add(finding, op, call.args, call.written)
+
+    def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any], written: str = "") -> None:
+        arguments = written or describe_arguments(args)
+        mismatch = Mismatch(finding.kind, str(op), arguments, finding.expected, finding.got, calling_line())
+        self.report.mismatches.append(mismatch)
+        if self.raises:
+            self.stopped = True
+            raise CrosscheckError(str(mismatch))
+
+
+def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastState | None) -> bool:
+    """Whether an inner call of the same op repeats the outer one. A call that autocast makes has autocast off."""
+    plan = outer.plan
+    if plan is None or plan.device is None or outer.op is not op or state is None:
+        return False
+    return outer.has_policy and state.devices[plan.device].enabled
+
+
+def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:
+    """Whether overrides may give an op without a policy other bits than stock, because of the ops that it calls.
+
+    Inside kernels, policies other than stock's cast nothing, so only ops that stock casts there make a difference.
+    """
+    if not state.overrides:
+        return False
+    if _is_composite_call(op, args) or torch.is_inference_mode_enabled():
+        return True
+    return any(stock_policy(name, device) not in _STOCK_CASTS_NOTHING for name in state.overrides for device in TURNS)
+
+
+def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    # The kernel of the first tensor that is not on the CPU runs.
+    types = [tensor.device.type for tensor in tensors_in(args)]
+    return is_composite(op, next((device for device in types if device != "cpu"), "cpu"))
+
+
+def _sees_each_call(values: Sequence[Any]) -> bool:
+    """Whether a dispatch mode or a tensor subclass sees each call."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
+
+
+# --- the second run of a call, under stock autocast
+
+_hooks: Any = torch._C._autograd
+#: Arguments that an op may write to although its schema does not say so: batch and instance normalization in training.
+_WRITTEN = frozenset({"running_mean", "running_var"})
+
+
+@dataclass
+class _StockRun:
+    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
+
+    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
+    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
+
+    Attributes:
+        results: The results; None if the run has not ended.
+        error: The text of the error that the run raised; None if it raised none.
+        has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
+    """
+
+    results: list[Any] | None = None
+    error: str | None = None
+    has_hooks: bool = False
+    _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
+    _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    _shielded: bool = False
+
+    def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
+        """Prepares the run. Returns for each argument a copy if the op writes to it, otherwise None."""
+        written = [
+            a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write) for a in op._schema.arguments
+        ]
+        copies = [
+            _mapped(copy_with_strides, value) if writes else None for value, writes in zip(args, written, strict=True)
+        ]
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        torch.set_autocast_cache_enabled(False)
+        if _hooks._saved_tensors_hooks_is_enabled():
+            self.has_hooks = _hooks._top_saved_tensors_default_hooks(True) is not None
+            _hooks._push_saved_tensors_default_hooks(_save_nothing, _save_nothing)
+            self._shielded = True
+        return copies
+
+    def stop(self) -> None:
+        """Restores the state. Does nothing if the run has been stopped already, or was never started."""
+        if self._random is None:
+            return
+        cpu, cuda = self._random
+        self._random = None
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+        torch.set_autocast_cache_enabled(self._cache)
+        if self._shielded:
+            _hooks._pop_saved_tensors_default_hooks()
+
+
+def _written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
+    """Returns an op's results, with None in place of those whose memory it leaves uninitialized.
+
+    Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
+    """
+    left_out = UNINITIALIZED.get(overload_name(op), ())
+    if op._schema.is_mutable:
+        results = _mapped(torch.Tensor.detach, list(results))
+    return [None if position in left_out else result for position, result in enumerate(results)]
+
+
+def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return [_mapped(function, element) for element in value] if isinstance(value, list) else value
+
+
+def _save_nothing(saved: object) -> None:
+    """Saves None: no backward goes through this run, and a saved result would keep itself and its graph alive."""

@@ -66,7 +66,8 @@ class Expectation:
         if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
             the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
-        fake: What the op's registered fake gives, for a custom op that has one.
+        fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
+            the fake raises, there are none, and `error` says so.
     """
 
     op: torch._ops.OpOverload
@@ -76,7 +77,7 @@ class Expectation:
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
-    fake: _FakeResults | None = None
+    fake: tuple[torch.Tensor | None, ...] | None = None
 
     @property
     def has_policy(self) -> bool:
@@ -98,20 +99,29 @@ class Expectation:
             )
         if self.error is not None:
             return Finding("error", f"an error: {self.error}", "a result")
-        if not isinstance(self.inference, Inference):
-            return None if self.fake is None else self.fake.difference(results)
-        tensors = list(leaves(results))
-        dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
-        if self.inference.dtypes != dtypes:
-            return Finding("dtype", _dtype_names(self.inference.dtypes), _dtype_names(dtypes))
-        first = tensors[0] if tensors else None
-        if first is None:
+        if isinstance(self.inference, Inference):
+            dtypes, source = self.inference.dtypes, ""
+            layouts: Sequence[Any] = [(self.inference.shape, self.inference.strides)]
+        elif self.fake is not None:
+            dtypes, source = _dtypes_in(self.fake), ", as the op's registered fake has"
+            layouts = [(None, None) if fake is None else (fake.shape, fake.stride()) for fake in self.fake]
+        else:
             return None
-        shape, strides = self.inference.shape, self.inference.strides
-        if shape is not None and shape != tuple(first.shape):
-            return Finding("shape", str(list(shape)), str(list(first.shape)))
-        if strides is not None and strides != first.stride():
-            return Finding("strides", str(strides), str(first.stride()))
+        tensors = list(leaves(results))
+        if dtypes != _dtypes_in(tensors):
+            return Finding("dtype", f"{_dtype_names(dtypes)}{source}", _dtype_names(_dtypes_in(tensors)))
+        for index, ((shape, strides), tensor) in enumerate(zip(layouts, tensors, strict=False)):
+            if tensor is None or (self.fake is not None and (tensor.layout is not torch.strided or tensor.is_nested)):
+                continue
+            of = f" of result[{index}]" if index else ""
+            if shape is not None and (len(shape) != tensor.dim() or any(map(_differ, shape, tensor.shape))):
+                return Finding("shape", f"{list(shape)}{of}{source}", f"{list(tensor.shape)}{of}")
+            if strides is None:
+                continue
+            # The stride of a dimension of size 1 says nothing about the memory: fakes may have another one.
+            matter = [self.fake is None or (size > 1 and tensor.numel() > 0) for size in tensor.shape]
+            if any(m and _differ(a, b) for m, a, b in zip(matter, strides, tensor.stride(), strict=True)):
+                return Finding("strides", f"{strides}{of}{source}", f"{tensor.stride()}{of}")
         return None
 
     def check_casts(self, args: Sequence[Any]) -> Finding | None:
@@ -173,8 +183,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         if_product = _dtype_if_product(runs, planned.values())
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
-        fake = _results_of_fake(runs, values) if isinstance(inference, NoRule) and has_fake(runs) else None
-        return Expectation(op, plan, inference, None, planned, if_product=if_product, fake=fake)
+        by_fake = isinstance(inference, NoRule) and has_fake(runs)
+        fake, error = _run_fake(runs, values) if by_fake else (None, None)
+        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake)
     except (PromotionError, PromotionRuleError) as error:
         return Expectation(op, plan, None, str(error), planned)
 
@@ -207,6 +218,10 @@ def _dtypes_of_operands(values: Mapping[str, Any]) -> dict[str, torch.dtype]:
     return found
 
 
+def _dtypes_in(tensors: Iterable[torch.Tensor | None]) -> tuple[torch.dtype | None, ...]:
+    return tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+
+
 def _dtype_names(dtypes: Sequence[torch.dtype | None]) -> str:
     return ", ".join("none" if dtype is None else str(dtype).removeprefix("torch.") for dtype in dtypes) or "no tensors"
 
@@ -226,52 +241,9 @@ _OF_PYTORCH = frozenset([
 ])  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _FakeResults:
-    """What the fake of an op gives for a call.
-
-    Attributes:
-        tensors: The results, with lists flattened. None stands for an undefined result.
-        error: The error that the fake raises instead, or None.
-    """
-
-    tensors: tuple[torch.Tensor | None, ...] = ()
-    error: str | None = None
-
-    def difference(self, results: Sequence[Any]) -> Finding | None:
-        """Compares the results of the op's kernel with those of its fake.
-
-        Args:
-            results: The call's results, in the schema's order.
-
-        Returns:
-            The first difference; None if there is none. A size or stride that depends on data, a symbol, equals any.
-        """
-        if self.error is not None:
-            return Finding("error", f"an error: the op's registered fake raises {self.error}", "a result")
-        got = list(leaves(results))
-        dtypes = [tuple(None if t is None else t.dtype for t in side) for side in (self.tensors, got)]
-        if dtypes[0] != dtypes[1]:
-            return Finding("dtype", f"{_dtype_names(dtypes[0])}{_SOURCE}", _dtype_names(dtypes[1]))
-        for index, (fake, real) in enumerate(zip(self.tensors, got, strict=True)):
-            if fake is None or real is None or real.layout is not torch.strided or real.is_nested:
-                continue
-            name, shape = f"result[{index}]", list(real.shape)
-            if len(fake.shape) != len(shape) or any(map(_differ, fake.shape, shape)):
-                return Finding("shape", f"{name} of shape {list(fake.shape)}{_SOURCE}", f"{name} of shape {shape}")
-            matter = [size > 1 and real.numel() > 0 for size in shape]
-            if any(m and _differ(a, b) for m, a, b in zip(matter, fake.stride(), real.stride(), strict=True)):
-                return Finding(
-                    "strides", f"{name} with strides {fake.stride()}{_SOURCE}", f"{name} with {real.stride()}"
-                )
-        return None
-
-
-_SOURCE = ", as the op's registered fake has"
-
-
-def _differ(fake: Any, real: int) -> bool:
-    return not isinstance(fake, torch.SymInt) and fake != real
+def _differ(expected: Any, real: int) -> bool:
+    """Whether a size or stride is another one. A symbol, which depends on data, equals any."""
+    return not isinstance(expected, torch.SymInt) and expected != real
 
 
 def has_fake(op: torch._ops.OpOverload) -> bool:
@@ -294,7 +266,7 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def _results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> _FakeResults | None:
+def _run_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> tuple[Any, str | None]:
     """Runs an op's fake.
 
     Args:
@@ -302,40 +274,13 @@ def _results_of_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> _F
         values: Its arguments by name; an `Operand` stands for a tensor.
 
     Returns:
-        What the fake gives. None: it does not say, because the results depend on data or because fakes do not support
-        the arguments.
+        The results, and the error that it raises. (None, None): it does not say, because the results depend on data or
+        because fakes do not support the arguments.
     """
     tensors = [tensor for name, value in values.items() for _, tensor in tensors_by_path(name, value)]
     if any(is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-        return None
-    with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableAutocast(),
-        torch.no_grad(),
-    ):
-        mode, unknown = _fake_mode()
-        try:
-            given = {name: _faked(mode, value) for name, value in values.items()}
-        except Exception:  # fake tensors do not support every tensor
-            return None
-        try:
-            with mode:
-                result = op(**given)
-        except unknown:
-            return None
-        except Exception as error:  # the fake is the user's code
-            return _FakeResults(
-                error=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-            )
-    return _FakeResults(tuple(leaves(result if isinstance(result, tuple) else [result])))
-
-
-def _fake_mode() -> tuple[Any, tuple[type[Exception], ...]]:
-    """A mode, and what a fake raises if the results depend on data, or if it does not support the arguments.
-
-    Imported here: symbolic shapes need sympy, which takes a second to import, and most programs have no custom op.
-    """
+        return None, None
+    # Symbolic shapes need sympy, which takes a second to import, and most programs have no custom op.
     from torch._subclasses import fake_tensor
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
@@ -347,7 +292,21 @@ def _fake_mode() -> tuple[Any, tuple[type[Exception], ...]]:
         GuardOnDataDependentSymNode,
         NotImplementedError,
     )
-    return fake_tensor.FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True), unknown
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch.no_grad():
+        mode = fake_tensor.FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        try:
+            given = {name: _faked(mode, value) for name, value in values.items()}
+        except Exception:  # fake tensors do not support every tensor
+            return None, None
+        try:
+            with mode:
+                result = op(**given)
+        except unknown:
+            return None, None
+        except Exception as error:  # the fake is the user's code
+            first_line = str(error).strip().partition("\n")[0]
+            return (), f"the op's registered fake raises {type(error).__name__}: {first_line}"
+    return tuple(leaves(result if isinstance(result, tuple) else [result])), None
 
 
 def _faked(mode: Any, value: Any) -> Any:
@@ -411,15 +370,15 @@ def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> 
         return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
-    result = dict(values)
+    result = values
     for paths in found.joins(values):
-        operands = [_operand(values, path) for path in paths]
+        operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = in_force[0].common(operands, name, found.divides)
-        for (argument, element), operand in zip(paths, operands, strict=True):
-            if isinstance(operand, Operand) and not operand.wrapped and argument not in written:
-                result[argument] = _replaced(result[argument], element, _cast(operand, dtype))
+        for path, operand in zip(paths, operands, strict=True):
+            if isinstance(operand, Operand) and not operand.wrapped and path[0] not in written:
+                result = _with(result, path, _cast(operand, dtype))
     return result
 
 
@@ -492,7 +451,9 @@ def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Joine
         return None
     for path in (path for name in candidates for path in _paths(name, trial[name])):
         try:
-            if _computes_in(op, _with_complex(trial, path)) is not base:
+            operand = _at(trial, path)
+            made = operand._replace(dtype=torch.complex128) if isinstance(operand, Operand) else 1j
+            if _computes_in(op, _with(trial, path, made)) is not base:
                 joined.append(path)
         except PromotionError:
             refused.append(path)
@@ -532,14 +493,6 @@ def _in_bool(value: Any) -> Any:
     return True if _is_number(value) else value
 
 
-def _with_complex(trial: Mapping[str, Any], path: _Path) -> dict[str, Any]:
-    """The trial's arguments with one operand made complex."""
-    name, element = path
-    operand = trial[name] if element is None else trial[name][element]
-    made = operand._replace(dtype=torch.complex128) if isinstance(operand, Operand) else 1j
-    return {**trial, name: _replaced(trial[name], element, made)}
-
-
 def _paths(name: str, value: Any) -> Iterator[_Path]:
     """Yields the places of the operands in an argument."""
     if isinstance(value, list | tuple) and not isinstance(value, Operand):
@@ -556,10 +509,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex)
 
 
-def _operand(values: Mapping[str, Any], path: _Path) -> Any:
+def _at(values: Mapping[str, Any], path: _Path) -> Any:
     name, element = path
-    found = values[name] if element is None else values[name][element]
-    return described(found) if isinstance(found, TensorLike) else found
+    return values[name] if element is None else values[name][element]
+
+
+def _with(values: Mapping[str, Any], path: _Path, operand: Any) -> Mapping[str, Any]:
+    """The arguments with one operand replaced."""
+    name, element = path
+    if element is None:
+        return {**values, name: operand}
+    return {**values, name: [operand if i == element else one for i, one in enumerate(values[name])]}
 
 
 def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
@@ -567,9 +527,3 @@ def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
         return operand
     strides = None if operand.strides is None else temporary_strides(operand.shape, operand.strides)
     return operand._replace(dtype=dtype, strides=strides)
-
-
-def _replaced(value: Any, element: int | None, operand: Any) -> Any:
-    if element is None:
-        return operand
-    return [operand if index == element else one for index, one in enumerate(value)]

@@ -14,14 +14,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_promote.checking.expectation import Finding
 from torch_promote.errors import TorchPromoteError
-from torch_promote.observe.ops import is_fake, overload_name
+from torch_promote.observe.ops import is_fake
 
-__all__ = ["Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "explained", "known_gaps", "parse_gaps"]
+__all__ = ["Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "known_gaps", "parse_gaps"]
 
 #: The environment variable with the paths of further files.
 VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
@@ -65,8 +66,30 @@ class Gap:
         return not self.fake or any(map(is_fake, tensors))
 
 
+class _OfAnEntry:
+    """Base class of what the file says of entries of the parity command."""
+
+    __slots__ = ()
+    entry: str
+    device: str
+
+    def covers(self, entry: str, device: str) -> bool:
+        """Whether this names an entry and a device."""
+        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
+
+
 @dataclass(frozen=True, slots=True)
-class SampleGap:
+class Nondeterministic(_OfAnEntry):
+    """An op whose bits do not repeat. The attributes are the keys of a `[[nondeterministic]]` entry."""
+
+    entry: str
+    reason: str
+    device: str = "*"
+    always: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGap(_OfAnEntry):
     """A known gap of parity samples. The attributes are the keys of a `[[sample]]` entry, which the file documents."""
 
     entry: str
@@ -78,10 +101,6 @@ class SampleGap:
     dtype: str = "*"
     text: str = "*"
 
-    def covers(self, entry: str, device: str) -> bool:
-        """Whether the gap names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
-
     def explains(self, kind: str, what: str, sample: str, text: str) -> bool:
         """Whether the gap explains a mismatch in an entry that it covers; `sample` is a label, `float32/3/mixed`."""
         return (
@@ -89,20 +108,6 @@ class SampleGap:
             and fnmatch.fnmatchcase(sample.partition("/")[0], self.dtype)
             and fnmatch.fnmatchcase(text, self.text)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Nondeterministic:
-    """An op whose bits do not repeat. The attributes are the keys of a `[[nondeterministic]]` entry."""
-
-    entry: str
-    reason: str
-    device: str = "*"
-    always: bool = True
-
-    def covers(self, entry: str, device: str) -> bool:
-        """Whether this names an entry and a device."""
-        return fnmatch.fnmatchcase(entry, self.entry) and self.device in (device, "*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +148,6 @@ def known_gaps() -> KnownGaps:
     return found
 
 
-def explained(
-    gaps: Sequence[Gap], op: torch._ops.OpOverload, finding: Finding, tensors: Sequence[torch.Tensor]
-) -> Gap | None:
-    """Returns the first gap that explains a finding, or None.
-
-    Example:
-        >>> explained((), torch.ops.aten.mm.default, Finding("bits", "1", "2"), [])
-    """
-    name = overload_name(op)
-    return next((gap for gap in gaps if gap.explains(name, finding, tensors)), None)
-
-
 def parse_gaps(text: str, where: str) -> KnownGaps:
     r"""Reads the text of a file of known gaps; `where` is named in errors.
 
@@ -173,6 +166,7 @@ def parse_gaps(text: str, where: str) -> KnownGaps:
         raise GapError(f"{where}: {error}") from error
     if strange := data.keys() - _LEGAL.keys():
         raise GapError(f"{where}: unknown section {', '.join(sorted(strange))}. Legal: {', '.join(_LEGAL)}.")
+    found: list[tuple[Any, ...]] = []
     for section, kind in (("call", Gap), ("sample", SampleGap), ("nondeterministic", Nondeterministic)):
         known = {field.name for field in fields(kind)}
         required = {field.name for field in fields(kind) if field.default is MISSING}
@@ -185,8 +179,5 @@ def parse_gaps(text: str, where: str) -> KnownGaps:
             for key, values in _LEGAL[section].items():
                 if entry.get(key, values[0]) not in values:
                     raise GapError(f"{place}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
-    return KnownGaps(
-        tuple(Gap(**entry) for entry in data.get("call", ())),
-        tuple(SampleGap(**entry) for entry in data.get("sample", ())),
-        tuple(Nondeterministic(**entry) for entry in data.get("nondeterministic", ())),
-    )
+        found.append(tuple(kind(**entry) for entry in data.get(section, ())))
+    return KnownGaps(*found)

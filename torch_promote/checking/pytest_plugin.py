@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -29,12 +29,9 @@ _OURS = ("torch_promote.checking.", "torch_promote.observe.")
 
 @dataclass
 class _Check:
-    """The crosscheck of one test.
+    """The crosscheck of one test. `blocks` ends it when closed.
 
     Attributes:
-        report: Its report.
-        level: Its level.
-        blocks: Ends the crosscheck when closed.
         reported: How many mismatches the phases so far (setup, call, teardown) have failed with.
         calling: Whether the test function is running. A report that is made then belongs to a subtest, not to a phase.
     """
@@ -58,11 +55,7 @@ _check_key = pytest.StashKey[_Check]()
 
 
 def report_of(item: pytest.Item) -> CrosscheckReport | None:
-    """Returns the report of the crosscheck around a test; None if the test is not checked.
-
-    Args:
-        item: The test.
-    """
+    """Returns the report of the crosscheck around a test; None if the test is not checked."""
     check = item.stash.get(_check_key, None)
     return None if check is None else check.report
 
@@ -74,12 +67,14 @@ class CrosscheckPlugin:
         level: The level of tests without a marker: "off", "dtype" or "bits".
 
     Attributes:
-        summary: The counts of the whole run.
+        levels: The number of tests that were checked, by level, in whichever processes they ran.
+        total: The counts of the whole run.
     """
 
     def __init__(self, level: str) -> None:
         self._level = level
-        self.summary = _Summary()
+        self.levels: Counter[str] = Counter()
+        self.total = CrosscheckReport()
 
     # These wrappers are innermost: pytest's own wrappers, which rely on one another, are already open if these fail.
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -130,9 +125,21 @@ class CrosscheckPlugin:
             setattr(report, _NAME, (check.level, check.report.to_dict()))
         return report
 
+    def add(self, level: str, data: Mapping[str, Any]) -> None:
+        """Adds the crosscheck of one test, from its teardown report."""
+        self.levels[level] += 1
+        self.total.add(CrosscheckReport.from_dict(data))
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Writes the summary."""
-        self.summary.write(terminalreporter)
+        """Writes the section of the terminal summary, if any test was checked."""
+        if not self.levels:
+            return
+        terminalreporter.write_sep("=", f"torch_promote crosscheck, level {', '.join(self.levels)}")
+        content = self.total.content()
+        facts = [("tests checked", f"{self.levels.total():,}"), *content.facts]
+        parts = [part for part in content.parts if part.title != "mismatches"]  # each is in the failure of its test
+        text = load_renderer("terminal").to_text(replace(content, facts=facts, parts=parts))
+        terminalreporter.write_line(text)
 
     def _begin(self, item: pytest.Item) -> None:
         """Opens the crosscheck that the option, the marker or the fixture requests, if any."""
@@ -155,11 +162,7 @@ class CrosscheckPlugin:
             item.stash[_check_key] = _Check(report, level, blocks)
 
     def end(self, item: pytest.Item) -> None:
-        """Ends the crosscheck of a test, if it has one.
-
-        Args:
-            item: The test.
-        """
+        """Ends the crosscheck of a test, if it has one."""
         check = item.stash.get(_check_key, None)
         if check is not None:
             del item.stash[_check_key]
@@ -199,28 +202,3 @@ def _show(report: pytest.TestReport, check: _Check, call: pytest.CallInfo[None])
         longrepr.addsection("torch_promote crosscheck", text)
     else:
         report.sections.append(("torch_promote crosscheck", text))
-
-
-@dataclass
-class _Summary:
-    """The crosschecks of all tests of a run, in whichever processes they ran."""
-
-    tests: int = 0
-    levels: Counter[str] = field(default_factory=Counter)
-    total: CrosscheckReport = field(default_factory=CrosscheckReport)
-
-    def add(self, level: str, data: Mapping[str, Any]) -> None:
-        """Adds the crosscheck of one test, from its teardown report."""
-        self.tests += 1
-        self.levels[level] += 1
-        self.total.add(CrosscheckReport.from_dict(data))
-
-    def write(self, reporter: pytest.TerminalReporter) -> None:
-        """Writes the section of the terminal summary, if any test was checked."""
-        if not self.tests:
-            return
-        reporter.write_sep("=", f"torch_promote crosscheck, level {', '.join(self.levels)}")
-        content = self.total.content()
-        facts = [("tests checked", f"{self.tests:,}"), *content.facts]
-        parts = [part for part in content.parts if part.title != "mismatches"]  # each is in the failure of its test
-        reporter.write_line(load_renderer("terminal").to_text(replace(content, facts=facts, parts=parts)))

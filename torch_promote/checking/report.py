@@ -155,17 +155,15 @@ class CrosscheckReport(Report):
                 facts.append((title, f"{count:,}", notes.get(name, "")))
         facts.append(("mismatches", f"{len(self.mismatches):,}"))
         calls = [(m.kind, f"{m.op}({m.arguments})", m.expected, m.got, m.where) for m in self.mismatches]
-        ops = sorted(
-            set().union(*(getattr(self, name) for name in _OF_OPS)),
-            key=lambda op: (-self.no_rule[op], -self.stock_raised[op], -self.with_policy[op], op),
-        )
-        columns: list[Column | str] = [Column("op", "name"), *_OF_OPS.values()]
+        counters = [getattr(self, name) for name in _COLUMNS]
+        rows = [(op, *(counter[op] or None for counter in counters)) for op in set().union(*counters)]
+        rows.sort(key=lambda row: ([-(count or 0) for count in row[1:]], row[0]))
         parts: list[Part] = [
             Listing("mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
             Table("mismatches", ("kind", Column("call", "code"), "expected", "got", "line"), calls, where="page"),
             Table("not compared with stock", ("reason", "calls"), self.not_compared.most_common()),
             Table("known gaps", ("reason", "mismatches"), self.known_gaps.most_common()),
-            Table("ops", columns, [(op, *(getattr(self, name)[op] or None for name in _OF_OPS)) for op in ops], _SHOWN),
+            Table("ops", (Column("op", "name"), *_COLUMNS.values()), rows, _SHOWN),
         ]
         verdict = f"No mismatch in {self.calls:,} calls." if self.ok else f"Mismatches: {len(self.mismatches):,}."
         return Content("crosscheck", verdict, facts, parts, good=self.ok)
@@ -183,8 +181,8 @@ _COUNTERS = {
     "not_compared": "not compared",
     "known_gaps": "known gap",
 }
-#: The counters by op, and the names of their columns in the table of ops.
-_OF_OPS = {
+#: The counters by op, and the names of their columns in the table of ops, which is sorted by them.
+_COLUMNS = {
     "no_rule": "no rule",
     "stock_raised": "stock raised",
     "with_policy": "policy",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.numerics.compare import compare
-from torch_promote.numerics.comparison import Comparison
 from torch_promote.report.base import spell_number
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
@@ -49,7 +47,6 @@ examples:
   torch-promote compare train.py:make --candidate mine.toml --tolerance 1e-3
                                                  is this policy good enough?
   torch-promote compare package.train:make --gradients --batches 4
-  torch-promote compare train.py:make --json > run.json
 
 The file is loaded as `python train.py` would load it, except that its __name__
 is not "__main__". What it prints goes to stderr if --json prints to stdout.
@@ -63,7 +60,9 @@ runs of the reference, for instance.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    targets.add_arguments(parser)
+    targets.add_arguments(
+        parser, "exit with 1 if a metric's error is larger: 1e-3, or loss=1e-3; repeatable", required=False
+    )
     parser.add_argument(
         "--candidate", metavar="P", help="the policy to judge: a name or a policy file (default: the one in force)"
     )
@@ -71,19 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reference", metavar="P", default="fp32", help="the policy to compare with (default: fp32, without casts)"
     )
     parser.add_argument("--gradients", action="store_true", help="compare the gradients of parameters, too")
-    parser.add_argument(
-        "--tolerance",
-        metavar="T",
-        action="append",
-        default=[],
-        help="exit with 1 if a metric's error is larger: 1e-3, or loss=1e-3; repeatable",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     targets.check_outputs(arguments)
-    tolerance = targets.parse_tolerance(arguments.tolerance)
+    tolerance = targets.tolerance_of(arguments)
     with targets.open_target(arguments) as target:
         comparison = compare(
             target.step,
@@ -95,28 +87,20 @@ def run(arguments: argparse.Namespace) -> int:
             restore=target.restore,
         )
     targets.put_out(comparison, arguments)
-    problems = list(_problems(comparison, tolerance))
-    for problem in problems:
-        say(f"torch-promote: {problem}")
-    return 1 if problems else 0
-
-
-def _problems(comparison: Comparison, tolerance: float | dict[str, float]) -> Iterator[str]:
-    """Yields what makes the command exit with 1.
-
-    Raises:
-        OptionError: A tolerance is for a metric that the step does not return.
-    """
-    names = [metric.name for metric in comparison.metrics]
-    for name in tolerance if isinstance(tolerance, dict) else ():
-        if name not in names:
-            raise OptionError(
-                f"--tolerance {name}=...: the step returns no {name!r}.{did_you_mean(name, names)} It returns "
-                f"{', '.join(names)}."
-            )
-    for metric in comparison.metrics:
-        limit = tolerance.get(metric.name) if isinstance(tolerance, dict) else tolerance
-        if limit is not None and not metric.error <= limit:
-            yield f"the error of {metric.name}, {spell_number(metric.error)}, is over {spell_number(limit)}."
-        elif not math.isfinite(metric.error):
-            yield f"{metric.name} is not finite, and the reference's is."
+    errors = {metric.name: metric.error for metric in comparison.metrics}
+    limits = tolerance if isinstance(tolerance, dict) else dict.fromkeys(errors, tolerance)
+    for name in limits.keys() - errors.keys():
+        raise OptionError(
+            f"--tolerance {name}=...: the step returns no {name!r}.{did_you_mean(name, errors)} It returns "
+            f"{', '.join(errors)}."
+        )
+    status = 0
+    for name, error in errors.items():
+        if name in limits and not error <= limits[name]:
+            say(f"torch-promote: the error of {name}, {spell_number(error)}, is over {spell_number(limits[name])}.")
+        elif not math.isfinite(error):
+            say(f"torch-promote: {name} is not finite, and the reference's is.")
+        else:
+            continue
+        status = 1
+    return status

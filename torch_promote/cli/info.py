@@ -14,9 +14,9 @@ import torch_promote
 from torch_promote import _C
 from torch_promote.cli.output import show, table
 from torch_promote.cli.user_program import why_not_loaded
-from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.loader import built_with
+from torch_promote.loader import AUTOCAST_KEY, built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
 from torch_promote.regions.installation import VARIABLES
 
@@ -57,7 +57,7 @@ def _info() -> dict[str, Any]:
     for index, device in enumerate(DEVICE_TYPES):
         devices[device] = {
             "available": device == "cpu" or torch.cuda.is_available(),
-            "default_dtype": _dtype_name(torch.get_autocast_dtype(device)),
+            "default_dtype": dtype_name(torch.get_autocast_dtype(device)),
             "rows_with_policy": sum(row.policy(device) is not CastPolicy.fallthrough for row in op_table()),
             "rows_that_count": sum(byte != unlisted_byte for byte in counting[index]),
             "missing_rows": [row.name for row in missing_rows(device)],
@@ -83,45 +83,35 @@ def _info() -> dict[str, Any]:
     }
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
     given = (f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"])
     variables = (f"{name}={value}" for name, value in info["environment"].items())
-    facts = table("fact", "value", header=False)
-    for name, value in (
-        ("torch_promote", info["torch_promote"]),
-        ("torch", f"{info['torch']}, built with {info['built_with_torch']}"),
-        ("python", info["python"]),
-        ("dispatch key", info["dispatch_key"]),
-        ("op table", f"{info['rows']} rows"),
-        ("torch.autocast", info["installed"] or "PyTorch's own"),
-        ("default policy", info["default_policy"] or "PyTorch's own"),
-        ("registered policies", "\n".join(given) or "none"),
-        ("environment", "\n".join(variables) or f"none of {', '.join(VARIABLES)}"),
-        ("autoloading", info["autoloading"]),
-    ):
-        facts.add_row(name, value)
-    devices = table("device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops")
-    for name, device in info["devices"].items():
-        devices.add_row(
+    facts = {
+        "torch_promote": info["torch_promote"],
+        "torch": f"{info['torch']}, built with {info['built_with_torch']}",
+        "python": info["python"],
+        "dispatch key": info["dispatch_key"],
+        "op table": f"{info['rows']} rows",
+        "torch.autocast": info["installed"] or "PyTorch's own",
+        "default policy": info["default_policy"] or "PyTorch's own",
+        "registered policies": "\n".join(given) or "none",
+        "environment": "\n".join(variables) or f"none of {', '.join(VARIABLES)}",
+        "autoloading": info["autoloading"],
+    }
+    columns = ["device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops"]
+    devices = [
+        [
             name,
             "yes" if device["available"] else "no",
             device["default_dtype"],
             f"{device['rows_that_count']} of {device['rows_with_policy']}",
             str(len(device["missing_rows"])),
             str(len(device["unlisted_ops"])),
-        )
-    yield from (facts, "", devices, "")
-    lists = {
-        "missing on {} (in the table, not registered by this PyTorch; falls through):": "missing_rows",
-        "unlisted on {} (registered by this PyTorch, no policy in the table; left to stock):": "unlisted_ops",
-    }
-    for name, device in info["devices"].items():
-        for title, key in lists.items():
-            if device[key]:
-                yield "\n".join([title.format(name), *device[key], ""])
-    if not any(device[key] for device in info["devices"].values() for key in lists.values()):
+        ]
+        for name, device in info["devices"].items()
+    ]
+    yield from (table([], list(facts.items())), "", table(columns, devices), "")
+    if any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values()):
+        yield "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
+    else:
         yield "This PyTorch registers exactly the ops that the table lists."

@@ -10,13 +10,11 @@ import io
 import json
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.policy.op_table import CastPolicy
 from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "OutputError",
     "check_file",
-    "follow",
     "paint",
     "progress",
-    "redirect_to_null",
     "render",
     "say",
     "show",
@@ -40,50 +35,45 @@ __all__ = [
 ]
 
 _STYLES = {
-    CastPolicy.lower_precision_fp: "cyan",
-    CastPolicy.fp32: "yellow",
-    CastPolicy.fp32_set_opt_dtype: "yellow",
-    CastPolicy.fp32_append_dtype: "yellow",
-    CastPolicy.promote: "magenta",
-    CastPolicy.match_self: "green",
-    CastPolicy.fallthrough: "dim",
-    CastPolicy.keep: "blue",
-    CastPolicy.banned: "bold red",
+    "lower_precision_fp": "cyan",
+    "fp32": "yellow",
+    "fp32_set_opt_dtype": "yellow",
+    "fp32_append_dtype": "yellow",
+    "promote": "magenta",
+    "match_self": "green",
+    "fallthrough": "dim",
+    "keep": "blue",
+    "banned": "bold red",
 }
 _UNLIMITED = 100_000  # characters in a line
 _SECONDS_BETWEEN_LINES = 30.0
-_SECONDS_BEFORE_FIRST_LINE = 10.0
-
-
-class OutputError(TorchPromoteError):
-    """The output cannot be written."""
 
 
 # Tables and texts
 
 
-def table(*columns: str, header: bool = True) -> Table:
-    """Returns an empty table without borders. Cells wrap if the terminal is too narrow, and nothing is cut.
+def table(columns: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
+    """Returns a table without borders. Cells wrap if the terminal is too narrow, and nothing is cut.
 
     Args:
-        columns: The headers.
-        header: Whether to print them.
+        columns: The headers. Empty: two columns without headers.
+        rows: The cells.
     """
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header, header_style="bold")
-    for name in columns:
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns), header_style="bold")
+    for name in columns or ("", ""):
         made.add_column(name, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
 def paint(policy: str | None) -> Text | str:
-    """Returns the name of a policy or dtype in its colour; "-" for None."""
+    """Returns a name, in its colour if it is that of a policy; "-" for None."""
     from rich.text import Text
 
-    if policy is None:
-        return "-"
-    return Text(policy, style=_STYLES[CastPolicy(policy)] if policy in CastPolicy.__members__ else "yellow")
+    return "-" if policy is None else Text(policy, style=_STYLES.get(policy, ""))
 
 
 def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = None) -> str:
@@ -103,14 +93,8 @@ def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = Non
     width = width_of_output(stream)
     # Not stdout: if the reader of a pipe exits, rich exits with 1; if a disk is full, it prints a traceback.
     drawn = io.StringIO()
-    console = Console(
-        file=drawn,
-        force_terminal=is_terminal or None,
-        width=width or _UNLIMITED,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    options: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    console = Console(file=drawn, force_terminal=is_terminal or None, width=width or _UNLIMITED, **options)
     for part in parts:
         if isinstance(part, Report) and not is_terminal:
             drawn.write(f"{part.text(width)}\n")
@@ -120,11 +104,7 @@ def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = Non
 
 
 def width_of_output(stream: TextIO | None = None) -> int | None:
-    """Returns the width of a line for a stream, in characters; None if lines are not to be wrapped, as in a pipe.
-
-    Args:
-        stream: The stream; None: stdout.
-    """
+    """Returns the width of a line for a stream, in characters; None if lines are not to be wrapped, as in a pipe."""
     from rich.console import Console
 
     stream = sys.stdout if stream is None else stream
@@ -143,17 +123,7 @@ def show(
     as_json: bool,
     status: int = 0,
 ) -> int:
-    """Prints a command's data, as JSON or as text.
-
-    Args:
-        data: Plain data.
-        draw: Yields texts and tables for the data.
-        as_json: Whether to print JSON.
-        status: The exit status of the command.
-
-    Returns:
-        `status`.
-    """
+    """Prints a command's data, as JSON or as the texts and tables that `draw` yields, and returns the status."""
     write(json.dumps(data, indent=2) + "\n" if as_json else render(draw(data)))
     return status
 
@@ -162,18 +132,19 @@ def write(text: str) -> None:
     """Writes text to stdout. It is not an error if the reader of a pipe (head, less) has exited.
 
     Raises:
-        OutputError: stdout is closed, or its disk is full.
+        TorchPromoteError: stdout is closed, or its disk is full.
     """
     if sys.stdout is None:
-        raise OutputError("cannot write: stdout is closed.")
+        raise TorchPromoteError("cannot write: stdout is closed.")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        redirect_to_null(sys.stdout)
     except OSError as error:
-        redirect_to_null(sys.stdout)
-        raise OutputError(f"cannot write to stdout: {error.strerror}.") from error
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a Python object without a file descriptor
+            # Python's flush at exit would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise TorchPromoteError(f"cannot write to stdout: {error.strerror}.") from error
 
 
 def say(*parts: Any) -> None:
@@ -182,31 +153,19 @@ def say(*parts: Any) -> None:
     Args:
         parts: A text is printed as it is; anything else, such as a report, is rendered.
     """
-    if sys.stderr is None:
-        return
-    texts = (f"{part}\n" if isinstance(part, str) else render([part], sys.stderr) for part in parts)
-    with contextlib.suppress(BrokenPipeError):
-        print("".join(texts), end="", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        texts = (f"{part}\n" if isinstance(part, str) else render([part], sys.stderr) for part in parts)
+        with contextlib.suppress(BrokenPipeError):
+            print("".join(texts), end="", file=sys.stderr, flush=True)
 
 
-def redirect_to_null(stream: TextIO) -> None:
-    """Redirects stdout or stderr to the null device, so that Python's flush at exit does not fail again."""
-    try:
-        number = stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return  # a Python object without a file descriptor, as in tests
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, number)
-    os.close(nothing)
-
-
-def check_file(option: str, path: str | None, suffix: str) -> None:
+def check_file(option: str, path: str | None, suffix: str = "") -> None:
     """Checks before anything runs that a file can be written, and the page of a report be made.
 
     Args:
         option: The option that names it.
         path: The file; None: none.
-        suffix: How its name has to end.
+        suffix: How its name has to end; "": as it likes.
 
     Raises:
         OptionError: The name does not end as it has to, or the file cannot be written.
@@ -214,16 +173,19 @@ def check_file(option: str, path: str | None, suffix: str) -> None:
     """
     if path is None:
         return
+    problem = ""
     if not path.endswith(suffix) or (suffix == ".json" and path.endswith(".trace.json")):
-        other = ". A file for Perfetto is an option of its own, --perfetto" if path.endswith(".trace.json") else ""
-        raise OptionError(f"{option} {path}: the file's name has to end in {suffix}{other}.")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise OptionError(f"{option} {path}: there is no folder {folder!r}. Create it first.")
-    if os.path.isdir(path):
-        raise OptionError(f"{option} {path}: this is a folder. Name a file in it.")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise OptionError(f"{option} {path}: it cannot be written (permission denied).")
+        problem = f"the file's name has to end in {suffix}."
+        if path.endswith(".trace.json"):
+            problem += " A file for Perfetto is an option of its own, --perfetto."
+    elif os.path.isdir(path):
+        problem = "this is a folder. Name a file in it."
+    elif not os.path.isdir(folder := os.path.dirname(path) or "."):
+        problem = f"there is no folder {folder!r}. Create it first."
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        problem = "it cannot be written (permission denied)."
+    if problem:
+        raise OptionError(f"{option} {path}: {problem}")
     if suffix == ".html":
         load_renderer("page")
 
@@ -233,7 +195,7 @@ def check_file(option: str, path: str | None, suffix: str) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows progress on stderr while the block runs: a bar on a terminal, a line every 30 s elsewhere.
+    """Shows progress on stderr while the block runs: a bar on a terminal, at most a line every 30 s elsewhere.
 
     Args:
         what: The name of the work.
@@ -254,42 +216,14 @@ def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], 
             task = bar.add_task(what, total=total, remark="")
             yield lambda remark: bar.update(task, advance=1, remark=remark)
         return
-    done, last = 0, ""
+    began = said = time.monotonic()
+    done = 0
 
     def step(remark: str) -> None:
-        nonlocal done, last
-        done, last = done + 1, remark
+        nonlocal done, said
+        done, now = done + 1, time.monotonic()
+        if not quiet and now - said >= _SECONDS_BETWEEN_LINES:
+            said = now
+            say(f"{what}: {done} of {total}, {remark}, {now - began:.0f} s")
 
-    with follow(lambda: f"{what}: {done} of {total}, {last}", quiet=quiet):
-        yield step
-
-
-@contextlib.contextmanager
-def follow(describe: Callable[[], str], *, quiet: bool) -> Iterator[None]:
-    """Prints a line to stderr about work that runs during the block: after 10 s, then every 30 s.
-
-    Args:
-        describe: Returns the line without the time, "" if there is nothing to say. It is called in another thread.
-        quiet: Print nothing.
-    """
-    if quiet or sys.stderr is None:
-        yield
-        return
-    done, began = threading.Event(), time.monotonic()
-
-    def watch() -> None:
-        seconds = _SECONDS_BEFORE_FIRST_LINE
-        while not done.wait(seconds):
-            seconds = _SECONDS_BETWEEN_LINES
-            line = describe()
-            if line:
-                with contextlib.suppress(OSError):
-                    print(f"{line}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    yield step

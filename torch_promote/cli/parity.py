@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from torch_promote.cli.output import progress, render, table, write
-from torch_promote.errors import OptionError, TorchPromoteError
+from torch_promote.cli.output import check_file, progress, render, table, write
+from torch_promote.errors import OptionError
+from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.report import ParityReport, about, junit, merged
-from torch_promote.parity.runner import run_entries
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -32,11 +33,11 @@ stock; under stock, each dispatched op returns what the reference computes
 (dtype, and for elementwise ops shape and strides) and autocast inserts the
 casts that the reference computes; and the same under ours.
 
-The entries are the rows of the op table, the entries of PyTorch's autocast test
-lists, and the ops of its op database (op_db). A sample has a label such as
-float32/3/mixed: the dtype of its inputs, a number, and plain, mixed (the inputs
-alternate between float32 and the autocast dtype) or lower (float32 inputs are
-cast to the autocast dtype).
+The entries are the rows of the op table, pairs of dtypes, and the ops of
+PyTorch's op database (op_db). A sample has a label such as float32/3/mixed: the
+dtype of its inputs, a number, and plain, mixed (the inputs alternate between
+float32 and the autocast dtype) or lower (float32 inputs are cast to the
+autocast dtype).
 
 devices:
   cpu        compares all bits
@@ -54,21 +55,15 @@ examples:
   torch-promote parity --quick                     some of the samples
   torch-promote parity                             all samples
   torch-promote parity --ops 'linalg.*' aten::mm   some entries
-  torch-promote parity --device fake-cuda --dtypes float32
   torch-promote parity --shard 1/4 --json 1.json --junit 1.xml
   torch-promote parity --merge 1.json 2.json 3.json 4.json
   torch-promote parity --ops mm --sample float32/0/mixed --jobs 0
                                                    one sample, for a debugger
-  torch-promote parity --list --ops '*softmax*'    the entries to choose from
 
 exit status: 0 no mismatch and no stale known gap; 1 a mismatch or a stale known
 gap; 2 invalid command line, or nothing was checked; 130 interrupted.
 See docs/parity.md.
 """
-
-
-class SamplesError(TorchPromoteError):
-    """PyTorch's samples are not available in this installation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--quick", action="store_true", help="the first three samples of each op, in two dtypes")
     chosen.add_argument("--stock-only", action="store_true", help="compare stock with the reference; do not run ours")
     chosen.add_argument("--autocast-dtype", metavar="DTYPE", help="the autocast dtype (default: the device's)")
-    chosen.add_argument("--shard", default="1/1", metavar="I/N", help="only every N-th entry, starting with the I-th")
+    chosen.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="I/N", help="only every N-th entry, starting with the I-th"
+    )
     chosen.add_argument("--merge", nargs="+", metavar="FILE", help="run nothing; merge the JSON files of all shards")
     chosen.add_argument("--list", action="store_true", help="run nothing; print the entries")
     output = parser.add_argument_group("execution and output")
     output.add_argument(
         "--jobs",
+        type=int,
         metavar="N",
         help="worker processes (default: one per core, at most 4 on cuda); 0: run in this process",
     )
@@ -94,32 +92,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to FILE")
 
 
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shard. Expected I/N with I from 1 to N, such as 1/4")
+    return index, count
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    for name in (arguments.json, arguments.junit):
-        if name not in (None, _STDOUT):
-            _check_writable(Path(name))
+    check_file("--json", None if arguments.json == _STDOUT else arguments.json)
+    check_file("--junit", arguments.junit)
     if arguments.json is not None and arguments.json == arguments.junit:
         raise OptionError(f"--json and --junit both name {arguments.json}. Use a different file for each.")
-    if arguments.merge:
-        return _report(_merge(arguments), arguments)
-    options = _options(arguments)
-    if options.sample is not None and (options.quick or options.dtypes):
-        raise OptionError("--sample selects a single sample. Remove --quick and --dtypes.")
-    index, count = _shard(arguments.shard)
-    jobs = _jobs(arguments.jobs, options)
-    entries, positions = _chosen(options, index, count)
-    if arguments.list:
-        return _list([entries[position] for position in positions], arguments)
-    report = _checked(options, entries, positions, jobs, quiet=arguments.json == _STDOUT)
-    return _report(dataclasses.replace(report, shards=(f"{index}/{count}",)), arguments)
-
-
-# Options
-
-
-def _options(arguments: argparse.Namespace) -> Options:
-    return Options(
+    options = Options(
         device=arguments.device,
         ops=tuple(arguments.ops or ()),
         dtypes=tuple(arguments.dtypes or ()),
@@ -128,61 +115,45 @@ def _options(arguments: argparse.Namespace) -> Options:
         stock_only=arguments.stock_only,
         autocast_dtype=arguments.autocast_dtype,
     )
-
-
-def _shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    index, count = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= index <= count:
-        raise OptionError(f"--shard {text!r} is not a valid shard. Expected I/N with I from 1 to N, such as 1/4.")
-    return index, count
-
-
-def _jobs(text: str | None, options: Options) -> int:
-    if text is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, _MAX_ON_A_GPU) if options.device == "cuda" else cores
-    if not text.isdecimal():
-        raise OptionError(f"--jobs {text!r} is not a number of processes. Expected an integer, 0 or more.")
-    return int(text)
-
-
-def _chosen(options: Options, index: int, count: int) -> tuple[list[Entry], range]:
-    """Returns all entries that the options select, and the positions of those in the shard."""
+    if arguments.merge:
+        if options != Options() or arguments.shard != (1, 1) or arguments.list or arguments.jobs is not None:
+            raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
+        return _report(merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge]), arguments)
+    if options.sample is not None and (options.quick or options.dtypes):
+        raise OptionError("--sample selects a single sample. Remove --quick and --dtypes.")
+    if arguments.jobs is not None and arguments.jobs < 0:
+        raise OptionError(f"--jobs {arguments.jobs} is not a number of processes. Expected an integer, 0 or more.")
     try:
-        from torch_promote.parity import runner  # takes seconds: it imports PyTorch's op database
-
-        entries = runner.entries(options)
+        entries = runner.entries(options)  # takes seconds: it imports PyTorch's op database
     except ModuleNotFoundError as error:
-        raise SamplesError(
+        raise OptionError(
             f"PyTorch's samples need {error.name}, which is not installed: pip install numpy expecttest."
         ) from error
+    index, count = arguments.shard
     positions = range(index - 1, len(entries), count)
     if not positions:
         raise OptionError(f"--shard {index}/{count} is empty: there are {len(entries)} entries.")
-    return entries, positions
+    if arguments.list:
+        return _list([entries[position] for position in positions], arguments)
+    report = _checked(options, entries, positions, arguments)
+    return _report(dataclasses.replace(report, shards=(f"{index}/{count}",)), arguments)
 
 
-def _merge(arguments: argparse.Namespace) -> ParityReport:
-    if _options(arguments) != Options() or arguments.shard != "1/1" or arguments.list or arguments.jobs:
-        raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
-    return merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge])
-
-
-# The run
-
-
-def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs: int, *, quiet: bool) -> ParityReport:
-    from torch_promote.parity import runner
-
+def _checked(
+    options: Options, entries: Sequence[Entry], positions: range, arguments: argparse.Namespace
+) -> ParityReport:
+    jobs = arguments.jobs
+    if jobs is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        jobs = min(cores, _MAX_ON_A_GPU) if options.device == "cuda" else cores
     results: dict[int, EntryResult] = {}
     interrupted = False
     mismatches = 0
     started = time.perf_counter()
     shard = [entries[position] for position in positions]
-    with contextlib.closing(run_entries(shard, options, jobs, runner.run_entry, runner.entries)) as run:
+    with contextlib.closing(runner.run_entries(shard, options, jobs, runner.run_entry, runner.entries)) as run:
         try:
-            with progress("parity", len(shard), quiet=quiet) as step:
+            with progress("parity", len(shard), quiet=arguments.json == _STDOUT) as step:
                 for place, result in run:
                     results[positions[place]] = result
                     mismatches += len(result.mismatches)
@@ -197,52 +168,34 @@ def _checked(options: Options, entries: Sequence[Entry], positions: range, jobs:
 
 
 def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
-    as_json = json.dumps(report.to_dict(), indent=2) + "\n"
-    files = {arguments.json: as_json, arguments.junit: junit(report)}
-    failed = [
-        error for name, text in files.items() if name not in (None, _STDOUT) and (error := _write_file(name, text))
-    ]
-    write(as_json if arguments.json == _STDOUT else render([report]))
-    if failed:
-        raise OptionError(" ".join(failed))
+    _put_out(report.to_dict(), [report], arguments, junit(report))
     if report.status == 2:
         raise OptionError("nothing was checked: PyTorch has no sample for this selection that it can run.")
     return report.status
 
 
 def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
-    if arguments.json is None:
-        listing = table("entry", "source")
-        for entry in entries:
-            listing.add_row(entry.name, entry.source)
-        sources = sorted(Counter(entry.source for entry in entries).items())
-        counts = ", ".join(f"{name} {count:,}" for name, count in sources)
-        write(render([listing, f"\nentries: {len(entries)} ({counts})"]))
-        return 0
-    text = json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2) + "\n"
-    if arguments.json == _STDOUT:
-        write(text)
-    elif error := _write_file(arguments.json, text):
-        raise OptionError(error)
+    sources = sorted(Counter(entry.source for entry in entries).items())
+    counts = ", ".join(f"{name} {count:,}" for name, count in sources)
+    listing = table(["entry", "source"], [[entry.name, entry.source] for entry in entries])
+    data = [dataclasses.asdict(entry) for entry in entries]
+    _put_out(data, [listing, f"\nentries: {len(entries)} ({counts})"], arguments)
     return 0
 
 
-def _check_writable(path: Path) -> None:
-    """Raises before a run, which may take an hour, if its file cannot be written."""
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise OptionError(
-            f"cannot write {path}: it is a directory, or its directory does not exist or is not writable."
-        )
-
-
-def _write_file(name: str, text: str) -> str | None:
-    """Writes a file. Returns the error text if that fails, so that the run can report its results first."""
-    try:
-        Path(name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        return f"cannot write {name}: {error.strerror}."
-    return None
+def _put_out(data: Any, parts: Sequence[Any], arguments: argparse.Namespace, xml: str = "") -> None:
+    """Prints and writes the results; an error of a file comes last, so that it costs no other result."""
+    as_json = json.dumps(data, indent=2) + "\n"
+    write(as_json if arguments.json == _STDOUT else render(parts))
+    failed = []
+    for name, text in ((arguments.json, as_json), (arguments.junit, xml)):
+        if name not in (None, _STDOUT):
+            try:
+                Path(name).write_text(text, encoding="utf-8")
+            except OSError as error:
+                failed.append(f"cannot write {name}: {error.strerror}.")
+    if failed:
+        raise OptionError(" ".join(failed))
 
 
 def _read_file(name: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import itertools
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
 from torch_promote.policy.named_policies import Value, stock_policy
-from torch_promote.policy.op_names import HOW_TO_NAME, closest_ops, find_overloads, in_order, is_pattern, matches
+from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, matches
 from torch_promote.policy.op_table import (
     DEVICE_TYPES,
     LEFT_TO_STOCK,
@@ -37,9 +36,9 @@ from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
-from torch_promote.regions.promotion_tables import BOOLEAN, FLOATS, OPAQUE, promoting_ops
+from torch_promote.regions.promotion_tables import BOOLEAN, COMMON, FLOATS, promoting_ops
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "no_match", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = """\
 Shows the op table: the cast policy of each op on each device type, and the rows
@@ -76,13 +75,11 @@ policies:
 
 examples:
   torch-promote policies --op 'linalg_*'    the rows of some ops
-  torch-promote policies --op gelu          an op outside the table
   torch-promote policies --import mylib --op mylib::op
+                                            an op outside the table
   torch-promote policies --diff             compare PyTorch with the table
   torch-promote policies --diff cpu cuda    compare two columns of the table
-  torch-promote policies --diff xpu cuda    compare the ops of two backends
   torch-promote policies --diff fp32_safe stock
-  torch-promote policies --policy ./mine.toml --op softmax
 
 exit status: 0 success; 1 --diff found a difference between PyTorch and the
 table, or between two policies; 2 invalid command line.
@@ -90,6 +87,18 @@ table, or between two policies; 2 invalid command line.
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
+
+#: How ops promote, by what an op computes in, or by the reference's rule for its result.
+_PROMOTION: dict[int | str, str] = {
+    COMMON: "Promoting: it computes in the common dtype of its operands, and returns it.",
+    FLOATS: "Promoting: it computes in the common dtype of its operands, or in the default dtype if that is integral.",
+    BOOLEAN: "Promoting: it compares in the common dtype of its operands, and returns bool.",
+    "one floating": "Pointwise: it keeps a floating dtype, and returns the default dtype for integers and bool.",
+    "unary": "Pointwise: it returns the dtype of its input.",
+    "same": "It returns the dtype of its first tensor.",
+    "one_dtype": "Its operands need one dtype, which it returns.",
+    "binary": "Its operands need one dtype, which it returns.",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,20 +133,17 @@ def run(arguments: argparse.Namespace) -> int:
         except Exception as error:
             text = str(error).partition("\n")[0]
             raise OptionError(f"--import {name}: {type(error).__name__}: {text}") from error
-    devices = [arguments.device] if arguments.device else DEVICE_TYPES
+    devices = [arguments.device] if arguments.device else list(DEVICE_TYPES)
     pattern, compared, policy = arguments.op, arguments.diff, arguments.policy
-    if policy is None and compared is not None and _are_policies(compared):
-        policy, *compared = compared
-    if policy is not None and compared is not None:
-        if len(compared) != 1:
-            got = repr(" ".join(compared)) if compared else "none"
-            raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
-        data = _policies_compared((policy, compared[0]), devices, pattern)
-        return show(data, _draw_policies_compared, arguments.json, int(bool(data["differences"])))
-    if policy is not None:
-        return show(_policy_listed(policy, devices, pattern), _draw_policy, arguments.json)
     if compared is None:
-        return show(_table_listed(pattern, devices), _draw_table, arguments.json)
+        return show(_listed(policy, devices, pattern), _draw_listing, arguments.json)
+    if policy is not None and len(compared) != 1:
+        got = repr(" ".join(compared)) if compared else "none"
+        raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
+    if policy is not None or _are_policies(compared):
+        first, second = (policy, compared[0]) if policy is not None else compared
+        data = _policies_compared(first, second, devices, pattern)
+        return show(data, _draw_policies_compared, arguments.json, int(bool(data["differences"])))
     if not compared:
         data = _pytorch_compared(devices, pattern)
         return show(data, _draw_pytorch_compared, arguments.json, int(bool(data["differences"])))
@@ -161,76 +167,81 @@ def _are_policies(compared: Sequence[str]) -> bool:
 # Choosing ops
 
 
-def _find_ops(pattern: str) -> tuple[str, ...]:
+def _find_ops(pattern: str | None) -> tuple[str, ...]:
     """Returns the overloads of all ops, with a row or without, that a name or a pattern selects."""
-    try:
-        return find_overloads(pattern)
-    except PolicyError:
-        return ()
+    with contextlib.suppress(PolicyError):
+        return () if pattern is None else find_overloads(pattern)
+    return ()
 
 
 def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
-    return [name for name in names if pattern is None or matches(name, pattern)]
+    """Returns the names that --op selects.
 
-
-def no_match(pattern: str, others: Iterable[str] = ()) -> OptionError:
-    """Returns the error for a value of --op that matches no op.
-
-    Args:
-        pattern: The value.
-        others: The full names of ops that it could match besides the rows of the table.
+    Raises:
+        OptionError: There are none.
     """
+    names = list(names)
+    chosen = [name for name in names if pattern is None or matches(name, pattern)]
+    chosen = chosen or [name for name in _find_ops(pattern) if name in names]
+    if chosen or pattern is None:
+        return chosen
     try:
         find_overloads(pattern)
     except PolicyError as error:
-        reason = str(error)
-    else:
-        return OptionError(
-            f"--op {pattern!r}: these ops have no row in the op table, so there is nothing to compare. See "
-            f"`torch-promote policies --op {pattern!r}`."
-        )
-    # The error for an unknown op is the command's own, which names --import.
-    if "::" not in pattern and not is_pattern(pattern) and HOW_TO_NAME not in reason:
-        return OptionError(f"--op {pattern!r}: {reason}")
-    names = (*(row.name for row in op_table()), *others)
-    ops = (name.partition("::")[2].partition(".")[0] for name in names)
-    found = closest_ops(pattern.removeprefix("aten::").strip("*?").partition(".")[0], ops)
-    close = f" Closest: {', '.join(found)}." if found else ""
-    return OptionError(
-        f"--op {pattern!r} matches no op.{close} `torch-promote policies` lists the op table. If a library defines the "
-        f"op, import it: --import MODULE."
+        text = f"{error} If a library defines the op, import it: --import MODULE."
+        raise OptionError(f"--op {pattern!r}: {text}") from error
+    raise OptionError(
+        f"--op {pattern!r}: these ops have no row in the op table, so there is nothing to compare. See "
+        f"`torch-promote policies --op {pattern!r}`."
     )
 
 
-# The op table
+# The op table, and a policy
 
 
-def _table_listed(pattern: str | None, devices: Sequence[str]) -> dict[str, Any]:
-    names = _matching(rows_by_name(), pattern) or [name for name in _find_ops(str(pattern)) if name in rows_by_name()]
-    rows = [row for row in op_table() if row.name in names]
-    others = [] if rows or pattern is None else _other_ops(pattern, devices)
-    if not rows and not others:
-        raise no_match(str(pattern))
-    shown = [row for row in rows if any(row.policy(device) is not CastPolicy.fallthrough for device in devices)]
-    one_op = rows and pattern is not None and not is_pattern(pattern)
+def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
+    """Returns the op table, or a policy."""
+    policy = None if asked is None else Policy.of(asked)
+    known = rows_by_name()
+    ops = _ops_of([] if policy is None else [policy], pattern)
+    changed = {(op, device): value for op, device, value in (() if policy is None else policy.changes)}
+    rows: list[dict[str, Any]] = []
+    for op in ops:
+        more: dict[str, Any] = {}
+        if policy is not None:
+            values = {device: changed.get((op, device), stock_policy(op, device)) for device in devices}
+            more["stock"] = {device: _spell(stock_policy(op, device)) for device in devices if (op, device) in changed}
+        elif op in known:
+            row = known[op]
+            values = {device: row.policy(device) for device in devices}
+            more["redispatch"] = f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None
+            differing = {device: _difference(row, device) for device in devices}
+            more["running_torch_differs"] = {device: what for device, what in differing.items() if what is not None}
+        else:
+            continue
+        if more.get("stock") or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
+            rows.append({"op": op, **{device: _spell(value) for device, value in values.items()}, **more})
+    shown = {row["op"] for row in rows}
+    modules: dict[str, dict[str, str | None]] = {}
+    for name, entries in () if policy is None else policy.modules:
+        for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
+            # A whole module's policy is about every op.
+            if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern):
+                modules.setdefault(name, {})[op] = _spell(value)
+    is_known = bool(shown or set(ops) & known.keys() or (modules and is_pattern(str(pattern))))
+    one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
     return {
         "torch": torch.__version__,
-        "devices": list(devices),
-        "rows": [
-            {
-                "op": row.name,
-                **{device: row.policy(device).value for device in devices},
-                "redispatch": f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None,
-                "running_torch_differs": {
-                    device: what for device in devices if (what := _difference(row, device)) is not None
-                },
-            }
-            for row in shown
-        ],
-        "counts": {device: dict(Counter(row.policy(device).value for row in shown)) for device in devices},
-        "without_policy": [row.name for row in rows if row not in shown],
-        "other_overloads": [name for name in _find_ops(str(pattern)) if name not in rows_by_name()] if one_op else [],
-        "other_ops": others,
+        "devices": devices,
+        "rows": rows,
+        "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
+        "without_policy": [op for op in ops if op not in shown and (policy is not None or op in known)],
+        "other_ops": [] if is_known else _other_ops(pattern, devices, policy),
+        **(
+            {"other_overloads": [name for name in _find_ops(pattern) if name not in known] if one_op else []}
+            if policy is None
+            else {"policy": asked, "modules": modules}
+        ),
     }
 
 
@@ -244,131 +255,79 @@ def _difference(row: Row, device: str) -> str | None:
     return "not registered" if schema_of(row) is not None else "no such op"
 
 
-def _draw_table(data: Mapping[str, Any]) -> Iterator[Any]:
-    devices, rows, version = data["devices"], data["rows"], data["torch"]
-    if data["other_ops"]:
-        yield from _draw_other_ops(data["other_ops"])
-        return
-    if not rows:
-        names = _short(data["without_policy"])
-        yield f"The table has no policy on {devices[0]}, where my_autocast leaves these to PyTorch: {names}"
-        return
-    listing = table("aten op", *devices, "notes")
-    for row in rows:
-        notes = [f"calls {_short([row['redispatch']])}"] if row["redispatch"] else []
-        notes += [f"{device}: {what} in torch {version}" for device, what in row["running_torch_differs"].items()]
-        listing.add_row(_short([row["op"]]), *(paint(row[device]) for device in devices), ", ".join(notes))
-    counts = table("policy", *devices, "meaning")
-    for policy in CastPolicy:
-        numbers = [data["counts"][device].get(policy.value, 0) for device in devices]
-        if any(numbers):
-            counts.add_row(paint(policy.value), *map(str, numbers), policy.meaning)
-    yield from (listing, "", counts, "")
-    if data["other_overloads"]:
-        yield f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}\n"
-    differing = sum(bool(row["running_torch_differs"]) for row in rows)
-    verdict = f"differs for {differing} of them, see notes" if differing else "registers the ops as shown"
-    yield f"rows: {len(rows)}. torch {version} {verdict}."
+def _ops_of(policies: Sequence[Policy], pattern: str | None) -> list[str]:
+    """Returns the rows and the other ops of the policies that match; if there are none, other ops that do.
 
-
-def _short(names: Iterable[str]) -> str:
-    return ", ".join(name.removeprefix("aten::") for name in names)
-
-
-# A policy
-
-
-def _policy_listed(asked: str, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
-    policy = Policy.of(asked)
-    ops = _ops_of((policy,), pattern)
-    changed = {(overload, device): value for overload, device, value in policy.changes if device in devices}
-    rows = []
-    for op in ops:
-        values = {device: changed.get((op, device), stock_policy(op, device)) for device in devices}
-        stock = {device: _spell(stock_policy(op, device)) for device in devices if (op, device) in changed}
-        if stock or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
-            rows.append({"op": op, **{name: _spell(value) for name, value in values.items()}, "stock": stock})
-    shown = {row["op"] for row in rows}
-    modules: dict[str, dict[str, str | None]] = {}
-    for name, entries in policy.modules:
-        for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
-            # A whole module's policy is about every op.
-            if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern):
-                modules.setdefault(name, {})[op] = _spell(value)
-    is_shown = bool(shown or set(ops) & rows_by_name().keys() or (modules and is_pattern(str(pattern))))
-    return {
-        "torch": torch.__version__,
-        "policy": asked,
-        "devices": list(devices),
-        "rows": rows,
-        "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
-        "without_policy": [op for op in ops if op not in shown],
-        "other_ops": [] if is_shown else _other_ops(str(pattern), devices, policy),
-        "modules": modules,
-    }
-
-
-def _ops_of(policies: Iterable[Policy], pattern: str | None) -> tuple[str, ...]:
-    """Returns the rows that exist in the running PyTorch and the other ops of the policies, if they match."""
-    names = {row.name for row in op_table() if schema_of(row) is not None}
-    for policy in policies:
-        names.update(overload for overload, _, _ in policy.changes)
-        names.update(key for key, _ in entries_of(policy.modules) if key != KEY_OF_WHOLE)
-    chosen = in_order(_matching(names, pattern))
-    if not chosen and pattern is not None:
-        chosen = _find_ops(pattern)
-    if not chosen:
-        raise no_match(str(pattern), names - rows_by_name().keys())
-    return chosen
+    Without policies, it includes rows that do not exist in the running PyTorch.
+    """
+    rows = [row.name for row in op_table() if not policies or schema_of(row) is not None]
+    others = {overload for policy in policies for overload, _, _ in policy.changes}
+    others |= {key for policy in policies for key, _ in entries_of(policy.modules) if key != KEY_OF_WHOLE}
+    if not any(pattern is None or matches(name, pattern) for name in (*rows, *others)):
+        others.update(_find_ops(pattern))
+    return _matching([*rows, *sorted(others.difference(rows))], pattern)
 
 
 def _spell(value: Value | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else spell_policy(value)
 
 
-def _draw_policy(data: Mapping[str, Any]) -> Iterator[Any]:
-    devices, rows, modules = data["devices"], data["rows"], data["modules"]
-    if not (rows or modules or data["other_ops"]):
-        yield f"The policy {data['policy']} does nothing on {', '.join(devices)} for: {_short(data['without_policy'])}"
-        return
+def _short(names: Iterable[str]) -> str:
+    return ", ".join("(whole module)" if name == KEY_OF_WHOLE else name.removeprefix("aten::") for name in names)
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Draws rows of the JSON, with a column for each key."""
+    columns = [key for key in rows[0] if any(row[key] != {} for row in rows)]
+    return table([key.replace("_", " ") for key in columns], [[_cell(row[key]) for key in columns] for row in rows])
+
+
+def _cell(value: Mapping[str, str | None] | str | None) -> Any:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{device}: {text or 'no entry'}" for device, text in value.items())
+    return paint(value if value is None else _short([value]))
+
+
+def _draw_listing(data: Mapping[str, Any]) -> Iterator[Any]:
+    """Draws the op table, or a policy, which has `policy`."""
+    rows, asked = data["rows"], data.get("policy")
+    entries = [(name or "(the model)", ops) for name, ops in data.get("modules", {}).items()]
+    modules = [{"modules": name, "op": op, "policy": value} for name, ops in entries for op, value in ops.items()]
     if data["other_ops"]:
-        yield from (*_draw_other_ops(data["other_ops"]), "")
-    elif rows:
-        listing = table("aten op", *devices, "notes")
-        for row in rows:
-            notes = [f"{device}: stock {policy or 'has no entry'}" for device, policy in row["stock"].items()]
-            listing.add_row(_short([row["op"]]), *(paint(row[device]) for device in devices), ", ".join(notes))
-        yield from (listing, "")
-    if modules:
-        listing = table("modules", "aten op", "policy")
-        for name, entries in modules.items():
-            for op, policy in entries.items():
-                listing.add_row(name or "(the model)", _op_or_whole(op), paint(policy))
-        yield from (listing, "")
-    differing = sum(bool(row["stock"]) for row in rows)
-    verdict = f"ops: {len(rows)}, different from stock: {differing}."
-    yield f"policy {data['policy']} in torch {data['torch']}. {verdict}"
+        yield from _draw_other_ops(data["other_ops"])
+    for listed in (rows, modules):
+        if listed:
+            yield from (_rows(listed), "")
+    if data.get("other_overloads"):
+        yield f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}\n"
+    if not (rows or modules or data["other_ops"]):
+        names, on = _short(data["without_policy"]), ", ".join(data["devices"])
+        yield f"Left to PyTorch on {on} by {'the table' if asked is None else asked}: {names}"
+    if not (rows or modules):
+        return
+    changed = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
+    what = f"the op table, compared with torch {data['torch']}" if asked is None else f"{asked}, compared with stock"
+    yield f"{what}. ops: {len(rows)}, differences: {changed}."
 
 
-def _op_or_whole(key: str) -> str:
-    return "(whole module)" if key == KEY_OF_WHOLE else key.removeprefix("aten::")
+# Two policies
 
 
-def _policies_compared(names: tuple[str, str], devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
-    first, second = Policy.of(names[0]), Policy.of(names[1])
-    order = {op: position for position, op in enumerate(_ops_of((first, second), pattern))}
-    all_found = first.diff(second)
-    found = [each for each in all_found if each.overload in order and each.device in devices]
+def _policies_compared(first: str, second: str, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
+    policies = Policy.of(first), Policy.of(second)
+    order = {op: position for position, op in enumerate(_ops_of(policies, pattern))}
+    differences = policies[0].diff(policies[1])
+    found = [each for each in differences if each.overload in order and each.device in devices]
     found.sort(key=lambda each: order[each.overload])
     found += [  # of modules
         each
-        for each in all_found
+        for each in differences
         if each.device not in DEVICE_TYPES and (each.overload in order or each.overload == KEY_OF_WHOLE)
     ]
     return {
         "torch": torch.__version__,
-        "policies": list(names),
-        "devices": list(devices),
+        "policies": [first, second],
+        "devices": devices,
         "op": pattern,
         "differences": [
             {"op": each.overload, "device": each.device, "policies": [_spell(each.mine), _spell(each.theirs)]}
@@ -379,17 +338,18 @@ def _policies_compared(names: tuple[str, str], devices: Sequence[str], pattern: 
 
 def _draw_policies_compared(data: Mapping[str, Any]) -> Iterator[Any]:
     first, second = data["policies"]
-    of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
-    differences = data["differences"]
-    if not differences:
-        yield f"{first} and {second} are equal ({of})."
-        return
-    listing = table("aten op", "device", first, second)
-    for row in differences:
-        listing.add_row(_op_or_whole(row["op"]), row["device"], *map(paint, row["policies"]))
-    ops = len({row["op"] for row in differences} - {KEY_OF_WHOLE})
-    yield from (listing, "")
-    yield f"{first} compared with {second} ({of}). differences: {len(differences)}, ops: {ops}."
+    rows = [
+        {"op": row["op"], "device": row["device"], first: row["policies"][0], second: row["policies"][1]}
+        for row in data["differences"]
+    ]
+    if rows:
+        yield from (_rows(rows), "")
+    ops = len({row["op"] for row in rows} - {KEY_OF_WHOLE})
+    yield f"{first} compared with {second} ({_selection(data)}). differences: {len(rows)}, ops: {ops}."
+
+
+def _selection(data: Mapping[str, Any]) -> str:
+    return ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
 
 
 # The running PyTorch, and two device types. The dispatcher knows which ops have a kernel, not what the kernel does.
@@ -397,21 +357,15 @@ def _draw_policies_compared(data: Mapping[str, Any]) -> Iterator[Any]:
 
 def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> dict[str, Any]:
     unlisted = {device: [op for op in unlisted_ops(device) if op not in LEFT_TO_STOCK] for device in columns}
-    every = [name for device in columns for name in unlisted_ops(device)]
-    if not _matching([*rows_by_name(), *every], pattern):
-        raise no_match(str(pattern), every)
+    chosen = set(_matching([*rows_by_name(), *(op for device in columns for op in unlisted_ops(device))], pattern))
     devices: dict[str, dict[str, list[Any]]] = {
         device: {
             "missing": [
-                {
-                    "op": row.name,
-                    "policy": row.policy(device).value,
-                    "why": "not registered" if schema_of(row) is not None else "no such op",
-                }
+                {"op": row.name, "policy": row.policy(device).value, "why": _difference(row, device)}
                 for row in missing_rows(device)
-                if _matching([row.name], pattern)
+                if row.name in chosen
             ],
-            "unlisted": _matching(unlisted[device], pattern),
+            "unlisted": [op for op in unlisted[device] if op in chosen],
         }
         for device in columns
     }
@@ -425,18 +379,17 @@ def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> dict[str, 
 
 
 def _draw_pytorch_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    if not data["differences"]:
-        of = ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
-        yield f"torch {data['torch']} registers exactly the ops that the table lists ({of})."
-        return
-    listing = table("op", "device", "the table", "this PyTorch")
+    rows = []
     for name, device in data["devices"].items():
-        for row in device["missing"]:
-            listing.add_row(_short([row["op"]]), name, paint(row["policy"]), row["why"])
-        for op in device["unlisted"]:
-            listing.add_row(_short([op]), name, "left to stock", "registered")
-    yield from (listing, "")
-    yield f"differences: {data['differences']}. torch {data['torch']} compared with {data['rows']} rows."
+        missing = [(row["op"], row["policy"], row["why"]) for row in device["missing"]]
+        unlisted = [(op, "left to stock", "registered") for op in device["unlisted"]]
+        rows += [{"op": op, "device": name, "the table": a, "this PyTorch": b} for op, a, b in (*missing, *unlisted)]
+    if rows:
+        yield from (_rows(rows), "")
+    yield (
+        f"torch {data['torch']} compared with {data['rows']} rows ({_selection(data)}). "
+        f"differences: {data['differences']}."
+    )
 
 
 def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
@@ -451,17 +404,13 @@ def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, 
         return {op: known.get(op, "registered") for op in registered(device)}
 
     first, second = map(column, devices)
-    every = first.keys() | second.keys()
-    listed = [name for name in rows_by_name() if name in every]
-    ops = _matching([*listed, *sorted(every - set(listed))], pattern)
-    if not ops:
-        raise no_match(str(pattern))
+    ops = _matching(in_order(first.keys() | second.keys()), pattern)
     differing = [
         op for op in ops if (first.get(op) != second.get(op) if from_table else (op in first) != (op in second))
     ]
     return {
         "torch": torch.__version__,
-        "devices": list(devices),
+        "devices": devices,
         "of": "policies in the table" if from_table else f"registrations of torch {torch.__version__}",
         "alike": len(ops) - len(differing),
         "differences": [
@@ -471,19 +420,16 @@ def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, 
 
 
 def _draw_devices_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    devices, differences = data["devices"], data["differences"]
-    if differences:
-        listing = table("aten op", *devices)
-        for row in differences:
-            listing.add_row(_short([row["op"]]), *(paint(row["policies"][device]) for device in devices))
-        yield from (listing, "")
-    yield f"{devices[0]} and {devices[1]}: {len(differences)} differ, {data['alike']} alike. Compared: {data['of']}."
+    first, second = data["devices"]
+    if data["differences"]:
+        yield from (_rows([{"op": row["op"], **row["policies"]} for row in data["differences"]]), "")
+    yield f"{first} and {second}: {len(data['differences'])} differ, {data['alike']} alike. Compared: {data['of']}."
 
 
 # Ops without a row
 
 
-def _other_ops(pattern: str, devices: Sequence[str], policy: Policy | None = None) -> list[dict[str, Any]]:
+def _other_ops(pattern: str | None, devices: Sequence[str], policy: Policy | None) -> list[dict[str, Any]]:
     """Returns what a region does with the ops that a name or pattern selects, none of which has a row.
 
     Args:
@@ -501,28 +447,10 @@ def _other_ops(pattern: str, devices: Sequence[str], policy: Policy | None = Non
             "overloads": overloads,
             "region": " ".join(_in_a_region(overloads, devices, policy)),
             "promotion": _promotion(overloads),
-            "override": _override(op, overloads) if _takes_tensors(overloads) else None,
+            "override": _override(op.removeprefix("aten::")) if _takes_tensors(overloads) else None,
         }
         for op, overloads in ops.items()
     ]
-
-
-def _in_a_region(overloads: Sequence[str], devices: Sequence[str], policy: Policy | None) -> Iterator[str]:
-    if not _takes_tensors(overloads):
-        yield "It takes no tensor, so autocast never acts on it."
-        return
-    known = [sentence for device in devices if (sentence := _policy_of_other(overloads, device, policy))]
-    yield from known
-    if len(known) < len(devices):
-        none = "Elsewhere, it has no policy" if known else "It has no policy"
-        composite = any(
-            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in overloads
-        )
-        yield (
-            f"{none}. PyTorch runs it as other ops, and their policies apply."
-            if composite
-            else f"{none}: it runs in the dtypes of its inputs."
-        )
 
 
 def _takes_tensors(overloads: Sequence[str]) -> bool:
@@ -531,77 +459,64 @@ def _takes_tensors(overloads: Sequence[str]) -> bool:
     return any(legal_policies(overload) for overload in with_results or overloads)
 
 
-def _policy_of_other(overloads: Sequence[str], device: str, policy: Policy | None) -> str | None:
-    """Returns a sentence if an overload has a policy on a device type, or a kernel for it."""
+def _in_a_region(overloads: Sequence[str], devices: Sequence[str], policy: Policy | None) -> Iterator[str]:
+    if not _takes_tensors(overloads):
+        yield "It takes no tensor, so autocast never acts on it."
+        return
     in_force = policy or default_policy()
-    changed = {name: value for name, each, value in ([] if in_force is None else in_force.changes) if each == device}
-    given = {name: value for (name, each), value in registered_policies().items() if each == device}
-    for source, values in (("The policy", changed), ("register_policy", given)):
-        found = sorted({spell_policy(values[name]) for name in overloads if name in values})
-        if found:
-            return f"{source} gives it {' or '.join(found)} on {device}."
-    if any(name in registered(device) for name in overloads):
-        return f"PyTorch or a library registers an autocast kernel for it on {device}, which stays in force."
-    return None
+    changes = () if in_force is None else in_force.changes
+    known = 0
+    for device in devices:
+        changed = {value for name, each, value in changes if name in overloads and each == device}
+        given = {value for (name, each), value in registered_policies().items() if name in overloads and each == device}
+        if changed or given:
+            source, values = ("The policy", changed) if changed else ("register_policy", given)
+            yield f"{source} gives it {' or '.join(sorted(map(spell_policy, values)))} on {device}."
+        elif any(name in registered(device) for name in overloads):
+            yield f"PyTorch or a library registers an autocast kernel for it on {device}, which stays in force."
+        else:
+            continue
+        known += 1
+    if known < len(devices):
+        none = "Elsewhere, it has no policy" if known else "It has no policy"
+        has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+        composite = any(has_kernel(name, "CompositeImplicitAutograd") for name in overloads)
+        yield (
+            f"{none}. PyTorch runs it as other ops, and their policies apply."
+            if composite
+            else f"{none}: it runs in the dtypes of its inputs."
+        )
 
 
 def _promotion(overloads: Sequence[str]) -> str:
     """Returns how the op promotes, outside of regions and in them."""
-    promoting = {op.name: op for op in promoting_ops()}
-    for op in (promoting[name] for name in overloads if name in promoting):
-        if op.matmul:
+    for op in promoting_ops():
+        if op.name in overloads and op.matmul:
             return "A matrix product: its operands need one dtype, which it returns."
-        if op.computes == FLOATS and len(op.participants) == 1:
-            return "Pointwise: it keeps a floating dtype, and returns the default dtype for integers and bool."
-        if op.computes in _PROMOTING:
-            return _PROMOTING[op.computes]
-        if op.computes != OPAQUE:
-            return "Promoting: it computes in the common dtype of its operands, and returns it."
+        if op.name in overloads and op.computes in _PROMOTION:
+            alone = op.computes == FLOATS and len(op.participants) == 1
+            return _PROMOTION["one floating" if alone else op.computes]
     entry = next((rule_table()[name] for name in overloads if name in rule_table()), None)
     if entry is None:
         return "The reference has no rule for its dtypes."
     kind = "Pointwise" if entry.family == "elementwise" else "It does not promote"
-    return _RULES.get(entry.terms[0].rule, f"{kind}; the reference's rule for its result: {entry}.")
+    return _PROMOTION.get(entry.terms[0].rule, f"{kind}; the reference's rule for its result: {entry}.")
 
 
-_PROMOTING = {
-    FLOATS: "Promoting: it computes in the common dtype of its operands, or in the default dtype if that is integral.",
-    BOOLEAN: "Promoting: it compares in the common dtype of its operands, and returns bool.",
-}
-_RULES = {
-    "unary": "Pointwise: it returns the dtype of its input.",
-    "same": "It returns the dtype of its first tensor.",
-    "one_dtype": "Its operands need one dtype, which it returns.",
-    "binary": "Its operands need one dtype, which it returns.",
-}
-
-
-def _override(op: str, overloads: Sequence[str]) -> str:
-    """Returns a call of my_autocast that overrides the op. An overload has to take a tensor."""
-    name = op.removeprefix("aten::")
-    exact = [overload.removeprefix("aten::") for overload in overloads]
-    keys = dict.fromkeys([name, *(overload if "." in overload else f"{overload}.default" for overload in exact)])
-    # The last policy is legal for every op with a tensor.
-    for key, policy in itertools.product(keys, ("fp32", "fp16", "match_self", "keep")):
+def _override(op: str) -> str | None:
+    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it."""
+    for policy in ("fp32", "fp16", "match_self", "keep"):
         with contextlib.suppress(PolicyError):
-            parse_overrides({key: policy})
-            return f'my_autocast(overrides={{"{key}": "{policy}"}})'
-    raise AssertionError(overloads)
+            parse_overrides({op: policy})
+            return f'my_autocast(overrides={{"{op}": "{policy}"}})'
+    return None
 
 
 def _draw_other_ops(found: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
     if len(found) > _IN_FULL:
-        listing = table("op", "promotion")
-        for op in found:
-            listing.add_row(op["op"], op["promotion"])
-        yield from (listing, "")
-        yield f"ops: {len(found)}, none with a row in the op table. To see more of one, name it: --op {found[0]['op']}"
+        yield _rows([{"op": op["op"], "promotion": op["promotion"]} for op in found])
+        yield f"\nops without a row: {len(found)}. To see more of one, name it: --op {found[0]['op']}"
         return
-    for number, op in enumerate(found):
-        facts = table("fact", "value", header=False)
-        facts.add_row("  in a region", op["region"])
-        facts.add_row("  promotion", op["promotion"])
-        facts.add_row("  override", op["override"] or "No policy that casts is legal for it.")
-        facts.add_row("  overloads", _short(op["overloads"]))
-        yield from ([""] if number else [])
-        yield from (op["op"], facts)
+    for op in found:
+        facts = {**op, "overloads": _short(op["overloads"]), "override": op["override"] or "none is legal"}
+        yield table([], [[name, facts[name]] for name in ("op", "region", "promotion", "override", "overloads")])

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 import torch_promote
-from torch_promote.cli.output import redirect_to_null, say
+from torch_promote.cli.output import say, write
 from torch_promote.errors import TorchPromoteError
 
 __all__ = ["COMMANDS", "main", "make_parser", "parse_arguments"]
@@ -36,17 +36,12 @@ COMMANDS = {
     "parity": "compare stock, ours and the reference on PyTorch's samples",
     "why": "explain the dtype of an expression, step by step",
 }
-#: The commands whose command line ends in a program, and their options that take the next argument as their value.
+#: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
-_WITH_VALUE = (
-    *("--policy", "--override", "--cache"),
-    *("--html", "--json", "--csv", "--perfetto", "--steps", "--max-calls"),
-)
 
 _EPILOG = """\
 examples:
   torch-promote run train.py --lr 0.1            in place of torch.autocast
-  torch-promote run --override softmax=fp32 -m package.train
   torch-promote trace --html run.html train.py   what ran in which dtype
   torch-promote find-nan train.py                where the first NaN came from
   torch-promote explain run.json blocks.3.attn   one module of a trace
@@ -54,16 +49,9 @@ examples:
   torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
                                                  the fewest overrides
   torch-promote info                             versions, devices, table size
-  torch-promote policies                         the whole op table
-  torch-promote policies --device cpu            what has a policy on the CPU
   torch-promote policies --op softmax            one op, with all its overloads
-  torch-promote policies --op 'linalg_*' --json  a pattern; JSON for programs
-  torch-promote policies --diff                  compare PyTorch with the table
-  torch-promote policies --policy cuda --diff stock
-                                                 what a policy changes
   torch-promote parity --quick                   compare stock, ours, reference
   torch-promote why "int32[3] + 5.5"             explain a result dtype
-  torch-promote why --rule jax "int32[3] + 5.5"  the same by JAX's rule
 
 exit status: 0 success; 1 the command found a difference or a mismatch;
 2 invalid command line; 130 interrupted. Of `run`, `trace` and `find-nan`, the
@@ -74,10 +62,13 @@ program's, if it is not 0.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, as the commands do. Its subparsers have the same class."""
+    """A parser that prints as the commands do, and errors in one line. Its subparsers have the same class."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        write(message) if file is sys.stdout else say(message.rstrip())
 
     def error(self, message: str) -> NoReturn:
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
@@ -93,7 +84,7 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
             usage=getattr(module, "USAGE", None),
             description=module.DESCRIPTION,
             epilog=module.EPILOG,
-            allow_abbrev=command not in _RUN_A_PROGRAM,  # `_split` knows whole names
+            allow_abbrev=command not in _RUN_A_PROGRAM,  # `_start_of_program` knows whole names
         )
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
@@ -114,28 +105,23 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     command, *rest = argv or [""]
     if command not in COMMANDS:
         return make_parser().parse_args(argv)
-    own, program = _split(rest) if command in _RUN_A_PROGRAM else (rest, [])
-    arguments = make_parser(command).parse_args(own)
-    arguments.program = program
+    parser = make_parser(command)
+    end = _start_of_program(parser, rest) if command in _RUN_A_PROGRAM else len(rest)
+    arguments = parser.parse_args(rest[:end])
+    arguments.program = rest[end + (rest[end : end + 1] == ["--"]) :]
     return arguments
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into our options, and the program with its own.
-
-    Example:
-        >>> _split(["--cache", "all", "-m", "train", "--cache", "none"])
-        (['--cache', 'all'], ['-m', 'train', '--cache', 'none'])
-    """
+def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Returns the position of the program, which follows our options: of `-m train` or `--` for example."""
+    with_value = [name for action in parser._actions if action.nargs is None for name in action.option_strings]
     position = 0
     while position < len(argv):
         word = argv[position]
-        if word == "--":
-            return list(argv[:position]), list(argv[position + 1 :])
-        if not word.startswith("-") or word == "-" or word.startswith(("-m", "-c")):
+        if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
             break
-        position += 2 if word in _WITH_VALUE else 1
-    return list(argv[:position]), list(argv[position:])
+        position += 2 if word in with_value else 1
+    return position
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,10 +150,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _WRONG_COMMAND_LINE
     except KeyboardInterrupt:
         return _INTERRUPTED
-    finally:
-        try:  # what argparse printed for --help; at exit, Python would print a traceback if that fails
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except OSError:  # most likely the reader of a pipe has exited
-            redirect_to_null(sys.stdout)
     return status

@@ -8,46 +8,42 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_promote.cli.output import follow, say
-from torch_promote.cli.user_program import LEFT_NO_REPORT, add_policy_options, command_of, end_as, run_to_end, settings
+from torch_promote.cli.output import say
+from torch_promote.cli.user_program import (
+    LEFT_NO_REPORT,
+    PROGRAM,
+    add_policy_options,
+    command_of,
+    end_as,
+    run_to_end,
+    settings,
+)
 
 __all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
 
 USAGE = "torch-promote run [options] PROGRAM [arguments of the program]"
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:
 every region of torch.autocast on cpu and cuda is ours, whether the program, a
 library or PyTorch opens it, in the program's child processes too.
 
-PROGRAM is what python takes: a script, a folder or zip file with __main__.py,
--m MODULE, -c CODE, or - for stdin. All arguments after it are the program's.
-It runs in a Python process of its own, which takes the place of this one, so
+{PROGRAM}It runs in a Python process of its own, which takes the place of this one, so
 input and output, exit status, tracebacks and signals are the program's.
 """
 
 EPILOG = """\
 examples:
   torch-promote run train.py --lr 0.1            same bits as without it
-  torch-promote run --override softmax=lower train.py
-                                                 one op under another policy
-  torch-promote run --policy my.toml --cache persistent train.py
-  torch-promote run -v -m package.train --help   show what is installed; --help
-                                                 is the program's
+  torch-promote run --override softmax=lower --policy my.toml -m package.train
   torch-promote run --policy off train.py        no casts: what does autocast do
                                                  to this program?
   torch-promote run --crosscheck=bits train.py   check every op of the program
-  torch-promote run -m accelerate.commands.launch train.py
-
-with torchrun:
-  torchrun --nproc-per-node 2 --no-python torch-promote run train.py
   torchrun --nproc-per-node 2 -m torch_promote run train.py
 
-The options are environment variables, which child processes inherit. You can
-set them yourself instead of using this command:
-  TORCH_PROMOTE_AUTOCAST=1    --policy     TORCH_PROMOTE_POLICY=cuda
-                              --override   TORCH_PROMOTE_OVERRIDES=exp=fp32,...
-                              --cache      TORCH_PROMOTE_CACHE=persistent
+The options become environment variables, which child processes inherit and you
+can set yourself: TORCH_PROMOTE_AUTOCAST=1, TORCH_PROMOTE_POLICY=cuda,
+TORCH_PROMOTE_OVERRIDES=exp=fp32,mm=fp32, TORCH_PROMOTE_CACHE=persistent.
 An option takes precedence over its variable; overrides are added to those of
 the variable.
 
@@ -98,8 +94,7 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     title = f"torch-promote: crosscheck, level {level}"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[crosscheck_process.VARIABLE] = f"{level}:{folder}"
-        with follow(lambda: title, quiet=sys.stderr is None or not sys.stderr.isatty()):
-            program = run_to_end(command, variables)
+        program = run_to_end(command, variables)
         reports = crosscheck_process.read_reports(Path(folder))
     whole = CrosscheckReport()
     for _, report in sorted(reports.items()):

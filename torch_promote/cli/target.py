@@ -17,10 +17,10 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -30,10 +30,18 @@ from torch_promote.cli.output import check_file, render, say, write
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
-__all__ = ["Target", "TargetError", "add_arguments", "check_outputs", "open_target", "parse_tolerance", "put_out"]
+__all__ = [
+    "STDOUT",
+    "Target",
+    "TargetError",
+    "add_arguments",
+    "check_outputs",
+    "open_target",
+    "put_out",
+    "tolerance_of",
+]
 
 STDOUT = "-"
-_LEGAL = "Legal: (model, step), (model, step, restore), or a dict with model and step, and restore, metric, check."
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
 
@@ -67,8 +75,8 @@ _KEYS = tuple(Target.__dataclass_fields__)
 # Options
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the target, how it is run, and where the report goes besides stdout."""
+def add_arguments(parser: argparse.ArgumentParser, tolerance: str, required: bool) -> None:
+    """Adds the target, how it is run and judged, and where the report goes. `tolerance` is the help of --tolerance."""
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -85,38 +93,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F.json",
         help="write JSON to a file, or to stdout in place of the text",
     )
+    parser.add_argument(
+        "--tolerance",
+        metavar="T",
+        action="append",
+        default=None if required else [],
+        required=required,
+        type=_tolerance,
+        help=tolerance,
+    )
 
 
-def parse_tolerance(texts: Sequence[str], zero: bool = True) -> float | dict[str, float]:
-    """Returns a tolerance for every metric, or one for each name.
+def _tolerance(text: str) -> tuple[str, float]:
+    name, equals, value = text.rpartition("=")
+    with contextlib.suppress(ValueError):
+        if 0 <= float(value) < math.inf and bool(name) == bool(equals):
+            return name, float(value)
+    raise argparse.ArgumentTypeError(
+        f"{text}: expected a number, 0 or more, or NAME=NUMBER, such as 1e-3 or loss=1e-3. It is relative to the "
+        "reference"
+    )
 
-    Args:
-        texts: "1e-3", or "loss=1e-3" for each metric.
-        zero: Whether it may be 0.
 
-    Raises:
-        OptionError: A text is not a tolerance, or they cannot hold together.
-
-    Example:
-        >>> parse_tolerance(["1e-3"]), parse_tolerance(["loss=1e-3", "accuracy=0.01"])
-        (0.001, {'loss': 0.001, 'accuracy': 0.01})
-    """
-    found: dict[str, float] = {}
-    for text in texts:
-        name, equals, value = text.rpartition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number < math.inf or not (number or zero) or (equals and not name):
-            legal = "a number, 0 or more," if zero else "a number above 0"
-            raise OptionError(
-                f"--tolerance {text}: expected {legal} or NAME=NUMBER, such as 1e-3 or loss=1e-3. It is "
-                f"relative to the reference."
-            )
-        if name in found:
-            raise OptionError(f"--tolerance {text}: {name or 'all metrics'} already has {found[name]:g}. Name it once.")
-        found[name] = number
+def tolerance_of(arguments: argparse.Namespace) -> float | dict[str, float]:
+    """Returns the tolerance for every metric, or one for each name."""
+    found: dict[str, float] = dict(arguments.tolerance)
     if "" in found and len(found) > 1:
         raise OptionError("--tolerance: give one number for all metrics, or NAME=NUMBER for each, not both.")
     return found.get("", found)
@@ -126,31 +127,14 @@ def parse_tolerance(texts: Sequence[str], zero: bool = True) -> float | dict[str
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Checks before anything runs that the files can be written.
-
-    Raises:
-        OptionError: One of them cannot.
-        MissingPackageError: A package that pages need is not installed.
-    """
+    """Checks before anything runs that the files can be written."""
     check_file("--html", arguments.html, ".html")
     check_file("--json", None if arguments.json == STDOUT else arguments.json, ".json")
 
 
 def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) -> None:
-    """Prints a report and writes its files.
-
-    Args:
-        report: A `Comparison` or `Tuning`.
-        arguments: The parsed command line.
-        more: More files to save it to; None is none.
-
-    Raises:
-        OptionError: A file cannot be written any more. The report was printed.
-    """
-    if arguments.json == STDOUT:
-        write(json.dumps(report.to_dict(), indent=2) + "\n")
-    else:
-        write(render([report]))
+    """Prints a report and writes its files, and those of `more`; None is none."""
+    write(json.dumps(report.to_dict(), indent=2) + "\n" if arguments.json == STDOUT else render([report]))
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)
@@ -175,38 +159,51 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
         OptionError: There is no such file, module or function, or it returns something else.
         TargetError: The file, the function or the step raised an error.
     """
-    text = arguments.target
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    text = what = arguments.target
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
         raise OptionError(
             f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
             f"{text if text.endswith('.py') else 'train.py'}:make."
         )
-    path, argv, before = list(sys.path), list(sys.argv), set(sys.modules)
-    added: set[str] = set()
+    path, argv, modules = list(sys.path), list(sys.argv), set(sys.modules)
+    is_file = place.endswith(".py") or os.path.sep in place or os.path.exists(place)
     silent = arguments.json == STDOUT and sys.stderr is not None
     with contextlib.redirect_stdout(sys.stderr) if silent else contextlib.nullcontext():
         try:
-            with _reported(text):
-                is_file = place.endswith(".py") or os.path.sep in place or os.path.exists(place)
-                module = _load_file(place, added) if is_file else _load_module(place)
-            function = _function_of(module, name, place)
-            with _reported(text):
-                returned = function()
-            target = _read(returned, text)
-            with _errors_of_step(text):
-                yield target
+            sys.argv[:] = [place]
+            module = _load_file(place) if is_file else _load_module(place)
+            function = getattr(module, name, None)
+            if not callable(function):
+                own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+                raise OptionError(f"TARGET: {place} has no function {name!r}.{did_you_mean(name, own)}")
+            target = _read(function(), text)
+            what = f"the step of {text}"
+            yield target
+        except (Exception, SystemExit) as error:
+            frames = [  # of the user's code, with their lines
+                (frame, line)
+                for frame, line in traceback.walk_tb(error.__traceback__)
+                if not frame.f_code.co_filename.startswith((_OURS, "<frozen"))
+                and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+            ]
+            if not frames and (isinstance(error, TorchPromoteError) or what != text):
+                raise  # ours, of the target's name or of what it returned
+            lines = [f"{what} raised {type(error).__name__}: {error}".rstrip(": ")]
+            lines += traceback.StackSummary.extract(iter(frames)).format()
+            if isinstance(error, SyntaxError):
+                lines += traceback.format_exception_only(error)[:-1]  # the place; the last line is the message
+            raise TargetError("\n".join(line.rstrip() for line in lines)) from error
         finally:
             sys.path[:], sys.argv[:] = path, argv
-            for one in added - before:
-                sys.modules.pop(one, None)
+            if is_file:  # another target may have the same name
+                for added in {Path(place).stem, f"target_{Path(place).stem}"} - modules:
+                    sys.modules.pop(added, None)
 
 
-def _load_file(place: str, added: set[str]) -> ModuleType:
+def _load_file(place: str) -> ModuleType:
     path = Path(place).resolve()
-    if path.is_dir():
-        raise OptionError(f"TARGET: {place!r} is a folder. Name a Python file in it.")
-    if not path.exists():
+    if not path.is_file():
         near = [str(one) for one in Path(place).parent.glob("*.py")]
         raise OptionError(f"TARGET: there is no file {place!r}.{did_you_mean(place, near)}")
     name = f"target_{path.stem}" if path.stem in sys.modules else path.stem  # of a library, or of an earlier target
@@ -215,9 +212,7 @@ def _load_file(place: str, added: set[str]) -> ModuleType:
         raise OptionError(f"TARGET: {place!r} is not a Python file: its name has to end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
-    sys.argv[:] = [place]
     sys.modules[name] = module  # pickle and dataclasses look there
-    added.add(name)
     spec.loader.exec_module(module)
     return module
 
@@ -225,96 +220,30 @@ def _load_file(place: str, added: set[str]) -> ModuleType:
 def _load_module(place: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())  # as python -m does
     try:
-        found = place in sys.modules or importlib.util.find_spec(place) is not None
-    except (ModuleNotFoundError, ValueError):
-        found = False
-    if not found:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # of a module that it imports
         raise OptionError(
             f"TARGET: there is no module {place!r}. Python looks in {os.getcwd()!r} and in sys.path. For a file, write "
             f"{place.replace('.', '/')}.py."
-        )
-    sys.argv[:] = [place]
-    return importlib.import_module(place)
-
-
-def _function_of(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
-    function = getattr(module, name, None)
-    if callable(function):
-        return function  # type: ignore[no-any-return]
-    if function is not None:
-        raise OptionError(f"TARGET: {name} in {place} is {function!r}, not a function that returns (model, step).")
-    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    raise OptionError(f"TARGET: there is no function {name!r} in {place}.{did_you_mean(name, own)}")
+        ) from error
 
 
 def _read(returned: Any, text: str) -> Target:
+    """Checks what a target returned."""
     if isinstance(returned, tuple | list) and len(returned) in (2, 3):
         returned = dict(zip(_KEYS, returned, strict=False))
-    if not isinstance(returned, Mapping):
-        raise OptionError(f"TARGET: {text} returned {_kind(returned)}. {_LEGAL}")
-    if not {"model", "step"} <= returned.keys() <= set(_KEYS):
-        keys = ", ".join(map(str, returned)) or "none"
-        raise OptionError(f"TARGET: {text} returned a dict with the keys {keys}. {_LEGAL}")
-    target = Target(**returned)
-    if not isinstance(target.model, nn.Module):
-        swapped = " They are the other way round." if isinstance(target.step, nn.Module) else ""
+    is_legal = isinstance(returned, Mapping) and {"model", "step"} <= returned.keys() <= set(_KEYS)
+    target = Target(**returned) if is_legal else None
+    if target is None or not isinstance(target.model, nn.Module) or not callable(target.step):
+        got = type(returned).__name__
+        if isinstance(returned, Mapping):
+            got = ", ".join(f"{key}: {type(value).__name__}" for key, value in returned.items())
         raise OptionError(
-            f"TARGET: {text} returned {_kind(target.model)} as the model, which is not an nn.Module.{swapped} {_LEGAL}"
-        )
-    if not callable(target.step):
-        raise OptionError(
-            f"TARGET: {text} returned {_kind(target.step)} as the step, which is not a function. {_LEGAL}"
+            f"TARGET: {text} returned {got}. Legal: (model, step), (model, step, restore), or a dict with model and "
+            "step, and restore, metric, check. The model is an nn.Module, and the step a function."
         )
     several = isinstance(target.restore, Iterable) and not isinstance(target.restore, str | Mapping | nn.Module)
     restore = tuple(target.restore) if several else (target.restore,)
     return Target(target.model, target.step, restore, target.metric, target.check)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-# Errors of the target's code
-
-
-@contextlib.contextmanager
-def _reported(text: str) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if isinstance(error, OptionError) and not _users(error.__traceback__):
-            raise  # ours, of the target's name
-        raise TargetError(_spell(error, text, error.__traceback__)) from error
-
-
-@contextlib.contextmanager
-def _errors_of_step(text: str) -> Iterator[None]:
-    try:
-        yield
-    except (TorchPromoteError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        if not _users(error.__traceback__):
-            raise
-        raise TargetError(_spell(error, f"the step of {text}", error.__traceback__)) from error
-
-
-def _spell(error: BaseException, what: str, trace: TracebackType | None) -> str:
-    """Returns the error with the frames of its traceback that are the user's."""
-    lines = [f"{what} raised {type(error).__name__}: {error}".rstrip(": ")]
-    lines += traceback.StackSummary.extract(iter(_users(trace))).format()
-    if isinstance(error, SyntaxError):
-        lines += traceback.format_exception_only(error)[:-1]  # the place; the last line is the message
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _users(trace: TracebackType | None) -> list[Any]:
-    """Returns the frames of the user's code, with their lines."""
-    return [
-        (frame, line)
-        for frame, line in traceback.walk_tb(trace)
-        if not frame.f_code.co_filename.startswith((_OURS, "<frozen"))
-        and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
-    ]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from torch_promote.cli.output import check_file, say
-from torch_promote.cli.recorded_program import add_options, parse_steps, path_for, run_program, tell_each
-from torch_promote.errors import OptionError, TorchPromoteError
+from torch_promote.cli.output import check_file
+from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import Record, Request
 
 __all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
 
 USAGE = "torch-promote trace [options] PROGRAM [arguments of the program]"
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
 
-PROGRAM is what python takes: a script, a folder or zip file with __main__.py,
--m MODULE, -c CODE, or - for stdin. All arguments after it are the program's.
-"""
+{PROGRAM}"""
 
 EPILOG = """\
 examples:
@@ -31,7 +29,6 @@ examples:
   torch-promote explain run.json blocks.3.attn   then: what happened there?
   torch-promote trace --values --html run.html -m package.train
                                                  and the range of each result
-  torch-promote trace --override softmax=lower --json after.json train.py
   torch-promote trace --stock --perfetto run.trace.json train.py
                                                  PyTorch's own autocast
 
@@ -40,9 +37,8 @@ Ctrl-C and errors of the program keep what there is: the report is written.
 A step that GradScaler skips is no optimizer step; if there are several
 optimizers, the steps of each count.
 
-Of a program with several ranks, each writes a file of its own: run.rank0.html,
-run.rank1.html. Other processes in which autocast had a policy for a call write
-run.pid1234.html; workers that only load data write none.
+Each rank writes a file of its own, such as run.rank1.html, and so does another
+process in which autocast had a policy for a call: run.pid1234.html.
 
 exit status: the program's. 2 if the command line is invalid: nothing has run
 then. 1 if the program succeeded and left no report. An unused override is
@@ -69,46 +65,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=50_000,
         help="how many calls are kept one by one (default: 50000); sums include all",
     )
-    add_options(parser)
+    add_record_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    files = {suffix: getattr(arguments, option) for option, suffix in _FILES.items()}
     for option, suffix in _FILES.items():
-        check_file(f"--{option}", getattr(arguments, option), suffix)
+        check_file(f"--{option}", files[suffix], suffix)
     if arguments.max_calls < 0:
         raise OptionError(f"--max-calls {arguments.max_calls}: the number of calls to keep is 0 or more.")
-    first, end = parse_steps(arguments.steps)
     options = {"values": arguments.values, "max_calls": arguments.max_calls}
-    outcome = run_program(arguments, "trace", Request("", options, first=first, end=end))
-    named = outcome.named()
-    records = {tag: record for tag, record in named.items() if record.report is not None}
-    left_out = [one.report.total.calls for one in outcome.records.values() if one not in named.values() and one.report]
-    for record in list(records.values())[:1]:
-        if any(left_out) and record.report is not None:
-            record.report.not_seen.append(
-                f"other processes, such as workers that load data: {sum(left_out):,} calls, none with a policy."
-            )
-    return tell_each(arguments, outcome, records, lambda tag, record: _tell(arguments, tag, record))
+    outcome = run_recorded(arguments, "trace", Request("", options))
+    named = list(outcome.named().values())
+    others = [one.report.total.calls for one in outcome.records.values() if one not in named and one.report]
+    if named and named[0].report is not None and any(others):
+        named[0].report.not_seen.append(
+            f"other processes, such as workers that load data: {sum(others):,} calls, none with a policy."
+        )
+    return report_each(arguments, outcome, files, _save)
 
 
-def _tell(arguments: argparse.Namespace, tag: str, record: Record) -> bool:
-    """Prints the summary, writes the files, and returns whether that worked."""
-    report = record.report
-    assert report is not None
-    say(report)
-    written, worked = [], True
-    for option, suffix in _FILES.items():
-        if getattr(arguments, option) is None:
-            continue
-        path = path_for(getattr(arguments, option), suffix, tag)
-        try:
-            report.save(path)
-        except (OSError, TorchPromoteError) as error:
-            say(f"torch-promote: error: {error}")
-            worked = False
-        else:
-            written.append(path)
-    if written:
-        say(f"torch-promote: wrote {', '.join(written)}")
-    return worked
+def _save(record: Record, path: str) -> None:
+    assert record.report is not None
+    record.report.save(path)

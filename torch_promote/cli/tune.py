@@ -12,7 +12,6 @@ from torch_promote.cli.output import check_file, say, write
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
-from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.files import write_atomically
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
@@ -22,10 +21,8 @@ Finds the smallest set of overrides with which a step in lower precision stays
 within a tolerance of float32, and saves it as a policy. It searches on top of
 the policy in force: PyTorch's own, or that of TORCH_PROMOTE_POLICY.
 
-TARGET is a function without arguments that returns (model, step), or (model,
-step, restore), or a dict of them, in which metric and check may be, too. step()
-runs one step with its own regions of my_autocast or torch.autocast, and returns
-the loss, outputs, or a dict of metrics: see `torch-promote compare --help`.
+TARGET is that of `torch-promote compare --help`; its dict may have metric and
+check, too.
 
 A tolerance is relative to what float32 gives: of a number, |a - b| / |b|; of a
 tensor, the relative L2 norm. Estimates give the search its order, and runs
@@ -44,13 +41,8 @@ directions:
 EPILOG = """\
 examples:
   torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
-  torch-promote tune train.py:make --tolerance 1e-3 --html run.html
-                                                 for every metric; and a page
   torch-promote tune train.py:make --tolerance loss=1e-3 --tolerance logits=1e-2
-                                                 one for each metric
   torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
-  torch-promote tune train.py:make --tolerance 1e-3 --dtype float16
-                                                 for regions without a dtype
   torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
                                                  goes on after an interruption
 then, in your program, for all regions of torch.autocast, or for one of ours:
@@ -72,13 +64,8 @@ if it was interrupted.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    targets.add_arguments(parser)
-    parser.add_argument(
-        "--tolerance",
-        metavar="T",
-        action="append",
-        required=True,
-        help="the largest error: 1e-3 for every metric, or loss=1e-3 for one; repeatable",
+    targets.add_arguments(
+        parser, "the largest error: 1e-3 for every metric, or loss=1e-3 for one; repeatable", required=True
     )
     parser.add_argument("--budget", metavar="N", type=int, default=60, help="the most runs to make (default: 60)")
     parser.add_argument(
@@ -88,25 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--direction", choices=("accuracy", "speed"), default="accuracy", help="what to search for (default: accuracy)"
     )
     parser.add_argument(
-        "--dtype", type=_dtype, metavar="DTYPE", help="the dtype of regions that name none: float16 or bfloat16"
+        "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
     parser.add_argument("-o", "--output", metavar="F.toml", help="save the policy")
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = dtype_of_name(name)
-    if dtype in (torch.float16, torch.bfloat16):
-        return dtype
-    raise argparse.ArgumentTypeError(f"{name!r} is not a dtype of autocast. Legal: float16, bfloat16.")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     targets.check_outputs(arguments)
     check_file("-o", arguments.output, ".toml")
-    tolerance = targets.parse_tolerance(arguments.tolerance, zero=False)
+    tolerance = targets.tolerance_of(arguments)
     try:
         with targets.open_target(arguments) as target:
             found = tune(
@@ -119,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                 budget=arguments.budget,
                 level=arguments.level,
                 direction=arguments.direction,
-                dtype=arguments.dtype,
+                dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
                 seed=arguments.seed,
                 resume=arguments.resume,
                 restore=target.restore,

@@ -1,10 +1,15 @@
-"""Runs a user's Python program, for `run`, `trace` and `find-nan`: options, checks before it starts, and signals.
+"""Runs a user's Python program, for `run`, `trace` and `find-nan`: options, signals, and the records of its processes.
 
 NOTE [ A fresh interpreter ]
 This process has imported PyTorch to check the command line. A program that runs in it would find its own settings
 ignored that PyTorch reads when it is imported (OMP_NUM_THREADS, TORCH_LOGS, PYTORCH_CUDA_ALLOC_CONF). So the command
 checks everything, sets the environment variables of torch_promote/regions/installation.py, and starts
 `python script.py`. The rest is Python's own: `__main__`, sys.argv, tracebacks, signals, the exit status.
+
+NOTE [ One file for each process ]
+A program may have several processes: ranks, workers of a DataLoader, a launcher. No two write one file. The report of
+the program itself goes to the file that was named, that of a rank to a file with its number (run.rank1.json), that of
+any other process to one with its id, if autocast had a policy for a call in it. Workers that only load data have none.
 """
 
 from __future__ import annotations
@@ -12,30 +17,56 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from torch_promote.errors import OptionError, PolicyError
+from torch_promote.cli.output import say
+from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import installation as environment
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import Installation
 
-__all__ = ["LEFT_NO_REPORT", "add_policy_options", "command_of", "end_as", "run_to_end", "settings", "why_not_loaded"]
+if TYPE_CHECKING:
+    from torch_promote.numerics.traced_process import Record, Request
 
+__all__ = [
+    "LEFT_NO_REPORT",
+    "PROGRAM",
+    "Outcome",
+    "add_policy_options",
+    "add_record_options",
+    "command_of",
+    "end_as",
+    "parse_steps",
+    "report_each",
+    "run_recorded",
+    "run_to_end",
+    "settings",
+    "why_not_loaded",
+]
+
+#: A paragraph for `--help`.
+PROGRAM = """\
+PROGRAM is what python takes: a script, a folder or zip file with __main__.py,
+-m MODULE, -c CODE, or - for stdin. All arguments after it are the program's.
+"""
 LEFT_NO_REPORT = (
     "the program left no report: it did not import torch, or it ended without Python's exit handlers (a signal, "
     "os._exit)."
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
+_STEPS = re.compile(r"(\d*)(:?)(\d*)")
 
 
 # The command line
@@ -79,29 +110,21 @@ def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
 
 
 def command_of(arguments: argparse.Namespace, what: str) -> list[str]:
-    """Returns the command that runs the program, which is checked.
-
-    Args:
-        arguments: The parsed command line.
-        what: The command's name, for errors.
-
-    Raises:
-        OptionError: There is no such program, or torch_promote would not be loaded in it.
-    """
+    """Returns the command that runs the program, if torch_promote will be loaded in it. `what` is our command."""
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     word = arguments.program[0]
-    kind = word[:2] if word.startswith(("-m", "-c")) else "-" if word == "-" else "script"
-    if word == kind != "-" and len(arguments.program) == 1:
+    is_script = not word.startswith("-")
+    if word in ("-m", "-c") and len(arguments.program) == 1:
         raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
-    name = word if kind in ("-", "script") else word[2:] or arguments.program[1]
+    if is_script and not os.path.exists(word):
+        raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
     path = sys.path
     if not sys.flags.safe_path:  # sys.path as the program will find it
-        first = str(Path(name).resolve().parent) if kind == "script" else os.getcwd()
+        first = str(Path(word).resolve().parent) if is_script else os.getcwd()
         # In a process of its own, the first entry is that of this command.
         sys.path = [first, *(path[1:] if arguments.is_process else path)]
     try:
-        _check_program(kind, name)
         problem = why_not_loaded()
     finally:
         sys.path = path
@@ -109,21 +132,6 @@ def command_of(arguments: argparse.Namespace, what: str) -> list[str]:
         raise OptionError(f"the program would run without torch_promote: {problem}")
     options = _interpreter_options() if arguments.is_process else []
     return [sys.executable, *options, *arguments.program]
-
-
-def _check_program(kind: str, name: str) -> None:
-    if kind == "script" and not os.path.exists(name):
-        raise OptionError(f"there is no file {name!r} to run. For a module, write -m {name.removesuffix('.py')}.")
-    if kind == "script" and os.path.isdir(name) and not Path(name, "__main__.py").exists():
-        raise OptionError(f"the folder {name!r} has no __main__.py. Name a file in it.")
-    if kind == "-m":
-        top = name.partition(".")[0]
-        try:
-            found = top in sys.modules or importlib.util.find_spec(top) is not None
-        except (ImportError, ValueError):
-            found = False
-        if not found:
-            raise OptionError(f"there is no module {top!r} to run. Python looks in {sys.path[0]!r} and in sys.path.")
 
 
 def why_not_loaded() -> str | None:
@@ -139,10 +147,7 @@ def why_not_loaded() -> str | None:
 
 
 def _interpreter_options() -> list[str]:
-    """Returns the options of the interpreter that runs this command, such as -u and -W error.
-
-    They stand between the interpreter and what it runs: a script, `-m torch_promote` or `-c code`.
-    """
+    """Returns the options of this interpreter, such as -u and -W error: before the script, -m or -c."""
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
     del options[-1:]
     if options and re.fullmatch(r"-[bBdEIOPqRsSuvx]*[mc]", options[-1]):  # also -um
@@ -154,28 +159,13 @@ def _interpreter_options() -> list[str]:
 # The process
 
 
-def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the program with all files that are open for it, such as those of `<(command)` in a shell."""
-    return subprocess.Popen(command, env=variables, close_fds=False)
-
-
-def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Runs a program, and passes signals on to it until it ends.
-
-    Args:
-        command: The command line.
-        variables: The environment.
-
-    Returns:
-        The ended program. Its return code is negative if a signal ended it.
-    """
-    program: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> Popen[bytes]:
+    """Runs a program, and passes signals on to it until it ends. Returns the ended program."""
+    # All files stay open for it, such as those of `<(command)` in a shell.
+    program = Popen(command, env=variables, close_fds=False)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if program is None:
-            early.append(number)
-        elif number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself
+        if number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself
             with contextlib.suppress(ProcessLookupError):
                 program.send_signal(number)
 
@@ -183,10 +173,6 @@ def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> subproce
     passed_on = [number for number in _PASSED_ON if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, pass_on) for number in passed_on}
     try:
-        program = start(command, variables)
-        for number in early:
-            with contextlib.suppress(ProcessLookupError):
-                program.send_signal(number)
         program.wait()
     finally:
         for number, handler in before.items():
@@ -221,3 +207,141 @@ def end_as(status: int, is_process: bool) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return 128 - status
+
+
+# Records, of `trace` and `find-nan`
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        status: Its status, negative if a signal ended it.
+        process: Its process id.
+        records: The records of its processes, by process id.
+    """
+
+    status: int
+    process: int
+    records: Mapping[int, Record]
+
+    def named(self) -> dict[str, Record]:
+        """Returns the records that count, by what is put into the names of their files.
+
+        See NOTE [ One file for each process ]. The program's own is "" unless it is a rank.
+        """
+        named: dict[str, Record] = {}
+        for process, record in sorted(self.records.items(), key=lambda item: (item[0] != self.process, item[0])):
+            parent = self.records.get(record.parent)
+            is_rank = record.rank is not None and (parent is None or parent.rank != record.rank)
+            is_main = is_rank or process == self.process
+            if is_main or _has_content(record):
+                tag = "" if record.rank is None else f"rank{record.rank}"
+                named[f"{tag}.pid{process}".lstrip(".") if tag in named or not is_main else tag] = record
+        if len(named) > 1 and "" in named and not _has_content(named[""]):  # a launcher
+            del named[""]
+        return named
+
+
+def _has_content(record: Record) -> bool:
+    return bool(record.found if record.report is None else record.report.total.policies)
+
+
+def add_record_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the program of `trace` and `find-nan`."""
+    parser.add_argument(
+        "--steps",
+        metavar="A:B",
+        help="only optimizer steps A to B - 1, counted from 0; also A: and :B, or A for one step. A step is all that "
+        "runs after the step before it, up to the end of optimizer.step()",
+    )
+    add_policy_options(parser)
+    parser.add_argument(
+        "--stock",
+        action="store_true",
+        help="keep PyTorch's own autocast; by default, torch.autocast opens regions of torch_promote, as in run",
+    )
+
+
+def parse_steps(text: str | None) -> tuple[int, int | None]:
+    """Returns the first of the steps, and the one before which they end, None for the end of the program.
+
+    Example:
+        >>> parse_steps("2:5"), parse_steps("2:"), parse_steps(":5"), parse_steps("2"), parse_steps(None)
+        ((2, 5), (2, None), (0, 5), (2, 3), (0, None))
+    """
+    if text is None:
+        return 0, None
+    match = _STEPS.fullmatch(text)
+    if match is None or not (match[1] or match[3]):
+        raise OptionError(
+            f"--steps {text}: not a range of steps. Write A:B, as in 10:12 for steps 10 and 11; also A:, :B, or A."
+        )
+    first = int(match[1] or 0)
+    end = int(match[3]) if match[3] else None if match[2] else first + 1
+    if end is not None and end <= first:
+        raise OptionError(f"--steps {text}: there is no step in it. B comes after A, and does not count itself.")
+    return first, end
+
+
+def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> Outcome:
+    """Runs the program of `trace` or `find-nan` to its end. The folder and the steps are added to the request."""
+    from torch_promote.numerics.traced_process import VARIABLE, read_records
+
+    first, end = parse_steps(arguments.steps)
+    command = command_of(arguments, what)
+    variables, _ = settings(arguments)
+    if arguments.stock:
+        if arguments.policy is not None or arguments.override or arguments.cache is not None:
+            raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
+        variables[environment.AUTOCAST] = "0"
+    with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
+        variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
+        program = run_to_end(command, variables)
+        return Outcome(program.returncode, program.pid, read_records(Path(folder)))
+
+
+def report_each(
+    arguments: argparse.Namespace,
+    outcome: Outcome,
+    files: Mapping[str, str | None],
+    save: Callable[[Record, str], None],
+) -> int:
+    """Prints the reports of the processes, and writes their files.
+
+    Args:
+        arguments: The parsed command line.
+        outcome: How the program ended.
+        files: The files that were asked for, by their suffix. None is none.
+        save: Writes the file of a record.
+
+    Returns:
+        The exit status: the program's. 1 if the program succeeded, and it left no report, a file was not written, or
+        a record has an origin of inf or NaN.
+    """
+    records = {tag: one for tag, one in outcome.named().items() if not (one.report is None and one.found is None)}
+    good = bool(records)
+    for tag, record in records.items():
+        if tag or len(records) > 1:
+            say(f"torch-promote: {tag or 'the program'}")
+        say(record.text if record.report is None else record.report)
+        good &= not record.found
+        written = []
+        for suffix, path in files.items():
+            if path is not None:
+                path = f"{path.removesuffix(suffix)}.{tag}{suffix}" if tag else path
+                try:
+                    save(record, path)
+                    written.append(path)
+                except (OSError, TorchPromoteError) as error:
+                    say(f"torch-promote: error: {path} cannot be written: {getattr(error, 'strerror', error)}")
+                    good = False
+        if written:
+            say(f"torch-promote: wrote {', '.join(written)}")
+    own = outcome.records.get(outcome.process)
+    if not records:
+        steps = f"the program ended before --steps {arguments.steps}. Optimizer steps: {own.steps if own else 0}"
+        skipped = "a step that GradScaler skips does not count."
+        say(f"torch-promote: {LEFT_NO_REPORT if own is None else f'{steps}; {skipped}'}")
+    return 1 if outcome.status == 0 and not good else end_as(outcome.status, arguments.is_process)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["run_after_import", "waiting_for"]
+__all__ = ["run_after_import"]
 
 
 class _RunAfterImport(importlib.abc.MetaPathFinder):
@@ -24,22 +24,18 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         # Ask the other finders on the list; some of them may wait for the same module.
-        for finder in list(sys.meta_path):
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    self._wrap(spec.loader)
-                return spec
-        return None
+        specs = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            exec_module = loader.exec_module
 
-    def _wrap(self, loader: Any) -> None:
-        exec_module = loader.exec_module
+            def exec_then_run(module: ModuleType) -> None:
+                exec_module(module)
+                self.function()
 
-        def exec_then_run(module: ModuleType) -> None:
-            exec_module(module)
-            self.function()
-
-        loader.exec_module = exec_then_run
+            loader.exec_module = exec_then_run
+        return spec
 
 
 def run_after_import(name: str, function: Callable[[], None]) -> None:
@@ -48,8 +44,3 @@ def run_after_import(name: str, function: Callable[[], None]) -> None:
         function()
     else:
         sys.meta_path.insert(0, _RunAfterImport(name, function))
-
-
-def waiting_for() -> list[str]:
-    """Returns the modules whose import functions wait for."""
-    return [finder.name for finder in sys.meta_path if isinstance(finder, _RunAfterImport)]

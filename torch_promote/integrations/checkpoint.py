@@ -14,17 +14,15 @@ import contextlib
 import functools
 import sys
 import threading
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.utils.checkpoint
 
 from torch_promote import _C
-from torch_promote.dispatch_keys import AUTOCAST_KEY
-from torch_promote.errors import RegionError
 from torch_promote.extension import RegionSpec, kept_in_force
+from torch_promote.loader import AUTOCAST_KEY
 
 __all__ = ["checkpoint_contexts", "install", "stays_stocks"]
 
@@ -114,59 +112,47 @@ def stays_stocks(plain: bool) -> bool:
     return sys._getframe(2).f_code.co_filename == torch.utils.checkpoint.__file__
 
 
-class _Recomputation:
+@contextlib.contextmanager
+def _recomputing(captured: _Captured) -> Iterator[None]:
     """Puts a captured policy and cache mode in force for one recomputation, unless there is nothing to do."""
-
-    __slots__ = ("_captured", "_mirrors_before", "_region")
-
-    _mirrors_before: _Mirrors
-    _region: _PolicyRegion | None
-
-    def __init__(self, captured: _Captured) -> None:
-        self._captured = captured
-
-    def __enter__(self) -> None:
-        captured, now = self._captured, _capture()
-        # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a
-        # promotion rule acts only in a backward in which its region was entered.
-        is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
-        self._region = None
-        if not is_enough:
-            change = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.change
-            self._region = _PolicyRegion(change, captured.cache_mode)
-        self._mirrors_before = _thread.mirrors
-        if self._region is not None:
-            self._region.__enter__()
-            if not captured.active:
-                torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # until the region ends
+    now, before = _capture(), _thread.mirrors
+    # PyTorch's own mirroring is then sufficient. A policy that is already in force is entered again nevertheless: a
+    # promotion rule acts only in a backward in which its region was entered.
+    is_enough = now.stock and captured.stock and now.cache_mode == captured.cache_mode
+    region: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not is_enough:
+        change = _C.register_change([], True) if captured is _BEFORE_INSTALL else captured.change
+        region = _PolicyRegion(change, captured.cache_mode)
+    with region:
+        if not (is_enough or captured.active):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # until the region ends
         _thread.mirrors = "unless plain" if is_enough or captured.active else "always"
-
-    def __exit__(self, *error: object) -> None:
-        _thread.mirrors = self._mirrors_before
-        if self._region is not None:
-            _C.exit_region(self._region)
+        try:
+            yield
+        finally:
+            _thread.mirrors = before
 
 
 class _Recomputations:
-    """`_Recomputation` for several recomputations: each backward through a retained graph recomputes."""
+    """The same for several recomputations: each backward through a retained graph recomputes."""
 
     def __init__(self, captured: _Captured) -> None:
         self._captured = captured
-        self._open: list[_Recomputation] = []
+        self._open: list[contextlib.AbstractContextManager[None]] = []
 
     def __enter__(self) -> None:
-        recomputation = _Recomputation(self._captured)
+        recomputation = _recomputing(self._captured)
         recomputation.__enter__()
         self._open.append(recomputation)
 
     def __exit__(self, *error: object) -> None:
-        self._open.pop().__exit__()
+        self._open.pop().__exit__(None, None, None)
 
 
 # A plain function without a closure: `_disable_dynamo` creates a reference cycle with the function that it decorates.
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with _Recomputation(captured):
+    with _recomputing(captured):
         return function(*args, **kwargs)
 
 
@@ -217,73 +203,7 @@ def install() -> None:
     """Makes `torch.utils.checkpoint` store policies and cache modes.
 
     Call it before the first use of a policy or cache mode other than stock's.
-
-    Raises:
-        RegionError: This PyTorch's checkpointing lacks the attributes for the hooks and for a check that refuses.
     """
-    module = torch.utils.checkpoint  # not by sys.modules, which is empty while Python ends
-    try:
-        places = _find_places(module)
-    except LookupError as error:
-        _refuse(module, str(error))
-    else:
-        for kind, name in places:
-            setattr(kind, name, _KeepsPolicy(name))
-
-
-def _find_places(module: types.ModuleType) -> list[tuple[type, str]]:
-    """Returns the classes whose objects keep the function, and the attribute. Raises LookupError if they differ."""
-    places: list[tuple[type, str]] = []
-    for kept_on, name, setter, reader in (
-        (
-            "CheckpointFunction._backward_cls",
-            "run_function",
-            "CheckpointFunction.forward",
-            "CheckpointFunction.backward",
-        ),
-        ("_CheckpointFrame", "recompute_fn", "_CheckpointFrame.__init__", "_checkpoint_hook.__init__"),
-    ):
-        for function in (setter, reader):
-            code = getattr(_look_up(module, function), "__code__", None)
-            if code is None or not _mentions(code, name):
-                raise LookupError(f"{function} has no {name!r}")
-        kind = _look_up(module, kept_on)
-        taken = hasattr(kind, name) and not isinstance(getattr(kind, name), _KeepsPolicy)
-        if taken or not getattr(kind, "__dictoffset__", 0):
-            raise LookupError(f"{kept_on} does not accept a descriptor for {name!r}")
-        places.append((kind, name))
-    return places
-
-
-def _look_up(module: types.ModuleType, path: str) -> Any:
-    try:
-        return functools.reduce(getattr, path.split("."), module)
-    except AttributeError:
-        raise LookupError(f"there is no {path}") from None
-
-
-def _mentions(code: types.CodeType, attribute: str) -> bool:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return attribute in code.co_names or any(_mentions(constant, attribute) for constant in inner)
-
-
-def _refuse(module: types.ModuleType, reason: str) -> None:
-    """Makes checkpointing under a policy other than stock's raise at the call.
-
-    Both kinds of checkpointing call one function to read the autocast state.
-    """
-    message = (
-        f"torch_promote does not support torch.utils.checkpoint of PyTorch {torch.__version__} ({reason}): the "
-        f"recomputation in the backward would run without the current overrides."
-    )
-    mirror = getattr(module, "_get_autocast_kwargs", None)
-    if mirror is None:
-        raise RegionError(f"{message} Only the stock policy works with this PyTorch.")
-
-    def refuse_or_mirror(*args: Any, **kwargs: Any) -> Any:
-        now = _capture()
-        if now.active and not now.stock:
-            raise RegionError(f"{message} Call checkpoint outside of the region, and open the region in the function.")
-        return mirror(*args, **kwargs)
-
-    module._get_autocast_kwargs = refuse_or_mirror  # type: ignore[attr-defined]
+    module: Any = torch.utils.checkpoint  # not by sys.modules, which is empty while Python ends
+    module.CheckpointFunction._backward_cls.run_function = _KeepsPolicy("run_function")
+    module._CheckpointFrame.recompute_fn = _KeepsPolicy("recompute_fn")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,26 +118,15 @@ def skip_frames(*functions: Any) -> None:
         eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 
-def _autocast_state() -> dict[str, torch.dtype]:  # pragma: no cover: PyTorch whose keys lack the dtypes
-    """Returns the autocast dtypes of the device types on which autocast is enabled."""
-    return {
-        device_type: torch.get_autocast_dtype(device_type)
-        for device_type in torch._C._autocast_supported_devices()
-        if torch.is_autocast_enabled(device_type)
-    }
-
-
 def _complete_disk_cache_keys() -> None:
     """Adds the current policy, and autocast dtypes where they are missing, to the keys of AOTAutograd's cache on disk.
 
-    Newer releases of PyTorch put the autocast dtypes into the key (torch/_functorch/_aot_autograd/autograd_cache.py,
-    autocast_state), and with them our policy fingerprints. Under older releases, a process in a region of one dtype
-    could load code that another process had compiled in a region of another dtype. A fingerprint has 25 bits, so two
-    processes with different policies may have equal ones; the digest distinguishes them. See
-    NOTE [ Policy fingerprint ].
+    Since 2.12, PyTorch puts the autocast dtypes into the key (torch/_functorch/_aot_autograd/autograd_cache.py,
+    autocast_state), and with them our policy fingerprints. Before, a process in a region of one dtype could load code
+    that another process had compiled in a region of another dtype. A fingerprint has 25 bits, so two processes with
+    different policies may have equal ones; the digest distinguishes them. See NOTE [ Policy fingerprint ].
     """
     details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
-    has_dtypes = "autocast_state" in inspect.getsource(details)
     original = details.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -146,8 +134,11 @@ def _complete_disk_cache_keys() -> None:
         # Under the stock policy, add nothing: processes with and without this package then share entries.
         if digest := "/".join(filter(None, (part() for part in digests))):
             self.torch_promote_policy = digest
-        if not has_dtypes and (state := _autocast_state()):
-            self.autocast_state = state  # pragma: no cover: as _autocast_state
+        if not hasattr(self, "autocast_state"):
+            devices = torch._C._autocast_supported_devices()
+            state = {name: torch.get_autocast_dtype(name) for name in devices if torch.is_autocast_enabled(name)}
+            if state:
+                self.autocast_state = state
 
     details.__init__ = init
 
@@ -168,9 +159,14 @@ DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 
 
-def install() -> None:
-    """Completes the keys of AOTAutograd's cache on disk, now or when AOTAutograd is imported."""
+def install(*region_types: Any) -> None:
+    """Completes the keys of the cache on disk, and makes regions traceable: now, or when the modules are imported.
+
+    Args:
+        region_types: The class that takes only a packed spec, and the subclasses of it in this package.
+    """
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
+    run_after_import(DYNAMO, functools.partial(_register_regions, *region_types))
 
 
 @contextlib.contextmanager
@@ -237,17 +233,10 @@ def register(enter: Any, exit_: Any, stock_type: type) -> None:
     """
     global _stock_type
     _stock_type = stock_type
-    run_after_import(DYNAMO, functools.partial(_register_with_dynamo, enter, exit_))
+    run_after_import(DYNAMO, functools.partial(_register_installation, enter, exit_))
 
 
-def _register_with_dynamo(enter: Any, exit_: Any) -> None:
-    skip_frames(enter, exit_)
-    for function in (refuse_policy, _enter_stock, _exit_stock):
-        torch.fx.node.has_side_effect(function)
-    _register_stock_type()
-
-
-def _register_stock_type() -> None:
+def _register_installation(enter: Any, exit_: Any) -> None:
     """Makes regions of the stock type separate calls in the graph.
 
     Otherwise Dynamo would treat an object of any subclass of torch.autocast as a torch.autocast.
@@ -257,6 +246,9 @@ def _register_stock_type() -> None:
     from torch._dynamo.variables import torch as classes
     from torch._dynamo.variables.ctx_manager import AutocastModeVariable
 
+    skip_frames(enter, exit_)
+    for function in (refuse_policy, _enter_stock, _exit_stock):
+        torch.fx.node.has_side_effect(function)
     class_variable: Any = classes.TorchCtxManagerClassVariable
     original = class_variable.call_function
 
@@ -297,3 +289,136 @@ def _register_stock_type() -> None:
         builder.VariableBuilder._type_dispatch_impl(trace_numpy)[_stock_type] = build
     classes.supported_ctx_manager_classes[_stock_type] = None
     class_variable.call_function = call_function
+
+
+# NOTE [ Dynamo's variables for regions ]
+# If Dynamo traced a region like any other context manager, a region would cost more than one of torch.autocast: Dynamo
+# would trace the Python code of `__init__` and `__enter__`, guard on each name in it, and skip frames with a graph
+# break in the region. With these variables, like its own for torch.autocast, Dynamo calls the class during tracing if
+# the arguments are constants, and keeps the packed spec.
+
+
+def _register_regions(*region_types: Any) -> None:
+    torch._dynamo.allow_in_graph(graph_enter)
+    torch._dynamo.allow_in_graph(graph_exit)
+    # Otherwise FX would remove the calls as dead code.
+    torch.fx.node.has_side_effect(graph_enter)
+    torch.fx.node.has_side_effect(graph_exit)
+    # If Dynamo does trace `__init__`, it traces this instead of the extension's function.
+    torch._dynamo.substitute_in_graph(_C.pack_plain_region, skip_signature_check=True)(_traced_pack)
+    for kind in region_types:
+        skip_frames(kind.__init__, kind._entered, kind._exited)  # compiling them gains nothing
+    _register_variables(region_types)
+
+
+def _traced_pack(*arguments: object) -> None:
+    """Returns None, which leaves the packing to Python code that Dynamo can trace."""
+
+
+class _Methods:  # pragma: no cover: Dynamo traces the methods, and nothing calls them
+    """What Dynamo traces instead of the methods of a region, which are C functions. `self` is a region."""
+
+    _packed: str
+
+    def __enter__(self) -> Any:
+        graph_enter(self._packed)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        graph_exit(self._packed)
+
+
+def _register_variables(kinds: tuple[Any, ...]) -> None:
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables import ConstantVariable, builder, ctx_manager, functions, user_defined
+
+    region_type = kinds[0]
+    generic: Any = ctx_manager.GenericContextWrappingVariable
+    switched: Any = ctx_manager.ContextWrappingVariable
+    class_variable: Any = user_defined.UserDefinedClassVariable
+
+    class TracedRegionVariable(generic):  # type: ignore[misc]
+        """A region whose `__init__` Dynamo has traced: the object does not exist yet."""
+
+        def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            if name in ("__enter__", "__exit__"):  # not by a with statement
+                return functions.UserFunctionVariable(getattr(_Methods, name)).call_function(tx, [self, *args], kwargs)
+            return super().call_method(tx, name, args, kwargs)
+
+    class RegionVariable(TracedRegionVariable, switched):  # type: ignore[misc]
+        """A region that exists: a context manager that graph breaks leave and re-enter."""
+
+        def __init__(self, region: Any, target_values: Any = None, **kwargs: Any) -> None:
+            super().__init__(region, target_values=(region._packed,), **kwargs)
+            self.cm_obj = _Methods()  # `value` is the region
+
+        def enter(self, tx: Any) -> Any:
+            # If Dynamo aborts the trace inside the region, graph_enter's clean-up ends the region.
+            self._call(tx, graph_enter)
+            return self
+
+        def exit(self, tx: Any, *error: Any) -> Any:
+            self._call(tx, graph_exit)
+            return ConstantVariable.create(None)
+
+        def _call(self, tx: Any, function: Any) -> None:
+            function(*self.target_values)
+            tx.output.create_node("call_function", function, self.target_values, {})
+
+        def supports_graph_breaks(self) -> bool:
+            return True
+
+        def module_name(self) -> str:
+            return str(region_type.__module__)
+
+        def fn_name(self) -> str:
+            return str(region_type.__name__)
+
+        def reconstruct(self, codegen: Any) -> None:
+            name = codegen.tx.output.install_global_by_id("__region", self.value)
+            codegen.append_output(codegen.create_load_global(name, add=True))
+
+    class RegionClassVariable(class_variable):  # type: ignore[misc]
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            if self.value in kinds:
+                try:
+                    values = [value.as_python_constant() for value in args]
+                    named = {name: value.as_python_constant() for name, value in kwargs.items()}
+                    if not any(map(callable, (*values, *named.values()))):  # a function would not be called again
+                        return RegionVariable(self.value(*values, **named), cls_source=self.source)
+                except Exception:  # not a constant, or an error of the class, which the traced code will raise
+                    pass
+            region = super().call_function(tx, args, kwargs)
+            if type(region) in (generic, user_defined.UserDefinedObjectVariable) and has_c_methods(self.value):
+                region.__class__, region.cm_obj = TracedRegionVariable, _Methods()
+            return region
+
+        def var_getattr(self, tx: Any, name: str) -> Any:
+            if name in ("__enter__", "__exit__") and has_c_methods(self.value):  # contextlib.ExitStack
+                return functions.UserFunctionVariable(getattr(_Methods, name))
+            return super().var_getattr(tx, name)
+
+    def has_c_methods(kind: Any) -> bool:
+        return kind.__enter__ is _C.RegionBase.__enter__ and kind.__exit__ is _C.RegionBase.__exit__
+
+    def build_class(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.CLASS_MATCH)
+        return RegionClassVariable(value, source=self.source)
+
+    def build(self: Any, value: Any) -> Any:
+        self.install_guards(GuardBuilder.TYPE_MATCH)
+        install_guard(AttrSource(self.source, "_packed").make_guard(GuardBuilder.EQUALS_MATCH))
+        return RegionVariable(value, source=self.source)
+
+    def register(kind: Any) -> None:
+        builder.VariableBuilder._id_dispatch()[id(kind)] = build_class
+        if has_c_methods(kind):
+            for trace_numpy in (False, True):
+                builder.VariableBuilder._type_dispatch_impl(trace_numpy)[kind] = build
+
+        for subclass in kind.__subclasses__():
+            register(subclass)
+
+    region_type.when_subclassed = register
+    register(region_type)

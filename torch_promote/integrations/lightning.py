@@ -79,23 +79,14 @@ class _Plugin:
         """Returns the region that Lightning runs steps in."""
         return self._region
 
-    def autocast_context_manager(self) -> my_autocast:
-        """Returns the same region: up to Lightning 2.6, the Trainer's `forward_context` calls this method."""
-        return self._region
+    #: Up to Lightning 2.6, the Trainer's `forward_context` calls this method.
+    autocast_context_manager = forward_context
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Lightning stores a plugin's state in checkpoints under the qualified name of its class.
-    plugin = type(name, (_Plugin, *_bases(name)), {"__module__": __name__, "__doc__": _Plugin.__doc__})
-    globals()[name] = plugin
-    return plugin
-
-
-def _bases(name: str) -> list[type]:
-    packages = _PACKAGES[name]
-    bases = []
+    packages, bases = _PACKAGES[name], []
     for package in [package for package in packages if package in sys.modules] or packages:
         try:
             bases.append(importlib.import_module(f"{package}.plugins.precision").MixedPrecision)
@@ -108,4 +99,7 @@ def _bases(name: str) -> list[type]:
             f"{__name__}.{name} extends a plugin of Lightning, but neither {missing} is installed. Install Lightning: "
             f"pip install lightning. Without it, use torch_promote.my_autocast."
         )
-    return bases
+    # Lightning stores a plugin's state in checkpoints under the qualified name of its class.
+    plugin = type(name, (_Plugin, *bases), {"__module__": __name__, "__doc__": _Plugin.__doc__})
+    globals()[name] = plugin
+    return plugin

@@ -42,17 +42,7 @@ from torch_promote.integrations.after_import import run_after_import
 from torch_promote.policy.module_tables import section_of, spell_table
 from torch_promote.policy.op_table import spell_policy
 
-__all__ = [
-    "C10D",
-    "Model",
-    "Pending",
-    "compare_ranks",
-    "describe_module_policies",
-    "frames_from",
-    "install",
-    "set_check_ranks",
-    "take_pending",
-]
+__all__ = ["C10D", "compare_ranks", "describe_module_policies", "install", "set_check_ranks"]
 
 
 #: The environment variable that switches the comparison off.
@@ -138,20 +128,11 @@ def install() -> None:
     run_after_import(C10D, _watch_groups)
 
 
-def take_pending() -> Pending | None:
-    """Returns the pending comparison and clears it. None in a fork of the process that initialised the group."""
-    global _pending
-    taken, _pending = _pending, _pending._replace(policy=False, models=[])
-    _arm()
-    # A fork shares the connection to the store with its parent.
-    return taken if os.getpid() == _process else None
-
-
 def _arm() -> None:
     _C.set_ranks_unchecked(_enabled and (_pending.policy or bool(_pending.models)))
 
 
-def frames_from(frame: FrameType | None) -> list[FrameType]:
+def _frames_from(frame: FrameType | None) -> list[FrameType]:
     """Returns a frame and its callers, outermost first."""
     frames = []
     while frame is not None:
@@ -166,14 +147,12 @@ def _watch_groups() -> None:
     Source: torch/distributed/distributed_c10d.py, _update_default_pg (v2.13).
     """
     c10d: Any = sys.modules[C10D]
-    update = getattr(c10d, "_update_default_pg", None)
-    if update is None:  # pragma: no cover: another PyTorch
-        return
+    update = c10d._update_default_pg
 
     @functools.wraps(update)
     def update_and_note(group: Any) -> None:
         update(group)
-        _note_group(group, [frame.f_code for frame in frames_from(sys._getframe(1))])
+        _note_group(group, [frame.f_code for frame in _frames_from(sys._getframe(1))])
 
     c10d._update_default_pg = update_and_note
     if c10d.is_initialized():
@@ -199,14 +178,12 @@ def _watch_models() -> None:
 
 def _watch_sharded_models() -> None:
     """Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py, FSDPState.init (v2.13)."""
-    _note_after(getattr(sys.modules[_FSDP_STATE], "FSDPState", None), "init", lambda state: state._modules)
+    _note_after(sys.modules[_FSDP_STATE].FSDPState, "init", lambda state: state._modules)
 
 
 def _note_after(wrapper: Any, name: str, models_of: Callable[[Any], Iterable[torch.nn.Module]]) -> None:
     """Makes a method of a class record the models that it has wrapped."""
-    method = getattr(wrapper, name, None)
-    if method is None:  # pragma: no cover: another PyTorch
-        return
+    method = getattr(wrapper, name)
 
     @functools.wraps(method)
     def call_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -251,8 +228,12 @@ def compare_ranks(region: object = None) -> None:
     Raises:
         PolicyMismatchError: Ranks differ.
     """
-    pending, c10d = take_pending(), _c10d()
-    if pending is None or not c10d.is_initialized():
+    global _pending
+    pending, c10d = _pending, sys.modules[C10D]
+    _pending = _pending._replace(policy=False, models=[])
+    _arm()
+    # A fork of the process that initialised the group shares the connection to the store with its parent.
+    if os.getpid() != _process or not c10d.is_initialized():
         return
     if pending.policy:
         place = f"torch_promote/{pending.group}/policy/{_path_from(pending.codes)}"
@@ -266,10 +247,6 @@ def compare_ranks(region: object = None) -> None:
             _compare(f"the policies of the modules of {name.partition(' ')[0]}", place, ranks, policies, "")
 
 
-def _c10d() -> Any:
-    return sys.modules[C10D]
-
-
 def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str, str], label: str) -> None:
     found: list[Any] = []
 
@@ -278,21 +255,17 @@ def _compare(what: str, place: str, ranks: Sequence[int], policies: Mapping[str,
             found.append(_exchange(store, rank, place, ranks, dict(policies), label))
 
     with contextlib.suppress(Exception):  # the group has ended, or the interpreter cannot start more threads
-        store, rank = _c10d()._get_default_store(), _c10d().get_rank()
-        if not _is_deleted(store):
+        store, rank = sys.modules[C10D]._get_default_store(), sys.modules[C10D].get_rank()
+        inner, types = store, sys.modules["torch.distributed"]
+        while isinstance(inner, types.PrefixStore):
+            inner = inner.underlying_store
+        # A request would create the file of a store again that the program has deleted, and leave it behind.
+        if not isinstance(inner, types.FileStore) or os.path.exists(inner.path):
             thread = threading.Thread(target=exchange, name="torch_promote_compare_ranks", daemon=True)
             thread.start()
             thread.join(_PATIENCE)
     if found and found[0] is not None:
         raise PolicyMismatchError(what, *found[0])
-
-
-def _is_deleted(store: Any) -> bool:
-    """Whether a store is a file that the program has deleted. A request would recreate it and leave it behind."""
-    types: Any = torch.distributed
-    while isinstance(store, types.PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, types.FileStore) and not os.path.exists(store.path)
 
 
 def _exchange(store: Any, rank: int, place: str, ranks: Sequence[int], policies: dict[str, str], label: str) -> Any:
@@ -336,7 +309,7 @@ def _policy_in_force() -> dict[str, str]:
 
 def _path_from(codes: list[CodeType]) -> str:
     """Returns a digest of the running lines, from the innermost function in `codes` that is still running."""
-    frames = frames_from(sys._getframe(1))
+    frames = _frames_from(sys._getframe(1))
     shared = 0
     while shared < min(len(frames), len(codes)) and frames[shared].f_code is codes[shared]:
         shared += 1
@@ -361,7 +334,7 @@ def _roots(models: list[Model]) -> Iterator[tuple[torch.nn.Module, str]]:
 
 def _groups_of(model: torch.nn.Module) -> list[list[int]]:
     """Returns the groups of ranks that share a model; for a mesh, the groups along each dimension."""
-    c10d = _c10d()
+    c10d = sys.modules[C10D]
     try:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             return [c10d.get_process_group_ranks(model.process_group)]

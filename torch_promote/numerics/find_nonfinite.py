@@ -1,4 +1,4 @@
-"""`find_nonfinite`: finds the call that made the first inf or NaN."""
+"""`find_nonfinite`: finds the call that made the first inf or NaN, and the override that makes the program finite."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin
-from torch_promote.numerics.nonfinite_suggestion import Attempt, find_cure
+from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
+from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin, Seen
+from torch_promote.numerics.step_runs import current_policy, use_policy
+from torch_promote.numerics.step_state import StepState
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Content, Listing, Report
 from torch_promote.report.codec import encode
 
-__all__ = ["NonfiniteError", "NonfiniteReport", "find_nonfinite"]
+__all__ = ["Attempt", "NonfiniteError", "NonfiniteReport", "find_nonfinite", "next_override"]
 
 
 class NonfiniteError(TorchPromoteError, ArithmeticError):
@@ -36,13 +39,22 @@ class NonfiniteError(TorchPromoteError, ArithmeticError):
         self.origin = origin
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The state that a finder has collected."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A run of the step.
 
-    benign: list[BenignNonfinite]
-    checked: int
-    forward_ops: Mapping[tuple[str, str], Any]
+    Attributes:
+        overrides: The overrides in force in every region, such as {"mm.default": "fp32"}.
+        finite: Whether all non-finite values were benign.
+        result: The result, in a sentence.
+    """
+
+    overrides: Mapping[str, str]
+    finite: bool
+    result: str
+
+    def __str__(self) -> str:
+        return f"{f'overrides={dict(self.overrides)}' if self.overrides else 'as it is'}: {self.result}"
 
 
 class NonfiniteReport(Report):
@@ -66,13 +78,11 @@ class NonfiniteReport(Report):
         self.torch_version = str(torch.__version__)
         self._model = None if model is None else weakref.ref(model)
         self._allow = allow
-        self._finder: NonfiniteFinder | _Seen | None = None
+        self._seen = Seen()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copies: everything except the model."""
-        finder = self._finder
-        seen = None if finder is None else _Seen(self.benign, self.checked, dict(finder.forward_ops))
-        return {**vars(self), "_model": None, "_finder": seen}
+        return {**vars(self), "_model": None}
 
     @property
     def found(self) -> bool:
@@ -82,31 +92,23 @@ class NonfiniteReport(Report):
     @property
     def benign(self) -> list[BenignNonfinite]:
         """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names."""
-        return [] if self._finder is None else self._finder.benign
+        return list(self._seen.benign.values())
 
     @property
     def checked(self) -> int:
         """The number of checked calls. Calls after the origin are not checked."""
-        return 0 if self._finder is None else self._finder.checked
+        return self._seen.checked
 
     def ops_at(self, module: str, line: str) -> list[str]:
         """Returns the names of the ops that the forward called in a module at a line."""
-        return [] if self._finder is None else list(self._finder.forward_ops.get((module, line), ()))
-
-    def ops_in(self, module: str) -> list[str]:
-        """Returns the names of the ops that the forward called in a module and its submodules."""
-        if self._finder is None:
-            return []
-        inside = [ops for (path, _), ops in self._finder.forward_ops.items() if _is_inside(path, module)]
-        return list(dict.fromkeys(name for ops in inside for name in ops))
+        return list(self._seen.forward_ops.get((module, line), ()))
 
     def suggest(self, step: Callable[[], Any]) -> Policy | None:
         """Finds the smallest override that makes the program finite, by running it.
 
         It runs the step without an override, then with one for the op that overflows. While another op overflows next,
         it adds an override for that op. At the end it removes overrides that are not needed. The overrides apply in
-        regions of `my_autocast` and torch.autocast that the step opens. If they do not help and `find_nonfinite` got
-        the model, it tries policies for the module of the origin and for its parents.
+        regions of `my_autocast` and torch.autocast that the step opens, except for regions that name a policy.
 
         Args:
             step: Runs one step of the program, including its regions. Before each run and at the end, `suggest`
@@ -115,10 +117,9 @@ class NonfiniteReport(Report):
                 non-finite value become None.
 
         Returns:
-            A policy with which the step was finite: the default policy with the overrides, for the device types whose
-            regions were open, or if no override of ops helps, the policy of a module, which `tried[-1].modules` names.
-            None if the kind is "mathematics" or "data", the step is finite by itself, or nothing helps. `tried` lists
-            all runs, with their results.
+            A policy with which the step was finite: the policy in force with the overrides, for the device types whose
+            regions were open. None if the kind is "mathematics" or "data", the step is finite by itself, or nothing
+            helps. `tried` lists all runs, with their results.
 
         Raises:
             OptionError: `step` is not callable. It is a ValueError.
@@ -140,7 +141,7 @@ class NonfiniteReport(Report):
             raise OptionError(f"suggest() expects a function that runs a step, got {step!r}. Pass a function.")
         self.tried = []
         model = None if self._model is None else self._model()
-        return find_cure(step, model, lambda: find_nonfinite(model, allow=self._allow), self.tried)
+        return _Search(step, model, self._allow, self.tried).find()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values."""
@@ -234,7 +235,7 @@ def find_nonfinite(
             raise NonfiniteError(origin)
 
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
-    report._finder = finder
+    report._seen = finder.seen
     try:
         with observe(finder, report.not_seen):
             yield report
@@ -252,3 +253,134 @@ def _names(name: str, call: Call) -> bool:
         or (bool(call.module) and _is_inside(call.module, name))
         or (":" in name and call.line.endswith(name))
     )
+
+
+# --- the search for an override
+
+#: The maximum number of ops that get an override.
+_MOST_OPS = 8
+#: Ops that convert or pass on their argument; no override changes their results.
+_CONVERTING = ("to.", "_to_copy.", "copy_.", "detach.", "view.", "t.")
+
+
+def next_override(report: NonfiniteReport) -> str | None:
+    """Returns the op that `NonfiniteReport.suggest` would run in float32 first, or None."""
+    origin = report.origin
+    if origin is None or origin.kind in ("mathematics", "data"):
+        return None
+    devices = _devices_of(origin)
+    return next((name for names in _suspects(report) for name in names if _is_legal(name, "fp32", devices)), None)
+
+
+class _Search:
+    """Runs the step under overrides, each set once. Its state is restored between the runs; see `StepState`."""
+
+    def __init__(
+        self, step: Callable[[], Any], model: nn.Module | None, allow: Sequence[str], tried: list[Attempt]
+    ) -> None:
+        self._step, self._model, self._allow, self._tried = step, model, allow, tried
+        self._state = StepState(model, step=step)
+        self._reports: dict[frozenset[tuple[str, str]], NonfiniteReport | None] = {}
+        self._devices: tuple[str, ...] = DEVICE_TYPES
+
+    def find(self) -> Policy | None:
+        """Returns the policy of the finite run in `tried` that has the fewest overrides, or None."""
+        watching = self._state.watch_optimizers()
+        try:
+            before = self._run({})
+            if before is None or before.origin is None or before.origin.kind in ("mathematics", "data"):
+                return None
+            self._devices = _devices_of(before.origin)
+            for value in ("fp32", "bfloat16"):
+                overrides = self._override_ops(before, value)
+                if overrides is not None:
+                    return self._policy(self._without_needless(overrides))
+            return None
+        finally:
+            watching.remove()
+            self._restore()
+
+    def _restore(self) -> None:
+        """Restores the state, except for gradients that have become non-finite."""
+        self._state.restore()
+        for weight in () if self._model is None else self._model.parameters():
+            if weight.grad is not None and not weight.grad.isfinite().all():
+                weight.grad = None
+
+    def _run(self, overrides: Mapping[str, str]) -> NonfiniteReport | None:
+        """Runs the step under overrides in every region, unless that has been done. None if it raised."""
+        key = frozenset(overrides.items())
+        if key in self._reports:
+            return self._reports[key]
+        self._restore()
+        in_force = use_policy(self._policy(overrides), self._model) if overrides else contextlib.nullcontext()
+        try:
+            with in_force, find_nonfinite(self._model, allow=self._allow) as report:
+                self._step()
+        except Exception as error:
+            if not overrides:
+                raise
+            self._tried.append(Attempt(dict(overrides), False, f"raises {type(error).__name__}: {error}"))
+            return self._reports.setdefault(key, None)
+        origin = report.origin
+        result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {origin.module or 'no module'}"
+        self._tried.append(Attempt(dict(overrides), origin is None, result))
+        return self._reports.setdefault(key, report)
+
+    def _override_ops(self, report: NonfiniteReport, value: str) -> dict[str, str] | None:
+        """Adds an override for the op that overflows, and for each one that overflows next, until none does."""
+        overrides: dict[str, str] = {}
+        while report.found and len(overrides) < _MOST_OPS:
+            names = next((names for names in _suspects(report) if not set(names) <= set(overrides)), [])
+            legal = [name for name in names if _is_legal(name, value, self._devices)]
+            if set(legal) <= set(overrides):
+                return None
+            overrides.update(dict.fromkeys(legal, value))
+            result = self._run(overrides)
+            if result is None:
+                return None
+            report = result
+        return None if report.found else overrides
+
+    def _without_needless(self, overrides: dict[str, str]) -> dict[str, str]:
+        """Removes each override that is not needed for the step to be finite."""
+        for name in list(overrides) if len(overrides) > 1 else []:
+            fewer = {key: value for key, value in overrides.items() if key != name}
+            report = self._run(fewer)
+            if report is not None and not report.found:
+                overrides = fewer
+        return overrides
+
+    def _policy(self, overrides: Mapping[str, str]) -> Policy:
+        return current_policy().override(overrides, self._devices)
+
+
+def _suspects(report: NonfiniteReport) -> Iterator[list[str]]:
+    """The ops whose dtype may be at fault, most likely first."""
+    origin = report.origin
+    assert origin is not None
+    if origin.phase == "backward":  # a backward runs in the dtypes that the forward chose
+        ops = report.ops_at(origin.module, origin.line)
+        of_node = [op for op in ops if _plain(op) and origin.node.lower().startswith(f"{_plain(op)}backward")]
+        yield from ([exact_key(name) for name in names] for names in (of_node, ops) if names)
+        return
+    yield [exact_key(origin.call.name)]
+    if origin.inner != origin.call.name:
+        yield [exact_key(origin.inner)]
+
+
+def _plain(name: str) -> str:
+    return name.partition("::")[2].partition(".")[0].replace("_", "")
+
+
+def _devices_of(origin: NonfiniteOrigin) -> tuple[str, ...]:
+    """The device types whose regions were open at the origin, or all if there was none."""
+    return tuple(device for device, _ in origin.call.autocast if device in DEVICE_TYPES) or DEVICE_TYPES
+
+
+def _is_legal(name: str, value: str, devices: tuple[str, ...]) -> bool:
+    try:
+        Policy.stock().override({name: value}, devices)
+    except PolicyError:
+        return False
+    return not name.startswith(_CONVERTING)

@@ -24,7 +24,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,12 +32,12 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.checker import UNINITIALIZED
+from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
-    is_of_a_transform,
+    is_wrapped,
     leaves,
     overload_name,
     tensor_arguments,
@@ -47,7 +47,17 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
-__all__ = ["BETWEEN_PROCESSES", "BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "call_again"]
+__all__ = [
+    "BETWEEN_PROCESSES",
+    "BenignNonfinite",
+    "NonfiniteFinder",
+    "NonfiniteOrigin",
+    "RandomState",
+    "Seen",
+    "random_state",
+    "repeat",
+    "set_random_state",
+]
 
 
 NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
@@ -159,45 +169,39 @@ class BenignNonfinite:
 
 
 class Spread:
-    """The tensors that contain the infinite values of an origin, and the tensors computed from them.
+    """Follows the infinite values of an origin through the tensors that contain them.
 
     T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
     origin are benign if each tensor that contains some was passed on or cast to integers, and the last ones were cast.
-
-    Args:
-        origin: The results of the origin.
     """
 
     def __init__(self, origin: Iterable[torch.Tensor]) -> None:
-        self._ended: dict[int, tuple[StorageWeakRef, bool]] = {}
-        self._lost = False  # some values are in a tensor that cannot be followed, such as a sparse one
+        self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
+        self._unread: set[int] = set()
         self._add(origin)
 
     def _add(self, tensors: Iterable[torch.Tensor]) -> None:
         for reference in map(_storage, tensors):
-            if reference is None:
-                self._lost = True
-            else:
-                self._ended[reference.cdata] = reference, False
+            self._unread.add(_LOST if reference is None else reference.cdata)
+            if reference is not None:
+                self._known[reference.cdata] = reference
 
-    def end(self, tensor: torch.Tensor) -> bool:
-        """Called when a tensor is cast to integers or passed on. Returns whether it contains values of the origin."""
-        reference = _storage(tensor)
-        if reference is None or reference.cdata not in self._ended:
-            return False
-        self._ended[reference.cdata] = reference, True
-        return True
-
-    def pass_on(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
-        """Called when a call computes non-finite outputs from its inputs."""
-        passed = [self.end(tensor) for tensor in inputs]
-        if any(passed):
+    def read(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor] = ()) -> None:
+        """Called when a call reads inputs, and passes their values on to outputs or casts them to integers."""
+        references = [reference for reference in map(_storage, inputs) if reference is not None]
+        read = {reference.cdata for reference in references} & self._known.keys()
+        self._unread -= read
+        if read:
             self._add(outputs)
 
     @property
     def ended_well(self) -> bool:
         """Whether the values were only converted to integers."""
-        return not self._lost and all(ended for _, ended in self._ended.values())
+        return not self._unread
+
+
+#: Stands for the storage of a tensor that cannot be followed, such as a sparse one.
+_LOST = 0
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
@@ -206,70 +210,66 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage())
 
 
+@dataclass
+class Seen:
+    """What a finder has seen.
+
+    Attributes:
+        benign: The benign non-finite values, by place.
+        checked: The number of checked calls.
+        forward_ops: The names of the ops that the forward called, by module and line.
+    """
+
+    benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)
+    checked: int = 0
+    forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+
+
+# --- repeated calls
+
+
 _LOWER = (torch.float16, torch.bfloat16)
 #: Namespaces of ops that every process must call equally often.
 BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-def call_again(
-    op: torch._ops.OpOverload,
-    args: Sequence[Any],
-    dtype: torch.dtype,
-    before: Mapping[int, torch.Tensor] | None = None,
-) -> list[torch.Tensor] | None:
-    """Repeats a call on copies of its arguments in another dtype, without autocast.
+#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
+RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
+
+
+def random_state(args: Iterable[Any] = ()) -> RandomState:
+    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_gpu, [one.get_state() for one in args if isinstance(one, torch.Generator)]
+
+
+def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
+    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state_all(state[1])
+    own = (one for one in args if isinstance(one, torch.Generator))
+    for generator, its in zip(own, state[2], strict=False):  # only one of the runs may pass a generator
+        generator.set_state(its)
+
+
+def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
+    """Repeats a call with each argument converted, and returns the tensors among the results.
 
     Random numbers are drawn from the current state of the generators, which is restored.
-
-    Args:
-        op: The overload.
-        args: All its arguments, in the schema's order.
-        dtype: The dtype of the copies of floating point tensors. It also replaces narrower dtypes among the arguments.
-        before: Copies of arguments that the original call has overwritten, keyed by the id of the tensor.
-
-    Returns:
-        The tensors among the results; None if the call fails in this dtype, or communicates between processes.
-
-    Example:
-        >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32)
-        [tensor([162754.7969])]
     """
-    if op.namespace in BETWEEN_PROCESSES:
-        return None
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensor = value if before is None else before.get(id(value), value)
-            if tensor.is_floating_point():
-                return tensor.to(dtype, copy=True)
-            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
-        if isinstance(value, torch.dtype):
-            return dtype if value in _LOWER or value is torch.float32 else value
-        if isinstance(value, list | tuple):
-            return [convert(one) for one in value]
-        return value
-
-    random = torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    before = random_state()
     try:
-        with unnoticed():
-            converted = list(zip(op._schema.arguments, (convert(value) for value in args), strict=True))
-            positional = [value for argument, value in converted if not argument.kwarg_only]
-            named = {argument.name: value for argument, value in converted if argument.kwarg_only}
-            results = op(*positional, **named)
-    except Exception:  # an op may refuse the dtype, or the changed arguments
-        return None
+        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
+        positional = [value for argument, value in given if not argument.kwarg_only]
+        results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
     finally:
-        torch.set_rng_state(random)
-        if on_gpu is not None:
-            torch.cuda.set_rng_state_all(on_gpu)
-    return [
-        tensor for tensor in leaves(results if isinstance(results, list | tuple) else [results]) if tensor is not None
-    ]
+        set_random_state(before)
+    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
 
+
+# --- verdicts on calls
 
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
@@ -317,8 +317,31 @@ class WatchedCall:
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
     def again(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
-        """Repeats the call in another dtype; see `call_again`."""
-        return call_again(self.op, self.args, dtype, self.copies)
+        """Repeats the call on copies of its arguments in another dtype, without autocast.
+
+        Returns:
+            The tensors among the results; None if the call fails in this dtype, or communicates between processes.
+        """
+
+        def convert(name: str, value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                tensor = self.copies.get(id(value), value)
+                if tensor.is_floating_point():
+                    return tensor.to(dtype, copy=True)
+                return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+            if isinstance(value, torch.Generator):
+                return value.clone_state()
+            if isinstance(value, torch.dtype):
+                return dtype if value in _LOWER or value is torch.float32 else value
+            return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
+
+        if self.op.namespace in BETWEEN_PROCESSES:
+            return None
+        try:
+            with unnoticed():
+                return repeat(self.op, self.args, convert)
+        except Exception:  # an op may refuse the dtype, or the changed arguments
+            return None
 
 
 @dataclass(slots=True)
@@ -333,17 +356,12 @@ class Verdict:
 class NonfiniteJudge:
     """Diagnoses calls, and keeps state for later ones: GradScaler's scale, and known NaNs."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Seen) -> None:
+        self._benign = seen.benign
         self._lock = threading.Lock()
         self._scale: float | None = None
         self._scaled_overflow = False
         self._nan_is_known = False
-        self._benign: dict[tuple[str, ...], BenignNonfinite] = {}
-
-    @property
-    def benign(self) -> list[BenignNonfinite]:
-        """The benign non-finite values, by place."""
-        return list(self._benign.values())
 
     def set_scale(self, scale: float | None) -> None:
         """Called when GradScaler scales a loss, and with None when it has updated its scale after the step."""
@@ -352,7 +370,7 @@ class NonfiniteJudge:
     def allow(self, call: Call) -> None:
         """Records a call that may make non-finite values."""
         self._nan_is_known = True
-        self._add_benign("allowed", call)
+        self.add_benign("allowed", call)
 
     def judge(self, watched: WatchedCall) -> Verdict | None:
         """Returns the verdict on a call with a non-finite result; None if the call is not at fault."""
@@ -373,7 +391,7 @@ class NonfiniteJudge:
                     return self._kind(watched, finite=True)
                 return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
             if self._is_mask(watched):
-                self._add_benign("mask", call)
+                self.add_benign("mask", call)
                 return None
         return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
@@ -423,9 +441,8 @@ class NonfiniteJudge:
         ]
         if any(size / self._scale > largest for size, largest in sizes):
             return False
-        scaled = max(size for size, _ in sizes)
         self._scaled_overflow = True
-        self._add_benign("GradScaler", watched.call, self._scale, scaled, scaled / self._scale)
+        self.add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -459,27 +476,16 @@ class NonfiniteJudge:
                 return Verdict("overflow in a cast", watched.call.name, name)
         return None
 
-    def ended_in_integers(self, call: Call) -> None:
-        """Records a call whose infinite results were only converted to integers."""
-        self._add_benign("integers", call)
-
-    def _add_benign(
-        self,
-        kind: BenignKind,
-        call: Call,
-        scale: float | None = None,
-        scaled: float | None = None,
-        unscaled: float | None = None,
-    ) -> None:
+    def add_benign(self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None) -> None:
+        """Records a call whose non-finite results are benign."""
         key = (kind, call.name, call.module, call.line)
+        unscaled = None if scale is None or scaled is None else scaled / scale
         with self._lock:
-            known = self._benign.get(key)
-            if known is not None:
-                self._benign[key] = replace(known, count=known.count + 1, scale=scale, scaled=scaled, unscaled=unscaled)
-            elif len(self._benign) < _MOST_BENIGN:
-                self._benign[key] = BenignNonfinite(
-                    kind, call.name, call.module, call.phase, call.line, 1, scale, scaled, unscaled
-                )
+            if key in self._benign or len(self._benign) < _MOST_BENIGN:
+                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
+                known = self._benign.get(key, new)
+                count = known.count + 1
+                self._benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
 
 
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
@@ -495,7 +501,17 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
         return sum(int(torch.isinf(tensor).sum()) for tensor in tensors if tensor.is_floating_point())
 
 
+# --- the observer
+
 _MOST_PROVISIONAL = 20
+
+
+class _Watching(threading.local):
+    """The running calls of a thread, outermost first, and the last one that has ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[WatchedCall] = []
+        self.ended: tuple[Call, list[torch.Tensor]] | None = None
 
 
 class NonfiniteFinder(CallObserver):
@@ -517,34 +533,22 @@ class NonfiniteFinder(CallObserver):
         super().__init__(modules, self._remember_call)
         self._found = found
         self._is_allowed = is_allowed
-        self._watching = threading.local()
+        self._watching = _Watching()
         self._lock = threading.Lock()
-        self._judge = NonfiniteJudge()
+        self.seen = Seen()
+        self._judge = NonfiniteJudge(self.seen)
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Spread]] = []
         self.done = False
-        self.checked = 0
-        self.forward_ops: dict[tuple[str, str], dict[str, None]] = {}
-
-    @property
-    def benign(self) -> list[BenignNonfinite]:
-        """The benign non-finite values, by place."""
-        return self._judge.benign
 
     def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
-        self._watching.call = call, tensors
-
-    def _watched(self) -> list[WatchedCall]:
-        watched: list[WatchedCall] | None = getattr(self._watching, "calls", None)
-        if watched is None:
-            watched = self._watching.calls = []
-        return watched
+        self._watching.ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call."""
         if self.done:
             return None
-        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
+        if is_wrapped(tensors_in(args)):  # cannot be read; the calls on the tensors inside follow
             return THROUGH
         token = super().begin(op, args)
         if token is None:
@@ -557,7 +561,7 @@ class NonfiniteFinder(CallObserver):
         return token
 
     def _watch(self, watched: WatchedCall) -> None:
-        token, op, args, calls = watched.token, watched.op, watched.args, self._watched()
+        token, op, args, calls = watched.token, watched.op, watched.args, self._watching.calls
         if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
             calls[-1].cast_args = args
         calls.append(watched)
@@ -592,7 +596,7 @@ class NonfiniteFinder(CallObserver):
         watched = self._pop_watched(token)
         if self.done or watched is None:
             return
-        calls = self._watched()
+        calls = self._watching.calls
         parent = calls[-1] if calls else None
         if parent is not None:
             parent.has_inner = True
@@ -602,26 +606,27 @@ class NonfiniteFinder(CallObserver):
                 if parent.verdict is None and watched.verdict is not None:
                     parent.verdict = _about_cast(watched, parent)
             return
-        watched.call, watched.results = self._watching.call
-        self._watching.call = None  # drops references to tensors
+        assert self._watching.ended is not None
+        (watched.call, watched.results), self._watching.ended = self._watching.ended, None
         if parent is None and watched.call.phase != "backward":
-            self.forward_ops.setdefault((watched.call.module, watched.call.line), {})[watched.call.name] = None
+            self.seen.forward_ops.setdefault((watched.call.module, watched.call.line), {})[watched.call.name] = None
         self._check(watched, parent)
 
     def failed(self, token: Any) -> None:
         """Called when a call raises."""
         super().failed(token)
-        self._watching.call = None
+        self._watching.ended = None
         self._pop_watched(token)
 
     def _pop_watched(self, token: Any) -> WatchedCall | None:
-        calls = self._watched()
-        if not any(watched.token is token for watched in calls):
+        """Removes a call, and those inside it that an error has ended."""
+        calls = self._watching.calls
+        place = next((i for i, watched in enumerate(calls) if watched.token is token), None)
+        if place is None:
             return None
-        while True:
-            watched = calls.pop()
-            if watched.token is token:
-                return watched
+        watched = calls[place]
+        del calls[place:]
+        return watched
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
@@ -630,12 +635,12 @@ class NonfiniteFinder(CallObserver):
         if not watched.has_inner and _only_views(watched.op):
             return
         uninitialized = UNINITIALIZED.get(call.name, ())
-        self.checked += 1
+        self.seen.checked += 1
         watched.outputs = extremes([tensor for i, tensor in enumerate(results) if i not in uninitialized])
         if all(map(is_finite, watched.outputs)):
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
                 for _, spread in self._provisional:
-                    spread.end(watched.args[0])
+                    spread.read(watched.args[:1])
             return
         if parent is not None:
             parent.inner_nonfinite = True
@@ -646,7 +651,7 @@ class NonfiniteFinder(CallObserver):
             verdict = self._judge.judge(watched)
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
-                spread.pass_on([tensor for _, tensor in watched.tensors], results)
+                spread.read([tensor for _, tensor in watched.tensors], results)
         elif self._is_allowed(call):
             self._judge.allow(call)
         elif parent is not None:
@@ -692,7 +697,7 @@ class NonfiniteFinder(CallObserver):
         self._provisional = [pair for pair in before if not pair[1].ended_well]
         for origin, spread in before:
             if spread.ended_well:
-                self._judge.ended_in_integers(origin.call)
+                self._judge.add_benign("integers", origin.call)
         if before and before[0] not in self._provisional:
             self._found(self._provisional[0][0] if self._provisional else None)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from torch_promote import _C
 from torch_promote.errors import OptionError, RegionError, StepError
-from torch_promote.numerics.step_state import StepState, iterators_of
+from torch_promote.numerics.step_state import StepState
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
@@ -55,6 +55,7 @@ class StepRuns:
         dtype: The dtype of regions without a `dtype`. None: unchanged.
 
     Attributes:
+        state: The state before the step, in the block.
         takes_number: Whether the step takes the number of the batch.
         count: How many runs have begun. Each has called the step at most `batches` times.
         on_step: Called after each call of the step, with the number of calls so far.
@@ -107,11 +108,15 @@ class StepRuns:
         self._steps = 0
         self._restore = tuple(restore)
         self._dtype = dtype
-        self._state: StepState | None = None
+        self.state: StepState
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> StepRuns:
-        _check_regions("begin")
+        if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
+            raise RegionError(
+                "the runs of a step cannot begin inside of an open region: the step's regions would follow that "
+                "region's policy. Open the regions in the step, and call compare() or tune() outside of them."
+            )
         if not _one_at_a_time.acquire(blocking=False):
             raise StepError(
                 "another compare() or tune() is running, and each run changes state of the whole process, such as the "
@@ -119,8 +124,8 @@ class StepRuns:
             )
         with contextlib.ExitStack() as stack:
             stack.callback(_one_at_a_time.release)
-            self._state = state = StepState(self.model, self._restore, self.step)
-            stack.callback(state.watch_optimizers().remove)
+            self.state = StepState(self.model, self._restore, self.step)
+            stack.callback(self.state.watch_optimizers().remove)
             self._stack = stack.pop_all()
         return self
 
@@ -129,18 +134,7 @@ class StepRuns:
             self.state.restore()
             if kind is None:
                 self.state.check()
-            self._state = None
-
-    @property
-    def state(self) -> StepState:
-        """The state before the step.
-
-        Raises:
-            StepError: Outside of the with block.
-        """
-        if self._state is None:
-            raise StepError("StepRuns.run() was called outside of its with block, so there is no saved state.")
-        return self._state
+            del self.state
 
     def run(
         self,
@@ -167,10 +161,7 @@ class StepRuns:
 
         Raises:
             StepError: The step returned nothing to compare, left a region open, or reached the end of an iterator.
-            RegionError: A region is open.
         """
-        state = self.state
-        _check_regions("run")
         self.count += 1
         first = self.batches * held_out
         results: Results = []
@@ -181,7 +172,7 @@ class StepRuns:
                 if eager and "torch._dynamo" in sys.modules:
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
                 if held_out and not self.takes_number:
-                    state.use_other_random_numbers(held_out)
+                    self.state.use_other_random_numbers(held_out)
                 if around is not None:
                     stack.enter_context(around)
                 for number in range(first, first + self.batches):
@@ -194,7 +185,7 @@ class StepRuns:
                     if self.on_step is not None:
                         self.on_step(self._steps)
         finally:
-            state.restore()
+            self.state.restore()
         return results
 
     def _call(self, number: int) -> Any:
@@ -202,23 +193,13 @@ class StepRuns:
         try:
             result = self.step(number) if self.takes_number else self.step()
         except StopIteration as error:
-            names = ", ".join(iterators_of(self.step)) or "unknown"
             raise StepError(
-                f"step() has reached the end of an iterator ({names}), which does not restart for the next run. "
-                f"Take the batches from a list, and let step(i) use batch i."
+                "step() has reached the end of an iterator, which does not restart for the next run. Take the batches "
+                "from a list, and let step(i) use batch i."
             ) from error
         if _C.depth() != depth:
             raise StepError("step() has left a region open. Open regions with `with`.")
         return result
-
-
-def _check_regions(verb: str) -> None:
-    """Raises if a region is open, because nested regions would follow its policy instead of the run's."""
-    if _C.depth() or any(map(torch.is_autocast_enabled, DEVICE_TYPES)):
-        raise RegionError(
-            f"the runs of a step cannot {verb} inside of an open region: the step's regions would follow that region's "
-            f"policy. Open the regions in the step, and call compare() or tune() outside of them."
-        )
 
 
 def _takes_number(step: Callable[..., Any]) -> bool:
@@ -252,21 +233,17 @@ def current_policy() -> Policy:
 
 
 @contextlib.contextmanager
-def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+def use_policy(policy: Policy, model: nn.Module | None, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`.
 
-    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
-
-    Args:
-        policy: The policy.
-        model: The model for the policy's module tables.
-        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well. Without a model, the
+    tables of the policy stay as they are. `dtype` is that of regions without a `dtype`.
     """
     present = installed()
     with contextlib.ExitStack() as stack:
-        if policy.modules:
+        if policy.modules and model is not None:
             stack.enter_context(policy.apply_to(model))
-        if policy == Policy.named("off"):
+        if policy == Policy.named("off") and model is not None:
             stack.enter_context(without_module_policies(model))
         stack.callback(set_default_policy, set_default_policy(policy))
         stack.enter_context(installed_as(policy=policy, cache=None if present is None else present.cache))
@@ -283,12 +260,8 @@ def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = Non
 def read_result(result: Any) -> dict[str, torch.Tensor]:
     """Converts the result of a step to detached copies of named tensors.
 
-    Args:
-        result: A tensor ("loss" if it has one element, or "output"), a number ("loss"), or a mapping, dataclass or
-            sequence of such, whose names are joined by dots.
-
-    Raises:
-        StepError: It contains no tensor and no number, or two of the same name.
+    A tensor or a number is the "loss" if it has one element, else the "output". Names in mappings, dataclasses and
+    sequences are joined by dots.
 
     Example:
         >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
@@ -332,13 +305,10 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the distance of a result from the reference's, relative to the reference.
+    """Returns the distance of a result from the reference's of the same shape, relative to the reference.
 
     For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
     is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
-
-    Raises:
-        StepError: The shapes differ.
 
     Example:
         >>> distance(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
@@ -377,11 +347,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Returns `distance` for each name.
-
-    Raises:
-        StepError: The names or the shapes differ.
-    """
+    """Returns `distance` for each name. The names must be the same."""
     if candidate.keys() != reference.keys():
         only = sorted(candidate.keys() ^ reference.keys())
         raise StepError(f"step() returned other names than under the reference: only one side has {', '.join(only)}.")
@@ -395,13 +361,7 @@ def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, tor
 def show_progress(what: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
     """Shows a bar on stderr while the block runs, if that is a terminal.
 
-    Args:
-        what: What runs.
-        total: How many runs there may be. If there are more, the total grows.
-        wanted: False: show nothing.
-
-    Yields:
-        A function to call with the number of runs so far, and a remark.
+    It yields a function to call with the number of runs so far, of which there may be more than `total`, and a remark.
     """
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, remark: None

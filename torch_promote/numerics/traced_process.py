@@ -12,24 +12,18 @@ import json
 import multiprocessing.util
 import os
 import pickle
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_promote.numerics.nonfinite_suggestion import next_override
 from torch_promote.observe.dispatch import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 
-__all__ = ["VARIABLE", "Record", "Request", "read_progress", "read_records", "use_environment"]
+__all__ = ["VARIABLE", "Record", "Request", "read_records", "use_environment"]
 
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
-
-#: The interval of progress reports in seconds, and the number of calls between checks of the clock.
-_SECONDS, _CALLS = 2.0, 1000
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,6 @@ class Request:
         finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
         first: The first optimizer step to observe; 0 for the start of the program.
         end: The step before which to stop; None for the end of the program.
-        shows_progress: Whether to write progress reports.
     """
 
     folder: str
@@ -50,7 +43,6 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0
     end: int | None = None
-    shows_progress: bool = False
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -94,24 +86,12 @@ def read_records(folder: Path) -> dict[int, Record]:
     return {int(file.stem): pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.record"))}
 
 
-def read_progress(folder: Path) -> tuple[int, int]:
-    """Returns the number of calls and optimizer steps so far, in the process that has made the most."""
-    found = (0, 0)
-    for file in folder.glob("*.progress"):
-        with contextlib.suppress(OSError, ValueError):  # the file is being written
-            calls, steps = map(int, file.read_text().split())
-            found = max(found, (calls, steps))
-    return found
-
-
 class _Process:
     """Observes this process and, after a fork, the child."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._folder = Path(request.folder)
-        self._steps = self._calls = 0
-        self._said = time.monotonic()
+        self._steps = 0
         self._block: contextlib.AbstractContextManager[Any] | None = None
         self._report: Any = None
         self._inherited: Any = None  # the origin that the parent found
@@ -126,15 +106,12 @@ class _Process:
     def _begin(self) -> None:
         self._block = _block_of(self._request)
         self._report = self._block.__enter__()
-        if self._request.shows_progress and isinstance(self._report, TraceReport):
-            vars(self._report)["add"] = self._counting(self._report.add)
 
     def _end(self) -> None:
         block, self._block = self._block, None
         if block is not None:
             with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
                 block.__exit__(None, None, None)
-            vars(self._report).pop("add", None)
 
     def _stepped(self) -> None:
         self._steps += 1
@@ -142,25 +119,10 @@ class _Process:
             self._end()
         elif self._report is None and self._steps == self._request.first:
             self._begin()
-        self._say()
-
-    def _counting(self, add: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def count(call: Any) -> Any:
-            self._calls += 1
-            if self._calls % _CALLS == 0:
-                self._say()
-            return add(call)
-
-        return count
-
-    def _say(self) -> None:
-        if self._request.shows_progress and time.monotonic() - self._said > _SECONDS:
-            self._said = time.monotonic()
-            self._put("progress", f"{self._calls} {self._steps}".encode())
 
     def _forget(self) -> None:
         # The parent reports the existing records.
-        self._steps = self._calls = 0
+        self._steps = 0
         if isinstance(self._report, TraceReport):
             vars(self._report).update(vars(TraceReport(self._report._max_calls)))
         elif self._report is not None:
@@ -177,17 +139,16 @@ class _Process:
         if isinstance(self._report, TraceReport):
             record.report = self._report
         elif self._report is not None:
+            from torch_promote.numerics.find_nonfinite import next_override
+
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
             record.override = next_override(self._report) if record.found else None
-        self._put("record", pickle.dumps(record))
-
-    def _put(self, kind: str, content: bytes) -> None:
-        whole = self._folder / f"{os.getpid()}.{kind}"
-        part = whole.with_suffix(f".{kind}-part")
+        whole = Path(self._request.folder, f"{os.getpid()}.record")
+        part = whole.with_suffix(".record-part")
         with contextlib.suppress(OSError):  # the command has ended before this process
-            part.write_bytes(content)
+            part.write_bytes(pickle.dumps(record))
             part.rename(whole)
 
 

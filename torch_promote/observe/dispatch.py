@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from torch_promote import _C
-from torch_promote.dispatch_keys import pass_over
 from torch_promote.errors import TorchPromoteError
 from torch_promote.integrations.compile import skip_frames
+from torch_promote.loader import pass_over
 
 __all__ = ["ComparingObserver", "DispatchObserverError", "Observer", "SeveralObservers", "Token", "observe_dispatch"]
 

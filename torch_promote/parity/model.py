@@ -6,7 +6,8 @@ import contextlib
 import logging
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from unittest import mock
@@ -28,7 +29,6 @@ __all__ = [
     "Options",
     "SampleMismatch",
     "asks_for_a_gpu",
-    "check_device",
     "command_for",
     "named_dtype",
     "on_device",
@@ -41,7 +41,7 @@ DEVICES = ("cpu", "cuda", "fake-cuda")
 #: In the error for a sample with a tensor that is not dense, on a device without them.
 DENSE_ONLY = "has dense tensors only"
 
-Source = Literal["op_db", "autocast_lists", "row", "promotion"]
+Source = Literal["op_db", "row", "promotion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,9 @@ class Options:
         quick: Run a selection of the samples.
         stock_only: Compare PyTorch with the reference, without ours.
         autocast_dtype: The regions' dtype, such as "bfloat16"; None for the device's default.
+
+    Raises:
+        OptionError: A name is not that of a dtype.
     """
 
     device: str = "cpu"
@@ -67,10 +70,10 @@ class Options:
     autocast_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Makes short names of dtypes, such as "bf16", those of PyTorch. Other names stay, for their errors."""
-        object.__setattr__(self, "dtypes", tuple(_plain_name(name) for name in self.dtypes))
+        """Makes short names of dtypes, such as "bf16", those of PyTorch."""
+        object.__setattr__(self, "dtypes", tuple(dtype_name(named_dtype(name)) for name in self.dtypes))
         if self.autocast_dtype is not None:
-            object.__setattr__(self, "autocast_dtype", _plain_name(self.autocast_dtype))
+            object.__setattr__(self, "autocast_dtype", dtype_name(named_dtype(self.autocast_dtype)))
 
     @property
     def device_type(self) -> str:
@@ -107,11 +110,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A source of samples: an op of the op database, an entry of the autocast lists, a row, an op for pairs of dtypes.
+    """A source of samples: an op of the op database, a row of the op table, or an op for pairs of dtypes.
 
     Attributes:
-        name: A unique name, such as "nn.functional.linear", "torch_16.mm" or "aten::mm".
-        source: "op_db", "autocast_lists", "row" or "promotion".
+        name: A unique name, such as "nn.functional.linear", "aten::mm" or "promotion.add".
+        source: "op_db", "row" or "promotion".
     """
 
     name: str
@@ -140,10 +143,15 @@ class SampleMismatch:
     text: str
     reproduce: str
 
+    def __str__(self) -> str:
+        sample = f", sample {self.sample}" if self.sample else ""
+        first = f"{self.entry}{sample}: {self.kind}, {self.what}"
+        return "\n    ".join([first, *self.text.splitlines(), f"reproduce with: {self.reproduce}"])
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class EntryResult:
-    """The result of one entry.
+    """The result of one entry. It fills while the samples run.
 
     Attributes:
         entry: The entry.
@@ -164,14 +172,14 @@ class EntryResult:
     entry: Entry
     samples: int = 0
     refused: int = 0
-    not_generated: Mapping[str, str] = field(default_factory=dict)
+    not_generated: dict[str, str] = field(default_factory=dict)
     mismatches: tuple[SampleMismatch, ...] = ()
-    gaps: Mapping[str, int] = field(default_factory=dict)
-    nondeterministic: Mapping[str, int] = field(default_factory=dict)
+    gaps: Counter[str] = field(default_factory=Counter)
+    nondeterministic: Counter[str] = field(default_factory=Counter)
     stale: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
-    checked: Mapping[str, int] = field(default_factory=dict)
-    no_rule: Mapping[str, int] = field(default_factory=dict)
+    checked: Counter[str] = field(default_factory=Counter)
+    no_rule: Counter[str] = field(default_factory=Counter)
     stock_raised: int = 0
     seconds: float = 0.0
 
@@ -214,11 +222,6 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
 # --- dtypes by name
 
 
-def _plain_name(name: str) -> str:
-    dtype = dtype_of_name(name)
-    return name if dtype is None else dtype_name(dtype)
-
-
 def named_dtype(name: str) -> torch.dtype:
     """Returns the dtype of a name.
 
@@ -253,38 +256,6 @@ def asks_for_a_gpu(error: Exception | None) -> bool:
         True
     """
     return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
-
-
-def check_device(device: str, *, stock_only: bool = False) -> None:
-    """Checks that samples can run on a device.
-
-    Args:
-        device: One of `DEVICES`; with `stock_only`, any device type.
-        stock_only: Whether the run only compares stock with the reference.
-
-    Raises:
-        OptionError: The device does not exist, or this machine does not have it.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("meta", stock_only=True)
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.")
-    if device in DEVICES:
-        return
-    if ":" in device:
-        raise OptionError(f"device {device!r} has an index. Use the device type only: {device.partition(':')[0]}.")
-    if not stock_only:
-        raise OptionError(
-            f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
-            f"this PyTorch.{did_you_mean(device, DEVICES)}"
-        )
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise OptionError(f"this PyTorch cannot make a tensor on device {device!r}: {first_line}") from error
 
 
 @contextlib.contextmanager

@@ -123,43 +123,6 @@ def dtypes_of(kind: str, lower: torch.dtype) -> tuple[torch.dtype, ...]:
 KINDS = (FLOAT32, LOWER, MIXED, MIXED_LOWER_FIRST, DOUBLE, COMPLEX, INTEGER)
 
 
-_MEAN, _SUM = 1, 2
-
-
-#: Ops of one square matrix.
-_SQUARE = (
-    "_lu_with_info", "cholesky", "inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_cond", "linalg_eig",
-    "linalg_eigh", "linalg_eigvals", "linalg_eigvalsh", "linalg_inv", "linalg_inv_ex",
-    "linalg_matrix_rank.atol_rtol_float", "trace",
-)  # fmt: skip
-#: Ops of one matrix that need not be square.
-_RECTANGULAR = ("geqrf", "linalg_qr", "linalg_svdvals", "nuclear_norm", "pinverse", "qr", "svd")
-#: Ops on the reflectors and factors that geqrf returns.
-_REFLECTORS = ("linalg_householder_product", "orgqr")
-
-
-#: Functions of one tensor, with values where all of them are defined.
-_UNARY = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt",
-    "sinh", "tan",
-)  # fmt: skip
-
-
-_CL2D = torch.channels_last
-_CL3D = torch.channels_last_3d
-
-
-def _cell(gates: int) -> Sample:
-    """A recurrent cell: 3 inputs, 4 hidden units, and the given number of weight blocks."""
-    rows = 4 * gates
-    return lambda m: call(m(2, 3), m(2, 4), m(rows, 3), m(rows, 4), m(rows), m(rows))
-
-
-def _fused_cell(gates: int) -> Sample:
-    """The fused part of a cell, after the two products."""
-    return lambda m: call(m(2, 4 * gates), m(2, 4 * gates), m(2, 4), m(4 * gates), m(4 * gates))
-
-
 def _native_multi_head_attention(m: Make) -> Call:
     embed = 8
     query = m(2, 3, embed, grad=False)
@@ -178,289 +141,211 @@ def _mkldnn_lstm(train: bool) -> Sample:
     return sample
 
 
-#: Transforms along the last dimension.
-_FFT_1D = ("fft_fft", "fft_hfft", "fft_ifft", "fft_ihfft", "fft_irfft", "fft_rfft")
-#: Transforms along the last two dimensions, or along all.
-_FFT_ND = ("fft_fft2", "fft_fftn", "fft_ifft2", "fft_ifftn", "fft_irfft2", "fft_irfftn", "fft_rfft2", "fft_rfftn")
+_MEAN, _SUM = 1, 2
+_F64 = torch.float64
+_CL2D, _CL3D = torch.channels_last, torch.channels_last_3d
 
-
-#: The qualified name of an overload -> its sample calls.
-SAMPLES: dict[str, list[Sample]] = {
+#: Overloads with the same sample calls, separated by spaces -> these calls.
+_SAMPLES: dict[str, list[Sample]] = {
     # Losses. Targets without a derivative are made with grad=False.
-    "aten::mse_loss": [lambda m: call(m(3, 4), m(3, 4)), lambda m: call(m(3, 4), m(3, 4), _SUM)],
-    "aten::l1_loss": [lambda m: call(m(3, 4), m(3, 4))],
-    "aten::smooth_l1_loss": [lambda m: call(m(3, 4), m(3, 4), _MEAN, 0.5)],
-    "aten::huber_loss": [lambda m: call(m(3, 4), m(3, 4), _MEAN, 0.5)],
-    "aten::soft_margin_loss": [lambda m: call(m(3, 4), m(3, 4, grad=False))],
-    "aten::hinge_embedding_loss": [lambda m: call(m(3, 4), m.constant([1, -1, 1, -1]))],
-    "aten::kl_div": [
-        lambda m: call(m(3, 4), m(3, 4, low=0.1)),
-        lambda m: call(m(3, 4), m(3, 4), _SUM, log_target=True),
+    "mse_loss l1_loss smooth_l1_loss huber_loss": [lambda m: call(m(3, 4), m(3, 4))],
+    "soft_margin_loss": [lambda m: call(m(3, 4), m(3, 4, grad=False))],
+    "hinge_embedding_loss": [lambda m: call(m(3, 4), m.constant([1, -1, 1, -1]))],
+    "kl_div": [lambda m: call(m(3, 4), m(3, 4, low=0.1))],
+    "poisson_nll_loss": [lambda m: call(m(3, 4), m(3, 4, low=0.1, grad=False), True, True, 1e-8, _MEAN)],
+    "binary_cross_entropy": [
+        lambda m: call(m(3, 4, low=0.1, high=0.9), m(3, 4, low=0.0, grad=False), m(4, low=0.5, grad=False))
     ],
-    "aten::poisson_nll_loss": [lambda m: call(m(3, 4), m(3, 4, low=0.1, grad=False), True, True, 1e-8, _MEAN)],
-    "aten::binary_cross_entropy": [
-        lambda m: call(m(3, 4, low=0.1, high=0.9), m(3, 4, low=0.0, grad=False)),
-        lambda m: call(m(3, 4, low=0.1, high=0.9), m(3, 4, low=0.0, grad=False), m(4, low=0.5, grad=False)),
-    ],
-    "aten::binary_cross_entropy_with_logits": [
+    "binary_cross_entropy_with_logits": [
         lambda m: call(m(3, 4), m(3, 4, low=0.0)),
         lambda m: call(m(3, 4), m(3, 4, low=0.0), m(4, low=0.5, grad=False), m(4, low=0.5, grad=False)),
     ],
-    "aten::margin_ranking_loss": [lambda m: call(m(4), m(4), m.constant([1, -1, 1, -1]), 0.1)],
-    "aten::cosine_embedding_loss": [lambda m: call(m(3, 4), m(3, 4), m.constant([1, -1, 1]))],
-    "aten::triplet_margin_loss": [
-        lambda m: call(m(3, 4), m(3, 4), m(3, 4)),
-        lambda m: call(m(3, 4), m(3, 4), m(3, 4), swap=True),
-    ],
-    "aten::multi_margin_loss": [lambda m: call(m(3, 4), m.index(3, high=4), 1, 1, m(4, low=0.1, grad=False))],
-    "aten::multilabel_margin_loss": [lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]))],
-    "aten::multilabel_margin_loss_forward": [
-        lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]), _MEAN)
-    ],
-    "aten::nll_loss": [
+    "margin_ranking_loss": [lambda m: call(m(4), m(4), m.constant([1, -1, 1, -1]), 0.1)],
+    "cosine_embedding_loss": [lambda m: call(m(3, 4), m(3, 4), m.constant([1, -1, 1]))],
+    "triplet_margin_loss": [lambda m: call(m(3, 4), m(3, 4), m(3, 4))],
+    "multi_margin_loss": [lambda m: call(m(3, 4), m.index(3, high=4), 1, 1, m(4, low=0.1, grad=False))],
+    "multilabel_margin_loss": [lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]))],
+    "multilabel_margin_loss_forward": [lambda m: call(m(2, 4), m.constant([[3, 0, -1, 1], [1, -1, 0, 0]]), _MEAN)],
+    "nll_loss": [
         lambda m: call(m(3, 4), m.index(3, high=4)),
         lambda m: call(m(3, 4), m.index(3, high=4), m(4, low=0.1, grad=False), _SUM),
     ],
-    "aten::nll_loss2d": [lambda m: call(m(2, 3, 4, 4), m.index(2, 4, 4, high=3), m(3, low=0.1, grad=False))],
-    "aten::cross_entropy_loss": [
+    "nll_loss2d": [lambda m: call(m(2, 3, 4, 4), m.index(2, 4, 4, high=3), m(3, low=0.1, grad=False))],
+    "cross_entropy_loss": [
         lambda m: call(m(3, 4), m.index(3, high=4), m(4, low=0.1, grad=False)),
         lambda m: call(m(3, 4), m(3, 4, low=0.0), label_smoothing=0.1),
     ],
-    "aten::ctc_loss.IntList": [lambda m: call(m(6, 2, 4), m.constant([[1, 2], [3, 1]]), [6, 5], [2, 1])],
-    "aten::ctc_loss.Tensor": [
+    "ctc_loss.IntList": [lambda m: call(m(6, 2, 4), m.constant([[1, 2], [3, 1]]), [6, 5], [2, 1])],
+    "ctc_loss.Tensor": [
         lambda m: call(m(6, 2, 4), m.constant([[1, 2], [3, 1]]), m.constant([6, 5]), m.constant([2, 1]))
     ],
     # Linear algebra: decompositions, inverses, solvers and matrix norms.
-    **{f"aten::{op}": [lambda m: call(m.positive_definite(4))] for op in _SQUARE},
-    **{f"aten::{op}": [lambda m: call(m(5, 3))] for op in _RECTANGULAR},
-    **{f"aten::{op}": [lambda m: call(m(5, 3), m(3))] for op in _REFLECTORS},
-    "aten::linalg_svd": [lambda m: call(m(5, 3), False)],
-    "aten::linalg_cond.p_str": [lambda m: call(m.positive_definite(4), "fro")],
-    "aten::linalg_matrix_rank": [lambda m: call(m.positive_definite(4), 0.1)],
-    "aten::linalg_matrix_rank.tol_tensor": [lambda m: call(m.positive_definite(4), m(low=0.1, high=0.2))],
-    "aten::linalg_matrix_rank.atol_rtol_tensor": [
+    "_lu_with_info cholesky inverse linalg_cholesky linalg_cholesky_ex linalg_cond linalg_eig linalg_eigh "
+    "linalg_eigvals linalg_eigvalsh linalg_inv linalg_inv_ex linalg_matrix_rank.atol_rtol_float trace": [
+        lambda m: call(m.positive_definite(4))
+    ],
+    "geqrf linalg_qr linalg_svdvals nuclear_norm pinverse qr svd": [lambda m: call(m(5, 3))],
+    "linalg_householder_product orgqr": [lambda m: call(m(5, 3), m(3))],
+    "linalg_svd": [lambda m: call(m(5, 3), False)],
+    "linalg_cond.p_str": [lambda m: call(m.positive_definite(4), "fro")],
+    "linalg_matrix_rank": [lambda m: call(m.positive_definite(4), 0.1)],
+    "linalg_matrix_rank.tol_tensor": [lambda m: call(m.positive_definite(4), m(low=0.1, high=0.2))],
+    "linalg_matrix_rank.atol_rtol_tensor": [
         lambda m: call(m.positive_definite(4), atol=m(low=0.1, high=0.2), rtol=m(low=0.1, high=0.2))
     ],
     # On the CPU the default driver, gelsy, does not repeat its bits.
-    "aten::linalg_lstsq": [lambda m: call(m(5, 3), m(5, 2), driver="gels")],
-    "aten::linalg_solve": [lambda m: call(m.positive_definite(4), m(4, 2))],
-    "aten::linalg_tensorinv": [lambda m: call(m(2, 3, 6), 2)],
-    "aten::linalg_tensorsolve": [lambda m: call(m(2, 3, 6), m(2, 3))],
-    "aten::cholesky_inverse": [lambda m: call(m.positive_definite(4, triangular=True))],
-    "aten::cholesky_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True))],
-    "aten::triangular_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True), False)],
+    "linalg_lstsq": [lambda m: call(m(5, 3), m(5, 2), driver="gels")],
+    "linalg_solve": [lambda m: call(m.positive_definite(4), m(4, 2))],
+    "linalg_tensorinv": [lambda m: call(m(2, 3, 6), 2)],
+    "linalg_tensorsolve": [lambda m: call(m(2, 3, 6), m(2, 3))],
+    "cholesky_inverse": [lambda m: call(m.positive_definite(4, triangular=True))],
+    "cholesky_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True))],
+    "triangular_solve": [lambda m: call(m(4, 2), m.positive_definite(4, triangular=True), False)],
     # Any matrix with a large diagonal is the packed LU of some matrix.
-    "aten::lu_solve": [lambda m: call(m(4, 2), m.positive_definite(4), m.constant([1, 2, 3, 4], torch.int32))],
-    "aten::ormqr": [lambda m: call(m(5, 3), m(3), m(5, 2))],
-    "aten::linalg_matrix_norm": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 1, dtype=torch.float64)],
-    "aten::linalg_matrix_norm.str_ord": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), "nuc")],
-    "aten::linalg_vector_norm": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), 1, [1], True, dtype=torch.float64)],
-    "aten::nuclear_norm.dim": [lambda m: call(m(3, 4), [0, 1])],
+    "lu_solve": [lambda m: call(m(4, 2), m.positive_definite(4), m.constant([1, 2, 3, 4], torch.int32))],
+    "ormqr": [lambda m: call(m(5, 3), m(3), m(5, 2))],
+    "linalg_matrix_norm": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 1, dtype=_F64)],
+    "linalg_matrix_norm.str_ord": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), "nuc")],
+    "linalg_vector_norm": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), 1, [1], True, dtype=_F64)],
+    "nuclear_norm.dim frobenius_norm.dim": [lambda m: call(m(3, 4), [0, 1])],
     # Pointwise ops, reductions, norms and other ops along a dimension.
-    **{
-        f"aten::{op}": [
-            lambda m: call(m(3, 4, low=0.1, high=0.9)),
-            lambda m: call(m(3, 4, low=0.1, high=0.9, transposed=True)),
-        ]
-        for op in _UNARY
-    },
-    "aten::softplus": [lambda m: call(m(3, 4, low=0.1, high=0.9)), lambda m: call(m(3, 4), 2, 5)],
-    "aten::pow.Scalar": [lambda m: call(2.5, m(3, 4))],
-    "aten::pow.Tensor_Scalar": [lambda m: call(m(3, 4, low=0.1), 1.5)],
-    "aten::pow.Tensor_Tensor": [lambda m: call(m(3, 4, low=0.1), m(4))],
-    "aten::addcdiv": [lambda m: call(m(3, 4), m(3, 4), m(3, 4, low=0.5), value=2)],
-    "aten::addcmul": [lambda m: call(m(3, 4), m(3, 4), m(4), value=2), lambda m: call(m(4), m(3, 1), m(4))],
-    "aten::atan2": [lambda m: call(m(3, 4), m(3, 4, low=0.1))],
-    "aten::cross": [lambda m: call(m(4, 3), m(4, 3)), lambda m: call(m(3, 4), m(3, 4), 0)],
-    "aten::polar": [lambda m: call(m(3, 4, low=0.1), m(3, 4))],
-    "aten::view_as_complex": [lambda m: call(m(3, 4, 2))],
-    "aten::fake_quantize_per_tensor_affine": [lambda m: call(m(3, 4), 0.1, 0, -128, 127)],
-    "aten::cat": [
-        lambda m: call([m(2, 3), m(4, 3)]),
-        lambda m: call([m(2, 3), m(2, 1), m(2, 2, transposed=True)], 1),
+    "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh softplus tan": [
+        lambda m: call(m(3, 4, low=0.1, high=0.9)),
+        lambda m: call(m(3, 4, low=0.1, high=0.9, transposed=True)),
     ],
-    "aten::stack": [lambda m: call([m(2, 3), m(2, 3), m(2, 3)]), lambda m: call([m(3), m(3)], 1)],
-    "aten::index_copy": [lambda m: call(m(5, 3), 0, m.constant([4, 0]), m(2, 3))],
-    "aten::index_put": [
-        lambda m: call(m(5, 3), [m.constant([4, 0])], m(2, 3)),
-        lambda m: call(m(5, 3), [m.constant([4, 0, 4]), m.constant([1, 2, 1])], m(3), True),
-    ],
-    "aten::scatter_add": [lambda m: call(m(3, 5), 0, m.constant([[0, 1, 2, 0, 0], [2, 0, 0, 1, 2]]), m(2, 5))],
-    "aten::sum": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), dtype=torch.float64)],
-    "aten::sum.dim_IntList": [
-        lambda m: call(m(3, 4, 5), [0, 2]),
-        lambda m: call(m(3, 4), [-1], True, dtype=torch.float64),
-        lambda m: call(m(3, 4), None),
-    ],
-    "aten::prod": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), dtype=torch.float64)],
-    "aten::prod.dim_int": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, True, dtype=torch.float64)],
-    "aten::cumsum": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, dtype=torch.float64)],
-    "aten::cumprod": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, dtype=torch.float64)],
-    "aten::softmax.int": [lambda m: call(m(3, 4), -1), lambda m: call(m(3, 4), 0, torch.float64)],
-    "aten::log_softmax.int": [lambda m: call(m(3, 4), -1), lambda m: call(m(3, 4), 0, torch.float64)],
-    "aten::logsumexp": [lambda m: call(m(3, 4), [1]), lambda m: call(m(3, 4), [0, 1], True)],
-    "aten::norm.Scalar": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), 3)],
-    "aten::norm.ScalarOpt_dim": [lambda m: call(m(3, 4), 2, [1]), lambda m: call(m(3, 4), None, [0], True)],
-    "aten::frobenius_norm.dim": [lambda m: call(m(3, 4), [0, 1])],
-    "aten::dist": [lambda m: call(m(3, 4), m(3, 4)), lambda m: call(m(3, 4), m(3, 4), 1)],
-    "aten::pdist": [lambda m: call(m(4, 5))],
-    "aten::cdist": [lambda m: call(m(4, 5), m(3, 5)), lambda m: call(m(2, 4, 5), m(2, 3, 5), 1.0)],
-    "aten::cosine_similarity": [lambda m: call(m(3, 4), m(3, 4))],
-    "aten::renorm": [lambda m: call(m(3, 4), 2, 0, 0.5)],
-    "aten::quantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
-    "aten::quantile.scalar": [
-        lambda m: call(m(3, 5), 0.3),
-        lambda m: call(m(3, 5), 0.5, 0, True, interpolation="lower"),
-    ],
-    "aten::nanquantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
-    "aten::nanquantile.scalar": [lambda m: call(m(3, 5), 0.3)],
-    "aten::layer_norm": [lambda m: call(m(3, 4), [4], m(4), m(4)), lambda m: call(m(3, 4), [4])],
-    "aten::native_layer_norm": [
+    "pow.Scalar": [lambda m: call(2.5, m(3, 4))],
+    "pow.Tensor_Scalar": [lambda m: call(m(3, 4, low=0.1), 1.5)],
+    "pow.Tensor_Tensor": [lambda m: call(m(3, 4, low=0.1), m(4))],
+    "addcdiv": [lambda m: call(m(3, 4), m(3, 4), m(3, 4, low=0.5), value=2)],
+    "addcmul": [lambda m: call(m(3, 4), m(3, 4), m(4), value=2)],
+    "atan2": [lambda m: call(m(3, 4), m(3, 4, low=0.1))],
+    "cross": [lambda m: call(m(4, 3), m(4, 3))],
+    "polar": [lambda m: call(m(3, 4, low=0.1), m(3, 4))],
+    "view_as_complex": [lambda m: call(m(3, 4, 2))],
+    "fake_quantize_per_tensor_affine": [lambda m: call(m(3, 4), 0.1, 0, -128, 127)],
+    "cat": [lambda m: call([m(2, 3), m(4, 3)]), lambda m: call([m(2, 3), m(2, 1), m(2, 2, transposed=True)], 1)],
+    "stack": [lambda m: call([m(2, 3), m(2, 3), m(2, 3)])],
+    "index_copy": [lambda m: call(m(5, 3), 0, m.constant([4, 0]), m(2, 3))],
+    "index_put": [lambda m: call(m(5, 3), [m.constant([4, 0])], m(2, 3))],
+    "scatter_add": [lambda m: call(m(3, 5), 0, m.constant([[0, 1, 2, 0, 0], [2, 0, 0, 1, 2]]), m(2, 5))],
+    "sum prod": [lambda m: call(m(3, 4)), lambda m: call(m(3, 4), dtype=_F64)],
+    "sum.dim_IntList": [lambda m: call(m(3, 4, 5), [0, 2]), lambda m: call(m(3, 4), [-1], True, dtype=_F64)],
+    "prod.dim_int cumsum cumprod": [lambda m: call(m(3, 4), 1), lambda m: call(m(3, 4), 0, dtype=_F64)],
+    "softmax.int log_softmax.int": [lambda m: call(m(3, 4), -1), lambda m: call(m(3, 4), 0, _F64)],
+    "logsumexp": [lambda m: call(m(3, 4), [1])],
+    "norm.Scalar": [lambda m: call(m(3, 4), 3)],
+    "norm.ScalarOpt_dim": [lambda m: call(m(3, 4), 2, [1]), lambda m: call(m(3, 4), None, [0], True)],
+    "dist cosine_similarity linalg_vecdot": [lambda m: call(m(3, 4), m(3, 4))],
+    "pdist": [lambda m: call(m(4, 5))],
+    "cdist": [lambda m: call(m(4, 5), m(3, 5))],
+    "renorm": [lambda m: call(m(3, 4), 2, 0, 0.5)],
+    "quantile nanquantile": [lambda m: call(m(3, 5), m(2, low=0.1, high=0.9), 1)],
+    "quantile.scalar nanquantile.scalar": [lambda m: call(m(3, 5), 0.3, 0, True, interpolation="lower")],
+    "layer_norm": [lambda m: call(m(3, 4), [4], m(4), m(4)), lambda m: call(m(3, 4), [4])],
+    "native_layer_norm": [
         lambda m: call(m(3, 4), [4], m(4), m(4), 1e-5),
         lambda m: call(m(3, 4), [4], None, None, 1e-5),
     ],
-    "aten::rms_norm": [lambda m: call(m(3, 4), [4], m(4)), lambda m: call(m(3, 4), [4], None, 1e-6)],
-    "aten::group_norm": [lambda m: call(m(2, 4, 3), 2, m(4), m(4)), lambda m: call(m(2, 4, 3, 3), 2)],
+    "rms_norm": [lambda m: call(m(3, 4), [4], m(4)), lambda m: call(m(3, 4), [4], None, 1e-6)],
+    "group_norm": [lambda m: call(m(2, 4, 3), 2, m(4), m(4)), lambda m: call(m(2, 4, 3, 3), 2)],
     # Matrix products, convolutions, attention and recurrent cells.
-    "aten::mm": [lambda m: call(m(3, 4), m(4, 5)), lambda m: call(m(3, 4, transposed=True), m(4, 5, transposed=True))],
-    "aten::bmm": [lambda m: call(m(2, 3, 4), m(2, 4, 5))],
-    "aten::mv": [lambda m: call(m(3, 4), m(4))],
-    "aten::dot": [lambda m: call(m(4), m(4))],
-    "aten::vdot": [lambda m: call(m(4), m(4))],
-    "aten::matmul": [lambda m: call(m(2, 3, 4), m(4, 5)), lambda m: call(m(3, 4), m(4)), lambda m: call(m(4), m(4))],
-    "aten::addmm": [
-        lambda m: call(m(3, 5), m(3, 4), m(4, 5)),
-        lambda m: call(m(5), m(3, 4), m(4, 5), beta=0.5, alpha=2),
-    ],
-    "aten::_addmm_activation": [
-        lambda m: call(m(5), m(3, 4), m(4, 5)),
-        lambda m: call(m(5), m(3, 4), m(4, 5), use_gelu=True),
-    ],
-    "aten::addmv": [lambda m: call(m(3), m(3, 4), m(4))],
-    "aten::addr": [lambda m: call(m(3, 4), m(3), m(4))],
-    "aten::addbmm": [lambda m: call(m(3, 5), m(2, 3, 4), m(2, 4, 5))],
-    "aten::baddbmm": [lambda m: call(m(2, 3, 5), m(2, 3, 4), m(2, 4, 5))],
-    "aten::chain_matmul": [lambda m: call([m(3, 4), m(4, 5), m(5, 2)])],
-    "aten::linalg_multi_dot": [lambda m: call([m(3, 4), m(4, 5), m(5, 2)])],
-    "aten::linalg_vecdot": [lambda m: call(m(3, 4), m(3, 4))],
-    "aten::einsum": [
-        lambda m: call("bij,bjk->bik", [m(2, 3, 4), m(2, 4, 5)]),
-        lambda m: call("i,j,k->ijk", [m(2), m(3), m(4)]),
-    ],
-    "aten::tensordot": [lambda m: call(m(3, 4, 5), m(5, 4, 2), [1, 2], [1, 0])],
-    "aten::bilinear": [
-        lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5), m(2)),
-        lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5)),
-    ],
-    "aten::linear": [lambda m: call(m(2, 3, 4), m(5, 4), m(5)), lambda m: call(m(3, 4), m(5, 4))],
-    "aten::prelu": [lambda m: call(m(3, 4), m(1)), lambda m: call(m(2, 3, 4), m(3))],
-    # Convolutions.
-    "aten::conv1d": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4)), lambda m: call(m(2, 3, 8), m(4, 3, 3))],
-    "aten::conv1d.padding": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4), [1], "same")],
-    "aten::conv2d": [
+    "mm": [lambda m: call(m(3, 4), m(4, 5)), lambda m: call(m(3, 4, transposed=True), m(4, 5, transposed=True))],
+    "bmm": [lambda m: call(m(2, 3, 4), m(2, 4, 5))],
+    "mv": [lambda m: call(m(3, 4), m(4))],
+    "dot vdot": [lambda m: call(m(4), m(4))],
+    "matmul": [lambda m: call(m(2, 3, 4), m(4, 5)), lambda m: call(m(3, 4), m(4)), lambda m: call(m(4), m(4))],
+    "addmm": [lambda m: call(m(3, 5), m(3, 4), m(4, 5)), lambda m: call(m(5), m(3, 4), m(4, 5), beta=0.5, alpha=2)],
+    "_addmm_activation": [lambda m: call(m(5), m(3, 4), m(4, 5), use_gelu=True)],
+    "addmv": [lambda m: call(m(3), m(3, 4), m(4))],
+    "addr": [lambda m: call(m(3, 4), m(3), m(4))],
+    "addbmm": [lambda m: call(m(3, 5), m(2, 3, 4), m(2, 4, 5))],
+    "baddbmm": [lambda m: call(m(2, 3, 5), m(2, 3, 4), m(2, 4, 5))],
+    "chain_matmul linalg_multi_dot": [lambda m: call([m(3, 4), m(4, 5), m(5, 2)])],
+    "einsum": [lambda m: call("bij,bjk->bik", [m(2, 3, 4), m(2, 4, 5)])],
+    "tensordot": [lambda m: call(m(3, 4, 5), m(5, 4, 2), [1, 2], [1, 0])],
+    "bilinear": [lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5), m(2)), lambda m: call(m(3, 4), m(3, 5), m(2, 4, 5))],
+    "linear": [lambda m: call(m(2, 3, 4), m(5, 4), m(5)), lambda m: call(m(3, 4), m(5, 4))],
+    "prelu": [lambda m: call(m(2, 3, 4), m(3))],
+    "conv1d": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4)), lambda m: call(m(2, 3, 8), m(4, 3, 3))],
+    "conv1d.padding": [lambda m: call(m(2, 3, 8), m(4, 3, 3), m(4), [1], "same")],
+    "conv2d": [
         lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4)),
         lambda m: call(m(2, 3, 6, 6, memory_format=_CL2D), m(4, 3, 3, 3, memory_format=_CL2D), None, [2, 1], [1, 1]),
     ],
-    "aten::conv2d.padding": [lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], "same")],
-    "aten::conv3d": [
+    "conv2d.padding": [lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], "same")],
+    "conv3d": [
         lambda m: call(m(1, 2, 4, 4, 4), m(3, 2, 2, 2, 2), m(3)),
         lambda m: call(m(1, 2, 4, 4, 4, memory_format=_CL3D), m(3, 2, 2, 2, 2, memory_format=_CL3D)),
     ],
-    "aten::conv3d.padding": [lambda m: call(m(1, 2, 4, 4, 4), m(3, 2, 3, 3, 3), m(3), [1, 1, 1], "same")],
-    "aten::conv_tbc": [lambda m: call(m(6, 2, 3), m(3, 3, 4), m(4), 1)],
-    "aten::conv_transpose1d": [lambda m: call(m(2, 3, 6), m(3, 4, 3), m(4))],
-    "aten::conv_transpose2d.input": [
-        lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), m(4)),
-        lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3)),
-    ],
-    "aten::conv_transpose3d.input": [lambda m: call(m(1, 2, 3, 3, 3), m(2, 3, 2, 2, 2), m(3))],
-    "aten::convolution": [
+    "conv3d.padding": [lambda m: call(m(1, 2, 4, 4, 4), m(3, 2, 3, 3, 3), m(3), [1, 1, 1], "same")],
+    "conv_tbc": [lambda m: call(m(6, 2, 3), m(3, 3, 4), m(4), 1)],
+    "conv_transpose1d": [lambda m: call(m(2, 3, 6), m(3, 4, 3), m(4))],
+    "conv_transpose2d.input": [lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), m(4))],
+    "conv_transpose3d.input": [lambda m: call(m(1, 2, 3, 3, 3), m(2, 3, 2, 2, 2), m(3))],
+    "convolution": [
         lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
         lambda m: call(m(2, 3, 5), m(3, 4, 3), None, [1], [0], [1], True, [0], 1),
     ],
-    "aten::_convolution": [
+    "_convolution": [
         lambda m: call(
             m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, True, True, True
         )
     ],
-    "aten::_convolution.deprecated": [
+    "_convolution.deprecated": [
         lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, True, True)
     ],
-    "aten::cudnn_convolution": [
+    "cudnn_convolution": [
         lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), [1, 1], [2, 2], [1, 1], 1, False, True, True),
     ],
-    "aten::cudnn_convolution_transpose": [
+    "cudnn_convolution_transpose": [
         lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, True)
     ],
-    # Attention.
-    "aten::scaled_dot_product_attention": [
-        lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8)),
+    "scaled_dot_product_attention": [
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), m(4, 4, grad=False)),
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), is_causal=True, scale=0.5),
     ],
-    "aten::_scaled_dot_product_flash_attention": [lambda m: call(m(2, 2, 16, 16), m(2, 2, 16, 16), m(2, 2, 16, 16))],
-    "aten::_native_multi_head_attention": [_native_multi_head_attention],
-    # Recurrent cells.
-    "aten::rnn_tanh_cell": [_cell(1)],
-    "aten::rnn_relu_cell": [_cell(1)],
-    "aten::gru_cell": [_cell(3)],
-    "aten::lstm_cell": [lambda m: call(m(2, 3), [m(2, 4), m(2, 4)], m(16, 3), m(16, 4), m(16), m(16))],
-    "aten::_thnn_fused_gru_cell": [_fused_cell(3)],
-    "aten::_thnn_fused_lstm_cell": [_fused_cell(4)],
-    "aten::mkldnn_rnn_layer": [_mkldnn_lstm(train=False), _mkldnn_lstm(train=True)],
+    "_scaled_dot_product_flash_attention": [lambda m: call(m(2, 2, 16, 16), m(2, 2, 16, 16), m(2, 2, 16, 16))],
+    "_native_multi_head_attention": [_native_multi_head_attention],
+    "rnn_tanh_cell rnn_relu_cell": [lambda m: call(m(2, 3), m(2, 4), m(4, 3), m(4, 4), m(4), m(4))],
+    "gru_cell": [lambda m: call(m(2, 3), m(2, 4), m(12, 3), m(12, 4), m(12), m(12))],
+    "lstm_cell": [lambda m: call(m(2, 3), [m(2, 4), m(2, 4)], m(16, 3), m(16, 4), m(16), m(16))],
+    "_thnn_fused_gru_cell": [lambda m: call(m(2, 12), m(2, 12), m(2, 4), m(12), m(12))],
+    "_thnn_fused_lstm_cell": [lambda m: call(m(2, 16), m(2, 16), m(2, 4), m(16), m(16))],
+    "mkldnn_rnn_layer": [_mkldnn_lstm(train=False), _mkldnn_lstm(train=True)],
     # Images, volumes and signals: pooling, resizing, padding, grids and transforms.
-    # Pooling.
-    "aten::adaptive_avg_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
-    "aten::adaptive_max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
-    "aten::avg_pool3d": [
+    "adaptive_avg_pool3d adaptive_max_pool3d max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
+    "avg_pool3d": [
         lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2]),
         lambda m: call(m(1, 2, 4, 4, 4, memory_format=_CL3D), [2, 2, 2], [1, 1, 1]),
     ],
-    "aten::max_pool3d": [lambda m: call(m(1, 2, 4, 4, 4), [2, 2, 2])],
-    "aten::fractional_max_pool2d": [lambda m: call(m(1, 2, 6, 6), [2, 2], [3, 3], m(1, 2, 2, low=0.0, grad=False))],
-    "aten::fractional_max_pool3d": [
-        lambda m: call(m(1, 2, 6, 6, 6), [2, 2, 2], [3, 3, 3], m(1, 2, 3, low=0.0, grad=False))
-    ],
-    "aten::max_unpool2d": [lambda m: call(m(1, 1, 2, 2), m.constant([[[[0, 3], [8, 15]]]]), [4, 4])],
-    "aten::max_unpool3d": [
+    "fractional_max_pool2d": [lambda m: call(m(1, 2, 6, 6), [2, 2], [3, 3], m(1, 2, 2, low=0.0, grad=False))],
+    "fractional_max_pool3d": [lambda m: call(m(1, 2, 6, 6, 6), [2, 2, 2], [3, 3, 3], m(1, 2, 3, low=0.0, grad=False))],
+    "max_unpool2d": [lambda m: call(m(1, 1, 2, 2), m.constant([[[[0, 3], [8, 15]]]]), [4, 4])],
+    "max_unpool3d": [
         lambda m: call(m(1, 1, 1, 2, 2), m.constant([[[[[0, 3], [8, 31]]]]]), [2, 4, 4], [2, 2, 2], [0, 0, 0])
     ],
-    # Resizing.
-    "aten::upsample_nearest1d": [lambda m: call(m(2, 3, 4), [8])],
-    "aten::upsample_nearest2d": [
+    "upsample_nearest1d _upsample_nearest_exact1d": [lambda m: call(m(2, 3, 4), [8])],
+    "upsample_nearest2d _upsample_nearest_exact2d": [
         lambda m: call(m(2, 3, 4, 4), [8, 6]),
         lambda m: call(m(2, 3, 4, 4, memory_format=_CL2D), [8, 8], 2.0, 2.0),
     ],
-    "aten::upsample_nearest3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6])],
-    "aten::_upsample_nearest_exact1d": [lambda m: call(m(2, 3, 4), [8])],
-    "aten::_upsample_nearest_exact2d": [lambda m: call(m(2, 3, 4, 4), [8, 6])],
-    "aten::_upsample_nearest_exact3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6])],
-    "aten::upsample_linear1d": [lambda m: call(m(2, 3, 4), [8], False)],
-    "aten::upsample_bilinear2d": [
-        lambda m: call(m(2, 3, 4, 4), [8, 6], False),
-        lambda m: call(m(2, 3, 4, 4, memory_format=_CL2D), [8, 6], True),
+    "upsample_nearest3d _upsample_nearest_exact3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6])],
+    "upsample_linear1d": [lambda m: call(m(2, 3, 4), [8], False)],
+    "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa": [
+        lambda m: call(m(2, 3, 8, 8), [4, 6], False)
     ],
-    "aten::upsample_bicubic2d": [lambda m: call(m(2, 3, 4, 4), [8, 6], False)],
-    "aten::upsample_trilinear3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6], False)],
-    "aten::_upsample_bilinear2d_aa": [lambda m: call(m(2, 3, 8, 8), [4, 3], False)],
-    "aten::_upsample_bicubic2d_aa": [lambda m: call(m(2, 3, 8, 8), [4, 3], False)],
-    # Padding.
-    "aten::reflection_pad1d": [lambda m: call(m(2, 3, 5), [2, 1])],
-    "aten::reflection_pad2d": [lambda m: call(m(2, 3, 5, 5), [2, 1, 1, 0])],
-    "aten::replication_pad1d": [lambda m: call(m(2, 3, 5), [2, 1])],
-    "aten::replication_pad2d": [lambda m: call(m(2, 3, 5, 5), [2, 1, 1, 0])],
-    "aten::replication_pad3d": [lambda m: call(m(1, 2, 3, 3, 3), [1, 1, 1, 0, 0, 1])],
-    # Grids.
-    "aten::grid_sampler": [
-        lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False),
-        lambda m: call(m(1, 2, 3, 3, 3), m(1, 2, 2, 2, 3), 0, 0, True),
+    "upsample_trilinear3d": [lambda m: call(m(1, 2, 3, 3, 3), [6, 6, 6], False)],
+    "reflection_pad1d replication_pad1d": [lambda m: call(m(2, 3, 5), [2, 1])],
+    "reflection_pad2d replication_pad2d": [lambda m: call(m(2, 3, 5, 5), [2, 1, 1, 0])],
+    "replication_pad3d": [lambda m: call(m(1, 2, 3, 3, 3), [1, 1, 1, 0, 0, 1])],
+    "grid_sampler grid_sampler_2d _grid_sampler_2d_cpu_fallback": [
+        lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False)
     ],
-    "aten::grid_sampler_2d": [lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False)],
-    "aten::grid_sampler_3d": [lambda m: call(m(1, 2, 3, 3, 3), m(1, 2, 2, 2, 3), 0, 0, False)],
-    "aten::_grid_sampler_2d_cpu_fallback": [lambda m: call(m(1, 2, 4, 4), m(1, 3, 3, 2), 0, 0, False)],
-    # Transforms.
-    **{f"aten::{op}": [lambda m: call(m(2, 6))] for op in _FFT_1D},
-    **{f"aten::{op}": [lambda m: call(m(2, 4, 6))] for op in _FFT_ND},
-    "aten::stft": [lambda m: call(m(2, 16), 8, window=m(8, low=0.1), return_complex=True)],
-    "aten::stft.center": [lambda m: call(m(2, 16), 8, 4, window=m(8, low=0.1), return_complex=True)],
+    "grid_sampler_3d": [lambda m: call(m(1, 2, 3, 3, 3), m(1, 2, 2, 2, 3), 0, 0, False)],
+    "fft_fft fft_hfft fft_ifft fft_ihfft fft_irfft fft_rfft": [lambda m: call(m(2, 6))],
+    "fft_fft2 fft_fftn fft_ifft2 fft_ifftn fft_irfft2 fft_irfftn fft_rfft2 fft_rfftn": [lambda m: call(m(2, 4, 6))],
+    "stft stft.center": [lambda m: call(m(2, 16), 8, window=m(8, low=0.1), return_complex=True)],
 }
+
+#: The qualified name of an overload -> its sample calls.
+SAMPLES = {f"aten::{name}": samples for names, samples in _SAMPLES.items() for name in names.split()}

@@ -1,10 +1,4 @@
-"""The entries of a parity run, the run of one entry, and of many in worker processes.
-
-NOTE [ Parity has its own workers ]
-A crash report needs the entry, the signal or exit status, and the last output of the process; closing the run has to
-end processes in the middle of an entry. ProcessPoolExecutor fails all pending futures when one process dies, and does
-not say which entry crashed. pytest-xdist reports neither signal nor output.
-"""
+"""The entries of a parity run, the run of one entry, and of many in worker processes."""
 
 from __future__ import annotations
 
@@ -20,48 +14,43 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.parity.entry_run import EntryRun
 from torch_promote.parity.model import (
+    DEVICES,
     Entry,
     EntryResult,
     Options,
     SampleMismatch,
-    check_device,
     command_for,
-    named_dtype,
     on_device,
 )
 from torch_promote.parity.samples import (
-    LISTED,
     PAIRS,
     NotGenerated,
-    autocast_lists,
-    listed_entries,
     op_database,
     sample_dtypes,
     samples,
 )
 from torch_promote.policy.op_table import op_table, schema_of
 
-__all__ = ["Prepare", "RunEntry", "Worker", "WorkerError", "entries", "run_entries", "run_entry"]
+__all__ = ["Prepare", "RunEntry", "WorkerError", "entries", "run_entries", "run_entry"]
 
 #: `RunEntry` runs one entry. `Prepare` runs before the first entry, so that its time is not counted. A worker imports
 #: both by name.
 RunEntry = Callable[[Entry, Options], EntryResult]
 Prepare = Callable[[Options], object]
-#: A worker's message: that it has started, the result of an entry, or an error in the options.
-Message = str | EntryResult | OptionError
 
 #: Other dtypes disable a region on the CPU, stock's and ours.
 _CPU_DTYPES = (torch.bfloat16, torch.float16)
-_SECONDS_TO_STOP = 5
 #: The number of last lines that a crash shows of a dead process's output, or of a traceback.
 _LAST_LINES = 16
 
@@ -74,7 +63,7 @@ class WorkerError(TorchPromoteError):
 
 
 def entries(options: Options) -> list[Entry]:
-    """Returns the entries that the options select: rows, pairs of dtypes, autocast lists, the op database.
+    """Returns the entries that the options select: rows, pairs of dtypes, the op database.
 
     Args:
         options: The options of the run.
@@ -89,7 +78,7 @@ def entries(options: Options) -> list[Entry]:
         >>> [entry.name for entry in entries(Options("cpu", ops=("aten::mm", "mm")))]
         ['aten::mm', 'mm']
     """
-    check_device(options.device, stock_only=options.stock_only)
+    _check_device(options.device, stock_only=options.stock_only)
     everything = _all_entries(options.device)
     names = [entry.name for entry in everything]
     for glob in options.ops:
@@ -107,8 +96,27 @@ def entries(options: Options) -> list[Entry]:
     return chosen
 
 
+def _check_device(device: str, *, stock_only: bool) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.")
+    if device in DEVICES:
+        return
+    if ":" in device:
+        raise OptionError(f"device {device!r} has an index. Use the device type only: {device.partition(':')[0]}.")
+    if not stock_only:
+        raise OptionError(
+            f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
+            f"this PyTorch.{did_you_mean(device, DEVICES)}"
+        )
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise OptionError(f"this PyTorch cannot make a tensor on device {device!r}: {first_line}") from error
+
+
 def _check_dtypes(chosen: list[Entry], options: Options) -> None:
-    if options.autocast_dtype is not None and not named_dtype(options.autocast_dtype).is_floating_point:
+    if not options.lower.is_floating_point:
         raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype.")
     if options.device == "cpu" and options.lower not in _CPU_DTYPES:
         raise OptionError(
@@ -117,8 +125,6 @@ def _check_dtypes(chosen: list[Entry], options: Options) -> None:
         )
     known = {dtype for entry in chosen for dtype in sample_dtypes(entry, options)} if options.dtypes else set()
     for name in options.dtypes:
-        if name != LISTED:
-            named_dtype(name)
         if name not in known:
             raise OptionError(
                 f"no sample of the selected entries has dtype {name!r}. Legal: {', '.join(sorted(known))}."
@@ -133,9 +139,7 @@ def _all_entries(device: str) -> tuple[Entry, ...]:
     if not options.has_policies:
         return (*pairs, *from_database)
     rows = [Entry(row.name, "row") for row in op_table() if schema_of(row) is not None]
-    with on_device(options):
-        listed = [Entry(name, "autocast_lists") for name in listed_entries(autocast_lists(options.device_type))]
-    return (*rows, *pairs, *listed, *from_database)
+    return (*rows, *pairs, *from_database)
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:
@@ -164,14 +168,14 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
                 run.add_not_generated(sample)
             else:
                 run.add(sample)
-        if options.sample is not None and not run.samples and not run.not_generated:
+        if options.sample is not None and not run.found.samples and not run.found.not_generated:
             every = samples(entry, Options(options.device, autocast_dtype=options.autocast_dtype))
             known = [sample.label for sample in every if not isinstance(sample, NotGenerated)]
             raise OptionError(f"{entry.name} has no sample {options.sample!r}.{did_you_mean(options.sample, known)}")
     return run.result(time.perf_counter() - started)
 
 
-# --- many entries, in the parent process
+# --- many entries, in worker processes
 
 
 def run_entries(
@@ -199,102 +203,76 @@ def run_entries(
     if jobs == 0:
         for position, entry in enumerate(entries):
             with contextlib.redirect_stdout(sys.stderr):
-                outcome = _attempt(run_entry, entry, options)
-            if isinstance(outcome, OptionError):
-                raise outcome
-            yield position, outcome
+                result = _run(run_entry, entry, options)
+            yield position, result
         return
+    todo = deque(enumerate(entries))
     with tempfile.TemporaryDirectory(prefix="torch_promote_parity_") as folder:
-        workers: list[Worker] = []
+        workers: list[_Worker] = []
         try:
-            workers += [Worker(run_entry, prepare, options, Path(folder)) for _ in range(min(jobs, len(entries)))]
-            yield from _hand_out(entries, workers)
+            workers += [_Worker(folder, prepare, options) for _ in range(min(jobs, len(entries)))]
+            while workers:
+                wait([worker.future for worker in workers], return_when=FIRST_COMPLETED)
+                worker = next(worker for worker in workers if worker.future.done())
+                error = worker.future.exception()
+                died = isinstance(error, BrokenProcessPool)
+                if error is not None and not died:
+                    raise error
+                if worker.position is not None:
+                    yield worker.position, worker.crash(entries[worker.position]) if died else worker.future.result()
+                elif died:
+                    raise WorkerError(f"a worker process died while starting: {worker.last_words()}")
+                if died or not todo:
+                    worker.stop()
+                    workers.remove(worker)
+                if todo and died:
+                    workers.append(_Worker(folder, prepare, options))
+                elif todo:
+                    worker.take(*todo.popleft(), run_entry)
         finally:
             for worker in workers:
                 worker.stop()
 
 
-def _hand_out(entries: Sequence[Entry], workers: list[Worker]) -> Iterator[tuple[int, EntryResult]]:
-    todo = deque(range(len(entries)))
-    while workers:
-        by_object = {awaited: worker for worker in workers for awaited in worker.awaited}
-        worker = by_object[wait(by_object)[0]]  # type: ignore[index]
-        message = worker.receive()
-        position = worker.position
-        if isinstance(message, OptionError):
-            raise message
-        if position is not None:
-            yield position, message if isinstance(message, EntryResult) else worker.crash(entries[position])
-        elif message is None:
-            raise WorkerError(f"a worker process died while starting: {worker.last_words()}")
-        if todo and message is None:
-            worker.stop()
-            workers[workers.index(worker)] = worker.another()
-        elif todo:
-            following = todo.popleft()
-            worker.take(following, entries[following])
-        else:
-            worker.stop()
-            workers.remove(worker)
-
-
-class Worker:
-    """The parent's handle for a worker process.
-
-    Args:
-        run_entry: Runs an entry.
-        prepare: Called once before the first entry.
-        options: The options of the run.
-        folder: The folder for the log of the process's stdout and stderr.
+class _Worker:
+    """A process that runs one entry at a time. A pool of its own: if the process dies, only its entry is lost.
 
     Attributes:
-        position: The position of its current entry; None before the first.
+        position: The position of its current entry; None while it starts.
+        future: The result of the entry, or of the start.
     """
 
-    def __init__(self, run_entry: RunEntry, prepare: Prepare, options: Options, folder: Path) -> None:
+    def __init__(self, folder: str, prepare: Prepare, options: Options) -> None:
         self.position: int | None = None
-        self._arguments = run_entry, prepare, options, folder
+        self._options = options
         self._log = Path(tempfile.mkdtemp(dir=folder), "log")
         self._given_at = time.perf_counter()
-        self._connection, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        arguments = theirs, run_entry, prepare, options, str(self._log)
-        self._process = context.Process(target=_work, args=arguments, daemon=True)
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         # Ctrl-C signals the whole group, but the parent stops the workers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process.start()
+            self.future: Future[Any] = self._pool.submit(_start, prepare, options, str(self._log))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        (self._process,) = self._pool._processes.values()
 
-    def another(self) -> Worker:
-        """Starts a worker with the same arguments."""
-        return Worker(*self._arguments)
-
-    def take(self, position: int, entry: Entry) -> None:
-        """Sends an entry to the worker."""
-        self.position = position
-        self._given_at = time.perf_counter()
-        with contextlib.suppress(OSError):  # it died: the next `receive` returns None
-            self._connection.send(entry)
-
-    def receive(self) -> Message | None:
-        """Returns the worker's message; None if it died."""
+    def take(self, position: int, entry: Entry, run_entry: RunEntry) -> None:
+        """Gives the worker an entry."""
+        self.position, self._given_at = position, time.perf_counter()
         try:
-            message: Message | None = self._connection.recv() if self._connection.poll() else None
-        except (EOFError, OSError):
-            return None
-        return message
+            self.future = self._pool.submit(_run, run_entry, entry, self._options, str(self._log))
+        except BrokenProcessPool as error:  # it died after its last entry
+            self.future = Future()
+            self.future.set_exception(error)
 
     def crash(self, entry: Entry) -> EntryResult:
         """Returns the result of an entry during which the process died."""
         died = f"the process that ran it died: {self.last_words()}"
-        return _crash(entry, self._arguments[2], died, time.perf_counter() - self._given_at)
+        return _crash(entry, self._options, died, time.perf_counter() - self._given_at)
 
     def last_words(self) -> str:
-        """Returns the signal or exit status of the process, and its last lines of output."""
-        self._process.join(_SECONDS_TO_STOP)
+        """Returns the signal or exit status of the dead process, and its last lines of output."""
+        self._pool.shutdown()
         code = self._process.exitcode
         how = f"exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
         written = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
@@ -302,24 +280,13 @@ class Worker:
 
     def stop(self) -> None:
         """Ends the process, even in the middle of an entry."""
-        self._connection.close()
-        self._process.terminate()
-        self._process.join(_SECONDS_TO_STOP)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join()
-
-    @property
-    def awaited(self) -> tuple[Connection, int]:
-        """The objects to wait for: one becomes ready when the worker sends a message or dies."""
-        return self._connection, self._process.sentinel
+        self._pool.shutdown()
 
 
-# --- in a worker process
-
-
-def _work(connection: Connection, run_entry: RunEntry, prepare: Prepare, options: Options, log: str) -> None:
-    """Runs the entries that it receives, until the parent closes the connection."""
+def _start(prepare: Prepare, options: Options, log: str) -> None:
+    """Prepares a worker process."""
     # Ops print, and the parent may write JSON to stdout.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
@@ -328,21 +295,17 @@ def _work(connection: Connection, run_entry: RunEntry, prepare: Prepare, options
     faulthandler.enable()
     torch.set_num_threads(1)
     prepare(options)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        connection.send("started")
-        while True:
-            entry = connection.recv()
-            os.truncate(log, 0)
-            connection.send(_attempt(run_entry, entry, options))
 
 
-def _attempt(run_entry: RunEntry, entry: Entry, options: Options) -> EntryResult | OptionError:
-    """Runs an entry. Returns an OptionError; any other error becomes a mismatch of kind "crash"."""
+def _run(run_entry: RunEntry, entry: Entry, options: Options, log: str | None = None) -> EntryResult:
+    """Runs an entry. An error becomes a mismatch of kind "crash", except for an OptionError."""
+    if log is not None:
+        os.truncate(log, 0)
     started = time.perf_counter()
     try:
         return run_entry(entry, options)
-    except OptionError as error:
-        return error
+    except OptionError:
+        raise
     except Exception:
         lines = traceback.format_exc().splitlines()
         text = "\n".join(["its run raised an error:", *lines[-_LAST_LINES:]])
@@ -350,6 +313,5 @@ def _attempt(run_entry: RunEntry, entry: Entry, options: Options) -> EntryResult
 
 
 def _crash(entry: Entry, options: Options, text: str, seconds: float) -> EntryResult:
-    command = command_for(entry, options)
-    mismatch = SampleMismatch(entry.name, "", "crash", "the entry's process", text, command)
+    mismatch = SampleMismatch(entry.name, "", "crash", "the entry's process", text, command_for(entry, options))
     return EntryResult(entry, mismatches=(mismatch,), seconds=seconds)

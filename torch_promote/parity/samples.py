@@ -9,7 +9,6 @@ A label consists of the dtype of the inputs, the sample's number and its kind:
 | `mixed_lower_first` | the same, starting with the region's dtype |
 | `lower` | float32 inputs cast to the region's dtype, for an op without samples in that dtype |
 | `int16-dim-zero` | pairs of dtypes: the second dtype, and whether each input has dimensions |
-| `torch` | entries of the autocast lists: the function's module; the dtype in the label is `listed` |
 
 The samples of an op and dtype depend on nothing else: each pair has its own seed, and all samples are generated before
 the first one runs.
@@ -35,16 +34,10 @@ from torch_promote.parity.row_samples import KINDS, MIXED, MIXED_LOWER_FIRST, SA
 from torch_promote.reference.dtypes import dtype_name
 
 __all__ = [
-    "DTYPES",
-    "LISTED",
     "PAIRS",
     "Bound",
-    "ListedCall",
     "NotGenerated",
     "Sample",
-    "autocast_lists",
-    "calls_of",
-    "listed_entries",
     "op_database",
     "sample_dtypes",
     "samples",
@@ -52,8 +45,6 @@ __all__ = [
 
 #: A function with its positional and keyword arguments.
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-#: The dtype in the labels of samples from the autocast lists.
-LISTED = "listed"
 #: The number of samples of an op and dtype in a quick run.
 _QUICK = 3
 
@@ -90,17 +81,18 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
     """Yields the samples of an entry that the options select, in a fixed order.
 
     Example:
-        >>> [sample.label for sample in samples(Entry("torch_16.mm", "autocast_lists"), Options())]
-        ['listed/0/torch', 'listed/0/Tensor']
+        >>> [sample.label for sample in samples(Entry("aten::mm", "row"), Options())][:2]
+        ['float32/0/plain', 'float32/1/plain']
     """
-    made: dict[str, Callable[[str, Options], Iterator[Sample | NotGenerated]]] = {
+    sources: dict[str, Callable[[str, Options], Iterator[Sample | NotGenerated]]] = {
         "op_db": _from_op_database,
-        "autocast_lists": _from_autocast_lists,
         "row": _from_row,
         "promotion": _from_pairs,
     }
-    for sample in made[entry.source](entry.name, options):
-        if options.sample is None or isinstance(sample, NotGenerated) or sample.label == options.sample:
+    for sample in sources[entry.source](entry.name, options):
+        if isinstance(sample, NotGenerated) or (
+            options.sample in (None, sample.label) and _wanted(sample.label.partition("/")[0], options)
+        ):
             yield sample
 
 
@@ -111,10 +103,8 @@ def sample_dtypes(entry: Entry, options: Options) -> list[str]:
         >>> sample_dtypes(Entry("aten::mm", "row"), Options())
         ['float32', 'bfloat16', 'float64', 'complex64', 'int64']
     """
-    if entry.source == "autocast_lists":
-        return [LISTED]
     if entry.source == "promotion":
-        return [dtype_name(dtype) for dtype in DTYPES]
+        return [dtype_name(dtype) for dtype in _DTYPES]
     if entry.source == "row":
         return list(dict.fromkeys(_row_label(kind, options)[0] for kind in KINDS))
     return [dtype_name(dtype) for dtype in _supported_dtypes(entry.name, options)]
@@ -225,114 +215,6 @@ def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
     return tree_map_only(torch.Tensor, to_next, call)
 
 
-# --- PyTorch's autocast test lists
-
-_TORCH_C: Any = torch._C
-#: The first word of a list's name -> the modules of its functions. Methods of Tensor are looked up too.
-_MODULES: dict[str, tuple[Any, ...]] = {
-    "torch": (torch,),
-    "nn": (_TORCH_C._nn,),
-    "linalg": (_TORCH_C._linalg,),
-    "fft": (_TORCH_C._fft,),
-    "special": (_TORCH_C._special,),
-    "methods": (),
-    "banned": (_TORCH_C._nn,),
-}
-
-
-@dataclass(frozen=True)
-class ListedCall:
-    """One call of one entry, in a region of one dtype.
-
-    Attributes:
-        label: The call as text.
-        op: The name of the op.
-        where: The module, such as "torch" or "_nn"; "Tensor" for a method.
-        number: The index of its set of arguments.
-        function: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        lower: The autocast dtype of the region.
-        expected: The dtype of the result.
-        banned: Whether autocast bans the op.
-    """
-
-    label: str
-    op: str
-    where: str
-    number: int
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    lower: torch.dtype
-    expected: torch.dtype
-    banned: bool
-
-
-def autocast_lists(device_type: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Returns the lists of a device type by name, with new tensors from a fixed seed.
-
-    Example:
-        >>> autocast_lists("cpu")["nn_16"][0][0]
-        'linear'
-    """
-    # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
-    with mock.patch("torch.backends.disable_global_flags"):
-        from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
-    kind = AutocastTestLists if device_type == "cuda" else AutocastCPUTestLists
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return vars(kind(torch.device(device_type)))
-
-
-def listed_entries(lists: dict[str, list[tuple[Any, ...]]]) -> dict[str, tuple[str, int]]:
-    """Returns the entries of the autocast lists by name: the name of the list, and the position in it."""
-    found: dict[str, tuple[str, int]] = {}
-    for list_name, entries in lists.items():
-        for index, listed in enumerate(entries):
-            name = f"{list_name}.{listed[0]}"
-            found[name if name not in found else f"{name}.{index}"] = (list_name, index)
-    return found
-
-
-def calls_of(list_name: str, entry: tuple[Any, ...]) -> Iterator[ListedCall]:
-    """Yields the calls that an entry describes. The lists differ in format; each part is identified by its type."""
-    op, *parts = entry
-    family, _, rest = list_name.partition("_")
-    equation = tuple(part for part in parts if isinstance(part, str))
-    argument_sets = [equation + part for part in parts if isinstance(part, tuple)]
-    kwargs = next((part for part in parts if isinstance(part, dict)), {})
-    dtypes = [part for part in parts if isinstance(part, torch.dtype)]
-    # The other parts skip the entry on ROCm, or name the module of a banned op.
-    assert all(isinstance(part, str | tuple | dict | torch.dtype | bool) or part in _MODULES[family] for part in parts)
-    functions = [(where, getattr(where, op)) for where in (*_MODULES[family], torch.Tensor) if hasattr(where, op)]
-    assert functions, entry
-    for (where, function), (number, args) in itertools.product(functions, enumerate(argument_sets)):
-        # Two sets of arguments are one for each dtype. Stock's promote only accepts the region's dtype.
-        halves = (torch.bfloat16, torch.float16)
-        lowers = (halves[number],) if len(argument_sets) == 2 else halves
-        if "need_autocast_promote" in rest and len(argument_sets) == 1:
-            lowers = (torch.float16,)
-        for lower in lowers:
-            expected = dtypes[0] if dtypes else lower if rest in ("fp16", "16") else torch.float32
-            name = where.__name__.removeprefix("torch._C.")
-            label = f"{list_name}: {where.__name__}.{op}, arguments {number}, {lower}"
-            yield ListedCall(label, op, name, number, function, args, kwargs, lower, expected, family == "banned")
-
-
-def _from_autocast_lists(name: str, options: Options) -> Iterator[Sample]:
-    if not _wanted(LISTED, options):
-        return
-    lists = autocast_lists(options.device_type)
-    list_name, index = listed_entries(lists)[name]
-    seen = set()
-    for call in calls_of(list_name, lists[list_name][index]):
-        label = f"{LISTED}/{call.number}/{call.where}"
-        if label not in seen:  # the calls for both dtypes of the lists are one sample here
-            seen.add(label)
-            yield Sample(label, (call.function, call.args, call.kwargs))
-
-
 # --- the rows of the op table
 
 
@@ -341,8 +223,6 @@ def _from_row(name: str, options: Options) -> Iterator[Sample]:
     function = getattr(getattr(torch.ops.aten, op), overload or "default")
     for kind, (number, make_call) in itertools.product(KINDS, enumerate(SAMPLES[name])):
         dtype, kind_name = _row_label(kind, options)
-        if not _wanted(dtype, options):
-            continue
         seed = zlib.crc32(f"{name} {number}".encode())
         dtypes = dtypes_of(kind, options.lower)
         make = Make(dtypes, options.device_type, fake=options.fake, grad=not options.fake, seed=seed)
@@ -367,7 +247,7 @@ PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "promotion.cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),  # autocast promotes it too
 }
 #: The dtypes of pairs.
-DTYPES = (
+_DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16,
     torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
 )  # fmt: skip
@@ -376,12 +256,11 @@ _SHAPES = {"dim": (2, 3), "zero": ()}
 
 
 def _from_pairs(name: str, options: Options) -> Iterator[Sample]:
-    for dtype in DTYPES:
-        if _wanted(dtype_name(dtype), options):
-            for number, (other, first, second) in enumerate(itertools.product(DTYPES, _SHAPES, _SHAPES)):
-                pair = _filled(dtype, _SHAPES[first], options), _filled(other, _SHAPES[second], options)
-                label = f"{dtype_name(dtype)}/{number}/{dtype_name(other)}-{first}-{second}"
-                yield Sample(label, (PAIRS[name], pair, {}))
+    for dtype in _DTYPES:
+        for number, (other, first, second) in enumerate(itertools.product(_DTYPES, _SHAPES, _SHAPES)):
+            pair = _filled(dtype, _SHAPES[first], options), _filled(other, _SHAPES[second], options)
+            label = f"{dtype_name(dtype)}/{number}/{dtype_name(other)}-{first}-{second}"
+            yield Sample(label, (PAIRS[name], pair, {}))
 
 
 def _filled(dtype: torch.dtype, shape: tuple[int, ...], options: Options) -> torch.Tensor:

@@ -1,39 +1,60 @@
 """`my_autocast`: a region with the behaviour of torch.autocast, on our own dispatch key.
 
-base.py has the parts that all regions share; arguments.py checks the arguments.
+region.py has the parts that all regions share. Below the class are the checks of the arguments, which are those of
+torch.autocast (`pack_plain_region` in csrc/python/region_bindings.cpp accepts the plainest arguments without them), the
+changes of policy, and the warning for overrides without effect.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from torch_promote import _C
 from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
-from torch_promote.extension import RegionSpec
-from torch_promote.policy.dtype_names import parse_dtype
-from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.overrides import spell_overrides
-from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import (
-    Line,
-    allows_cache,
-    bind_model,
-    cache_mode,
-    check_devices,
-    line_of,
-    policy_change,
-    policy_number,
-    read_policy,
-    warn_of_unused_overrides,
+from torch_promote.errors import (
+    DeviceTypeError,
+    DtypeError,
+    OptionError,
+    PolicyError,
+    UnsupportedDeviceError,
+    UnusedOverrideWarning,
+    did_you_mean,
 )
+from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
+from torch_promote.integrations import cast_invalidation, checkpoint
+from torch_promote.policy.dtype_names import parse_dtype
+from torch_promote.policy.module_tables import library
+from torch_promote.policy.op_names import is_pattern, spell_key
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.overrides import parse_overrides, select, spell_overrides
+from torch_promote.policy.policy import Policy
 from torch_promote.regions.region import Region
 
-__all__ = ["cache_info", "clear_cache", "my_autocast"]
+__all__ = [
+    "Line",
+    "allows_cache",
+    "bind_model",
+    "cache_info",
+    "check_devices",
+    "clear_cache",
+    "line_of",
+    "my_autocast",
+    "named_ops",
+    "number_of_applied",
+    "policy_change",
+    "policy_number",
+    "read_policy",
+    "warn_of_unused_overrides",
+]
 
 
 class my_autocast(Region):  # noqa: N801 (the name that people type)
@@ -139,7 +160,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
                 self._held = policy_change(policy, overrides, number, line is not None)
                 change = self._held.number
         cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
-        self._packed = RegionSpec(devices, cache_flag, cache_mode(cache), change).pack()
+        self._packed = RegionSpec(devices, cache_flag, None if cache == "none" else cache, change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
 
@@ -247,3 +268,330 @@ def clear_cache() -> None:
         0
     """
     _C.clear_cache()
+
+
+# --- arguments
+
+
+_PLAIN_DTYPES = (torch.bfloat16, torch.float16)
+
+#: Keeps the changes whose numbers are constants of compiled graphs.
+_traced: dict[int, _C.HeldChange] = {}
+
+_NO_CACHE = "none"
+_CACHES = (*_C.CACHE_MODES, _NO_CACHE)
+
+
+def check_devices(device_type: object, dtype: object, enabled: object) -> tuple[DeviceSpec, ...]:
+    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for."""
+    device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
+    checked = []
+    for name in device_types:
+        checked.append(_check_device(name, dtype, enabled))
+    return tuple(checked)
+
+
+def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str | None:
+    """Returns a policy that later changes of a file do not affect. A name stays a name."""
+    return policy if policy is None or policy in Policy.names() else Policy.of(policy)
+
+
+def bind_model(model: object, policy: Policy | str | os.PathLike[str] | None) -> Any:
+    """Has the modules of a region's model follow the tables of the region's policy, as long as the result lives.
+
+    The result has the attribute `number`; it is None if the policy has no tables.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model is an nn.Module, or None; got {model!r} of type {type(model).__name__}.")
+    if "_modules" not in model.__dict__:
+        raise OptionError(
+            f"the model is a {type(model).__name__} that has no modules yet, as in a copy of a model that has a region "
+            f"as an attribute. The modules are found when the region is made: make it where it is entered, or call "
+            f"policy.apply_to(model)."
+        )
+    if policy is None:
+        raise OptionError(
+            "model names the modules that the tables of policy are for; got a model and no policy. Give both, or "
+            "leave model out."
+        )
+    chosen = Policy.of(policy)
+    return _bind(chosen, model) if chosen.modules else None
+
+
+def _bind(policy: Policy, model: torch.nn.Module) -> Any:
+    return library().bind(policy, model)
+
+
+# Has Dynamo break the graph here, and say why.
+_bind._torchdynamo_disable = True  # type: ignore[attr-defined]
+_bind._torchdynamo_disable_msg = "my_autocast(model=...) changes modules: make the region outside"  # type: ignore[attr-defined]
+
+
+def allows_cache(cache: object, cache_enabled: object) -> bool:
+    """Whether `cache` allows casts to be reused. Installs the hooks that the mode needs."""
+    if not isinstance(cache, str) or cache not in _CACHES:
+        legal = ", ".join(map(repr, _CACHES))
+        got = repr(cache) if isinstance(cache, str) else f"{cache!r} of type {type(cache).__name__}"
+        remedy = did_you_mean(cache, _CACHES) if isinstance(cache, str) else ""
+        raise OptionError(f"cache says which casts are reused: a str, or None; got {got}. Legal: {legal}.{remedy}")
+    allowed = cache != _NO_CACHE
+    if cache_enabled is not None and bool(cache_enabled) != allowed:
+        raise OptionError(
+            f"cache={cache!r} means cache_enabled={allowed}, got cache_enabled={cache_enabled!r} with it. Legal: cache "
+            f"alone, or with cache_enabled={allowed}. Leave cache_enabled out."
+        )
+    if cache in _C.CACHE_MODES[1:]:
+        _install_checkpoint_hooks()
+        cast_invalidation.watch()
+    return allowed
+
+
+def _install_checkpoint_hooks() -> None:
+    checkpoint.install()
+
+
+# Dynamo calls it while it traces.
+_install_checkpoint_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _device_types(asked: object) -> Sequence[str]:
+    if asked is None:
+        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+    if isinstance(asked, Sequence):
+        if not asked:
+            raise DeviceTypeError("no device type given: the sequence is empty. Name 'cpu', 'cuda' or both.")
+        for index, name in enumerate(asked):
+            if name in asked[:index]:
+                raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
+        return asked
+    remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
+    remedy = "For a torch.device, pass `.type`." if isinstance(asked, torch.device) else remedy
+    raise DeviceTypeError(
+        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
+        f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
+    )
+
+
+def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
+    """Returns what a region asks for on a device type, as torch.autocast would."""
+    if not isinstance(name, str):
+        raise DeviceTypeError(
+            f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
+        )
+    if name not in DEVICE_TYPES:
+        raise _unsupported(name)
+    if dtype is None:
+        dtype = torch.get_autocast_dtype(name)
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(
+            f"dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got {dtype!r} of type "
+            f"{type(dtype).__name__}."
+        )
+    if dtype not in DTYPE_NUMBERS:
+        raise DtypeError(
+            f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
+        )
+    if not enabled:
+        return DeviceSpec(name, dtype, False)
+    if name == "cuda":
+        if torch.cuda.amp.common.amp_definitely_not_available():
+            _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
+            return DeviceSpec(name, dtype, False)
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
+        if dtype in _PLAIN_DTYPES:
+            _C.cuda_allows(dtype)
+    elif dtype not in _PLAIN_DTYPES:
+        _warn(
+            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
+            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
+        )
+        return DeviceSpec(name, dtype, False)
+    return DeviceSpec(name, dtype, True)
+
+
+def _unsupported(name: str) -> UnsupportedDeviceError:
+    if ":" in name:
+        remedy = " Give the type without an index."
+    elif name in torch._C._autocast_supported_devices():
+        remedy = f" torch.autocast({name!r}) serves that device type."
+    elif name.lower() in {"gpu", "nvidia", "rocm", "hip"}:
+        remedy = " The device type of GPUs is 'cuda'."
+    else:
+        remedy = did_you_mean(name, DEVICE_TYPES)
+    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}. Legal: 'cpu', 'cuda'.{remedy}")
+
+
+def _warn(message: str) -> None:
+    # _warn, _check_device, check_devices, __init__, the caller
+    warnings.warn(message, stacklevel=5)
+
+
+# --- changes of policy
+
+
+def policy_change(
+    policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0, has_author: bool = False
+) -> _C.HeldChange:
+    """Returns what a region does to the policy, for the extension; equal arguments get one number.
+
+    Args:
+        policy: As for `my_autocast`.
+        overrides: As for `my_autocast`.
+        tables: The number of the policy's tables for modules, for the model that the region names. 0: it names none.
+        has_author: Whether overrides without effect are reported, to the line of the program that made the region.
+    """
+    chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
+    if chosen is not None and not tables:
+        tables = number_of_applied(chosen)
+    try:
+        asked = None if overrides is None else tuple(overrides.items())
+        change = _register(chosen, asked, tables, has_author, 0 if asked is None else _C.op_definitions())
+    except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
+        parse_overrides(overrides)  # type: ignore[arg-type]
+        raise  # pragma: no cover: an error of the mapping's own methods
+    if torch._guards.TracingContext.try_get() is not None:
+        _traced.setdefault(change.number, change)
+    return change
+
+
+def policy_number(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> int:
+    """Returns the number of `policy_change`. Dynamo calls it while it traces, and keeps the number."""
+    return policy_change(policy, overrides, tables).number
+
+
+policy_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def number_of_applied(policy: Policy) -> int:
+    """Returns the number of a policy's tables for the models that `apply_to` was called with; 0 if it has no tables."""
+    if not policy.modules:
+        return 0
+    found = numbered(policy.modules, None)
+    if not found.applied:
+        shown = ", ".join(repr(name) for name, _ in policy.modules)
+        raise PolicyError(
+            f"the policy has tables for modules ({shown}), and no model to find them in. Legal: "
+            f"my_autocast(..., policy=policy, model=model); or call policy.apply_to(model) before, as for install, "
+            f"set_default_policy and policies of modules. To leave the tables out, use policy.without_modules()."
+        )
+    return found.number
+
+
+@functools.lru_cache(maxsize=1024)
+def _register(
+    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool, defined: int
+) -> _C.HeldChange:
+    """Registers a change. `defined` counts definitions of ops, on which it depends what the names select."""
+    changes = [] if policy is None else list(policy.changes)
+    for name, value in parse_overrides(dict(overrides or ())):
+        changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
+    named = named_ops(dict(overrides or ()), {name for name, *_ in changes}) if has_author else ()
+    if changes or tables:
+        checkpoint.install()
+    return register_change(changes, policy is not None, named, tables or None)
+
+
+# --- overrides without effect: NOTE [ Unused overrides ] in csrc/policy/policy_registry.h.
+
+#: Composite ops of the op table, and the ops that PyTorch's implementations of them call, with autocast off.
+_CALLS = {
+    "_convolution": "convolution",
+    "bilinear": "_trilinear",
+    "cdist": "_cdist_forward",
+    "chain_matmul": "mm matmul linalg_multi_dot",
+    "conv1d conv2d conv3d": "convolution _convolution mkldnn_convolution",
+    "conv_transpose1d conv_transpose2d conv_transpose3d": "convolution _convolution",
+    "cosine_embedding_loss": "mul sum add sqrt div where clamp_min mean",
+    "cosine_similarity": "mul sum linalg_vector_norm div",
+    "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
+    "einsum": "bmm mul sum",
+    "frobenius_norm": "linalg_vector_norm",
+    "group_norm": "native_group_norm",
+    "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",
+    "hinge_embedding_loss": "where clamp_min add mean sum",
+    "kl_div": "exp log mul sub mean sum where xlogy",
+    "l1_loss": "sub abs mean sum",
+    "layer_norm": "native_layer_norm",
+    "linalg_multi_dot": "mm matmul",
+    "linear": "mm addmm matmul",
+    "log_softmax": "_log_softmax",
+    "margin_ranking_loss": "mul sub clamp_min mean sum",
+    "matmul": "mm bmm mv dot",
+    "nll_loss": "nll_loss_forward",
+    "nll_loss2d": "nll_loss2d_forward",
+    "pdist": "_pdist_forward",
+    "poisson_nll_loss": "exp log mul sub mean sum",
+    "prelu": "_prelu_kernel",
+    "quantile nanquantile": "sort lerp",
+    "rms_norm": "_fused_rms_norm pow mean rsqrt mul",
+    "scaled_dot_product_attention": "softmax _softmax _safe_softmax matmul bmm mul add",
+    "softmax": "_softmax",
+    "stft": "_fft_r2c _fft_c2c",
+    "tensordot": "mm matmul dot",
+    "triplet_margin_loss": "pairwise_distance clamp_min mean sum",
+}
+
+#: Regions that this package makes have no author who could change their overrides.
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
+#: What `warnings` remembers of its warnings, by file.
+_registries: dict[str, dict[str | tuple[str, type[Warning], int], int]] = {}
+
+
+#: A line of Python that makes regions with overrides: its file, its number there, and the name of its module.
+Line = tuple[str, int, str]
+
+
+def line_of(frame: FrameType | None) -> Line | None:
+    """Returns the line that a frame runs; None for a line of this package, or if there is no frame."""
+    if frame is None or frame.f_code.co_filename.startswith(_OURS):
+        return None
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>")
+
+
+def named_ops(overrides: Mapping[Any, Any], overridden: Collection[str]) -> Iterator[Named]:
+    """Yields the ops that overrides name without a pattern, with the ops that hide them.
+
+    `overridden` has the full names of all overloads that get a policy.
+    """
+    for key, value in overrides.items():
+        if not is_pattern(spell_key(key)):
+            _, overloads = select(key, value)
+            hidden_by = _hidden_by().get(_without_overload(overloads[0]), ())
+            yield Named(overloads, tuple(name for name in hidden_by if name not in overridden))
+
+
+@functools.cache
+def _hidden_by() -> dict[str, list[str]]:
+    """Returns the entries of the op table that call an op, by the op's name without an overload."""
+    found: dict[str, list[str]] = {}
+    calls = {outer: inner.split() for names, inner in _CALLS.items() for outer in names.split()}
+    for name in _C.OP_ENTRY_NAMES:
+        for inner in calls.get(_short(_without_overload(name)), ()):
+            found.setdefault(f"aten::{inner}", []).append(name)
+    return found
+
+
+def warn_of_unused_overrides(line: Line) -> None:
+    """Warns of the overrides without effect in the region of a line that this thread has just ended."""
+    unused: dict[str, list[str]] = {}
+    for op, outer in _C.unused_overrides():
+        unused.setdefault(_without_overload(op), []).append(_without_overload(outer))
+    for op, outers in unused.items():
+        ran = ", ".join(dict.fromkeys(outers))
+        text = (
+            f"the override of {op} was never used. Instead, the region ran {ran}, which may call {_short(op)}, with "
+            f"autocast off. Name in the overrides: {ran.replace('aten::', '')}."
+        )
+        filename, lineno, module = line
+        registry = _registries.setdefault(filename, {})
+        warnings.warn_explicit(text, UnusedOverrideWarning, filename, lineno, module, registry)
+
+
+def _without_overload(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("aten::")

@@ -21,7 +21,7 @@ from torch_promote.policy.named_policies import replace_registered_ops
 from torch_promote.policy.op_table import CastPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import number_of_applied, policy_change
+from torch_promote.regions.autocast import number_of_applied, policy_change
 
 __all__ = [
     "RegisteredPolicy",
@@ -66,12 +66,11 @@ def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy
         >>> set_default_policy(before)
         Policy.named('cuda')
     """
-    global _default, _default_tables
     chosen = None if policy is None else Policy.of(policy)
     tables = 0 if chosen is None else number_of_applied(chosen)
     with _lock:
+        before = _default
         _put(_registered, chosen, tables)
-        before, _default, _default_tables = _default, chosen, tables
     return before
 
 
@@ -85,12 +84,7 @@ def default_policy() -> Policy | None:
 
 
 def spell_default_policy() -> str:
-    """Returns the default policy and where it comes from, in words; "" for PyTorch's own.
-
-    Example:
-        >>> spell_default_policy()
-        ''
-    """
+    """Returns the default policy and where it comes from, in words; "" for PyTorch's own."""
     if _default is None:
         return ""
     asked = os.environ.get(VARIABLE, "")
@@ -121,7 +115,6 @@ class RegisteredPolicy:
             kept = {place: given for place, given in _registered.items() if given[1] is not self}
             if len(kept) < len(_registered):
                 _put(kept, _default, _default_tables)
-                _replace_registered(kept)
 
     def __enter__(self) -> RegisteredPolicy:
         return self
@@ -179,8 +172,13 @@ def register_policy(
     named = {(name, device) for name, _ in parsed for device in devices}
     handle = RegisteredPolicy([name for name, _ in parsed], devices, parsed[0][1])
     with _lock:
-        if not replace:
-            _check_none_registered(op, policy, named)
+        if not replace and (taken := sorted(named & _registered.keys())):
+            name, device = taken[0]
+            known = spell_policy(_registered[name, device][0])
+            raise PolicyError(
+                f"{show_key(op)} with policy {policy!r}: {name} already has a registered policy on {device}, {known!r}."
+                f" Pass replace=True to replace it, or call remove() of the handle that register_policy returned."
+            )
         kept = {place: known for place, known in _registered.items() if place not in named}
         if not given.changes and len(kept) == len(_registered):
             raise PolicyError(
@@ -188,19 +186,7 @@ def register_policy(
             )
         wanted = {**kept, **{(name, device): (value, handle) for name, device, value in given.changes}}
         _put(wanted, _default, _default_tables)
-        _replace_registered(wanted)
     return handle
-
-
-def _check_none_registered(op: object, policy: object, places: Iterable[tuple[str, str]]) -> None:
-    """Raises if an overload has a registered policy on a device type."""
-    for name, device in sorted(places):
-        if (name, device) in _registered:
-            known = spell_policy(_registered[name, device][0])
-            raise PolicyError(
-                f"{show_key(op)} with policy {policy!r}: {name} already has a registered policy on {device}, {known!r}."
-                f" Pass replace=True to replace it, or call remove() of the handle that register_policy returned."
-            )
 
 
 def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
@@ -216,11 +202,7 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
 
 
 def use_environment() -> None:
-    """Sets the default policy that the environment variable names, if it is set.
-
-    Raises:
-        PolicyError: The policy does not exist, or its file is invalid.
-    """
+    """Sets the default policy that the environment variable names, if it is set."""
     asked = os.environ.get(VARIABLE)
     if not asked:
         return
@@ -235,7 +217,8 @@ _Registered = dict[tuple[str, str], tuple[CastPolicy | torch.dtype, RegisteredPo
 
 
 def _put(registered: _Registered, default: Policy | None, tables: int) -> None:
-    """Sets both as the extension's defaults. If that fails, nothing changes."""
+    """Puts registered policies and a default, with the number of its tables, in force. An error changes nothing."""
+    global _registered, _default, _default_tables
     changes = [(*place, value) for place, (value, _) in sorted(registered.items(), key=lambda item: item[0])]
     if changes:
         checkpoint.install()
@@ -243,9 +226,6 @@ def _put(registered: _Registered, default: Policy | None, tables: int) -> None:
     # Dynamo does not guard on the default policy, which graphs that open an outermost region were traced under.
     if _compile.graphs_open_regions():
         sys.modules["torch._dynamo"].reset()
-
-
-def _replace_registered(registered: _Registered) -> None:
-    global _registered
-    _registered = registered
-    replace_registered_ops(registered)
+    if registered is not _registered:
+        replace_registered_ops(registered)
+    _registered, _default, _default_tables = registered, default, tables

@@ -37,7 +37,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import defaults
-from torch_promote.regions.arguments import allows_cache, cache_mode, number_of_applied, policy_change, read_policy
+from torch_promote.regions.autocast import allows_cache, number_of_applied, policy_change, read_policy
 from torch_promote.regions.region import tell_watchers
 
 __all__ = [
@@ -86,24 +86,20 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
     __exit__ = _Autocast.__exit__
 
 
-class _Held:
+class _Objects(list[Any]):
     """The objects whose regions are open in a thread, once per open region. The extension stores their addresses."""
 
-    __slots__ = ("__weakref__", "objects")
-
-    def __init__(self) -> None:
-        self.objects: list[Any] = []
+    __slots__ = ("__weakref__",)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.held = _Held()
-        self.objects = self.held.objects
+        self.objects = _Objects()
         self.passes_on = False
-        _threads[id(self.held)] = self.held
+        _threads[id(self.objects)] = self.objects
 
 
-_threads: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+_threads: weakref.WeakValueDictionary[int, _Objects] = weakref.WeakValueDictionary()
 _thread = _Thread()
 
 #: Protects changes of the installation. Acquire Dynamo's lock before this one, never after it.
@@ -145,7 +141,10 @@ def _enter(self: Any) -> Any:
     if _opens_in_graph is not None and sys._getframe(1).f_code is _opens_in_graph:
         self.__class__ = _GraphAutocast  # pragma: no cover: PyTorch before 2.12
     if self.__class__ is _GraphAutocast:
-        return _enter_in_graph(self, packed)
+        graph_enter(packed)
+        _opened_by_graphs.add(self)
+        _compile.refuse_strict_export()
+        return self
     surroundings = _C.enter_region(self, packed)
     _thread.objects.append(self)
     if surroundings:
@@ -177,20 +176,13 @@ def _exit(
     elif self.__class__ is _GraphAutocast and self in _opened_by_graphs:
         _opened_by_graphs.discard(self)
         graph_exit(_names_device(self.device))
-    elif not _began_as_ours(self):
+    elif self.device not in DEVICE_TYPES or not any(one is self for them in _of_all_threads() for one in them):
         _exit_method.pass_on(self, kind, value, traceback)
     else:  # the region is suspended between two steps of a coroutine, or open in the thread that entered it
         _remove(objects, self)
     if _installation is None:
         _restore()
     return False
-
-
-def _enter_in_graph(region: Any, packed: str) -> Any:
-    graph_enter(packed)
-    _opened_by_graphs.add(region)
-    _compile.refuse_strict_export()
-    return region
 
 
 def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
@@ -211,16 +203,9 @@ def _names_device(device_type: str) -> str:
     return RegionSpec((DeviceSpec(device_type, torch.bfloat16, True),)).pack()
 
 
-def _began_as_ours(region: Any) -> bool:
-    """Whether any thread has the region open or suspended as a region of ours."""
-    if region.device not in DEVICE_TYPES:
-        return False
-    return any(one is region for held in _of_all_threads() for one in held.objects)
-
-
-def _of_all_threads() -> list[_Held]:
+def _of_all_threads() -> list[_Objects]:
     # Iterating over the dictionary itself would raise if another thread started or ended meanwhile.
-    return [held for reference in _threads.valuerefs() if (held := reference()) is not None]
+    return [objects for reference in _threads.valuerefs() if (objects := reference()) is not None]
 
 
 def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) -> None:
@@ -291,14 +276,14 @@ def _restore() -> None:
     with _lock:
         if _installation is None:
             _enter_method.restore()
-            if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
+            if not _opened_by_graphs and not any(_of_all_threads()):
                 _exit_method.restore()
 
 
 def _forget_other_threads() -> None:
     # A fork copies only this thread. Regions of other threads are not open in the child.
     _threads.clear()
-    _threads[id(_thread.held)] = _thread.held
+    _threads[id(_thread.objects)] = _thread.objects
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -320,7 +305,7 @@ class Installation:
         cache: The cache mode. None: the mode of the surrounding region, or "weights" if there is none.
     """
 
-    __slots__ = ("_change", "_held", "_specs", "cache", "overrides", "policy")
+    __slots__ = ("_change", "_held", "_specs", "cache", "is_plain", "overrides", "policy")
 
     def __init__(self, policy: _PolicyArgument, overrides: Mapping[Any, Any] | None, cache: str | None) -> None:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
@@ -333,6 +318,8 @@ class Installation:
         self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})
         self.cache = cache
         self._specs: dict[Any, str] = {}
+        #: Whether regions take the policy and the cache mode from their surroundings.
+        self.is_plain = self._change == 0 and cache is None
 
     def spec_of(self, region: Any) -> str | None:
         """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
@@ -340,22 +327,16 @@ class Installation:
         # PyTorch rejects 1, although it equals True.
         if not ((enabled is True or enabled is False) and (reuses is True or reuses is False)):
             return None
+        key = region.device, region.fast_dtype, enabled, reuses
         try:
-            return self._specs[region.device, region.fast_dtype, enabled, reuses]
+            return self._specs[key]
         except (KeyError, TypeError):  # not computed yet, or not hashable
-            return self._make_spec(region.device, region.fast_dtype, enabled, reuses)
-
-    def _make_spec(self, device_type: Any, dtype: Any, enabled: bool, reuses: bool) -> str | None:
+            device_type, dtype = key[:2]
         known = isinstance(device_type, str) and device_type in DEVICE_TYPES
         if not known or not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NUMBERS:
             return None
-        spec = RegionSpec(
-            (DeviceSpec(device_type, dtype, enabled),),
-            reuses and self.cache != "none",
-            cache_mode(self.cache),
-            self._change,
-        )
-        packed = self._specs[device_type, dtype, enabled, reuses] = spec.pack()
+        devices, mode = (DeviceSpec(device_type, dtype, enabled),), None if self.cache == "none" else self.cache
+        packed = self._specs[key] = RegionSpec(devices, reuses and self.cache != "none", mode, self._change).pack()
         return packed
 
     def digest(self) -> str:
@@ -368,21 +349,12 @@ class Installation:
             _C.exit_region(owner)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether regions take the policy and the cache mode from their surroundings."""
-        return self._change == 0 and self.cache is None
-
-    def acts_as(self, other: Installation) -> bool:
-        """Whether regions behave the same under both."""
-        return (self._change, self.cache) == (other._change, other.cache)
-
-    @property
     def info(self) -> str:
         """Returns a sentence that describes the installation."""
         parts = [] if self.policy is None else [f"policy {self.policy!r}"]
         parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
-        asked = ", ".join(parts) if parts else "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
+        asked = ", ".join(parts) or "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
         return f"Regions of torch.autocast for {' and '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
 
     def __repr__(self) -> str:
@@ -400,8 +372,12 @@ def _replace(what: str, installation: Installation | None) -> tuple[Installation
     global _installation
     with while_changing(what) as forget_compiled, _lock:
         before = _installation
-        if before is not None and installation is not None and installation.acts_as(before):
-            installation = before
+        if (
+            before is not None
+            and installation is not None
+            and ((installation._change, installation.cache) == (before._change, before.cache))
+        ):
+            installation = before  # regions behave the same under both
         if installation is not before:
             forget_compiled()
         if installation is not None:
@@ -541,13 +517,6 @@ def use_environment() -> Installation | None:
     """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1.
 
     It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
-
-    Returns:
-        The installation, or None if TORCH_PROMOTE_AUTOCAST is not 1.
-
-    Raises:
-        PolicyError: An op or policy of TORCH_PROMOTE_OVERRIDES does not exist, or the policy is not legal for the op.
-        OptionError: The cache mode does not exist.
     """
     if os.environ.get(AUTOCAST) != "1":  # _torch_promote_hooks warns of other values
         return None
@@ -559,11 +528,7 @@ def use_environment() -> Installation | None:
 
 
 def asked_overrides() -> dict[str, str]:
-    """Returns the overrides in TORCH_PROMOTE_OVERRIDES.
-
-    Raises:
-        PolicyError: An op or policy does not exist, or the policy is not legal for the op.
-    """
+    """Returns the overrides in TORCH_PROMOTE_OVERRIDES, which are checked."""
     text = os.environ.get(OVERRIDES, "")
     try:
         overrides = split_overrides(text)
@@ -574,18 +539,7 @@ def asked_overrides() -> dict[str, str]:
 
 
 def split_overrides(text: str) -> dict[str, str]:
-    """Parses overrides from one line.
-
-    Args:
-        text: For example "softmax=fp32,linalg_*=fp32". Spaces and empty parts are ignored.
-
-    Raises:
-        PolicyError: A part has no equals sign, or an op is named twice.
-
-    Example:
-        >>> split_overrides("softmax=lower, linalg_*=float64")
-        {'softmax': 'lower', 'linalg_*': 'float64'}
-    """
+    """Parses overrides from one line, as "softmax=lower, linalg_*=float64"."""
     overrides: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         op, equals, policy = (piece.strip() for piece in part.partition("="))
@@ -597,10 +551,5 @@ def split_overrides(text: str) -> dict[str, str]:
 
 
 def join_overrides(overrides: dict[str, str]) -> str:
-    """Formats overrides as one line.
-
-    Example:
-        >>> join_overrides({"softmax": "lower", "exp": "fp32"})
-        'softmax=lower,exp=fp32'
-    """
+    """The reverse of `split_overrides`."""
     return ",".join(f"{op}={policy}" for op, policy in overrides.items())

@@ -22,7 +22,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,14 +31,13 @@ import torch.fx
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from torch_promote._C import HeldChange
 from torch_promote.errors import PolicyError, RegionError
 from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.arguments import check_devices, policy_change
+from torch_promote.regions.autocast import check_devices, policy_change
 from torch_promote.regions.region import Region
 
 __all__ = [
@@ -79,7 +77,8 @@ class ModulePolicy:
             self.value = value
         else:
             self.value = _by_name(value) if isinstance(value, Mapping) else _policy(value)
-            self._held = _change_of(self.value)
+            of_ops = self.value if isinstance(self.value, dict) else None
+            self._held = policy_change(self.value if of_ops is None else None, of_ops)
             self.change = self._held.number
 
     def __eq__(self, other: object) -> bool:
@@ -133,10 +132,6 @@ def _policy(value: Any) -> Policy | str:
     return value if value in Policy.names() else Policy.of(value)
 
 
-def _change_of(value: dict[str, str] | Policy | str) -> HeldChange:
-    return policy_change(None, value) if isinstance(value, dict) else policy_change(value, None)
-
-
 def run_under(
     policies: tuple[ModulePolicy, ...], module: nn.Module, forward: Callable[..., Any] | None, args: Any, kwargs: Any
 ) -> Any:
@@ -145,10 +140,17 @@ def run_under(
         return forward(*args, **kwargs) if forward is not None else type(module).forward(module, *args, **kwargs)
     policy, *inner = policies
     if inner:
-        forward = functools.partial(_run_inside, tuple(inner), module, forward)
+        outer_forward, inner_policies = forward, tuple(inner)
+
+        def nested(*args: Any, **kwargs: Any) -> Any:
+            return run_under(inner_policies, module, outer_forward, args, kwargs)
+
+        forward = nested
     elif forward is None:
         forward, args = type(module).forward, (module, *args)
-    _check_not_traced(module, (*args, *kwargs.values()))
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.fx.Proxy):
+            raise traced_by_fx(module)
     devices = _enabled_devices()
     if not devices:
         return forward(*args, **kwargs)
@@ -156,23 +158,6 @@ def run_under(
         args, kwargs = tree_map(functools.partial(_to_float32, devices), (args, kwargs))
     with Region(_packed_inside(policy.change)):
         return forward(*args, **kwargs)
-
-
-def _run_inside(
-    policies: tuple[ModulePolicy, ...],
-    module: nn.Module,
-    forward: Callable[..., Any] | None,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return run_under(policies, module, forward, args, kwargs)
-
-
-def _check_not_traced(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    for value in inputs:
-        if isinstance(value, torch.fx.Proxy):
-            raise traced_by_fx(module)
 
 
 def traced_by_fx(module: nn.Module) -> RegionError:
@@ -242,7 +227,7 @@ class _Bound:
     """A callable that is an attribute of a module, and refers to it. Copies of the module have copies of it."""
 
     def __init__(self, module: nn.Module | None, *rest: Any) -> None:
-        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else _no_module
+        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
         self._rest = rest
 
     @property
@@ -255,18 +240,11 @@ class _Bound:
             )
         return module
 
-    def is_of(self, module: nn.Module) -> bool:
-        return self._module() is module
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._module(), *self._rest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return type(self)(*copy.deepcopy((self._module(), *self._rest), memo))
-
-
-def _no_module() -> None:
-    """Takes the place of a weak reference."""
 
 
 class PolicyForward(_Bound):
@@ -369,20 +347,15 @@ class _StateWithoutTables(_Bound):
     def __call__(self) -> Any:
         module = self.__self__
         state = type(module).__getstate__(module)
-        return _without_tables(state, module) if isinstance(state, dict) else state
-
-
-def _without_tables(attributes: dict[str, Any], module: nn.Module) -> dict[str, Any]:
-    """Returns a module's attributes as they would be without tables."""
-    if _TABLES not in attributes:
+        if not isinstance(state, dict) or _TABLES not in state:
+            return state
+        attributes = dict(state)
+        _drop_tables(attributes)
+        if _ATTRIBUTE not in attributes:
+            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+                attributes[hooks] = attributes[hooks].copy()
+            _restore(attributes, module)
         return attributes
-    attributes = dict(attributes)
-    _drop_tables(attributes)
-    if _ATTRIBUTE not in attributes:
-        for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-            attributes[hooks] = attributes[hooks].copy()
-        _restore(attributes, module)
-    return attributes
 
 
 def _prepare(module: nn.Module) -> None:
@@ -398,7 +371,7 @@ def _own_forward(module: nn.Module) -> None:
         inner = forward
         if inner is None and not inspect.isfunction(inspect.getattr_static(type(module), "forward")):
             inner = module.forward  # such as a staticmethod, to which no module is passed
-    elif forward.is_of(module):
+    elif forward._module() is module:
         return
     else:
         inner = forward.inner
@@ -419,16 +392,7 @@ def detach(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def without_module_policies(model: nn.Module) -> Iterator[None]:
-    """Suspends the policies that `set_module_policy` has set on a model's modules during a block.
-
-    Example:
-        >>> from torch_promote import set_module_policy
-        >>> model = nn.Linear(3, 4)
-        >>> set_module_policy(model, {"": "fp32"})
-        >>> with without_module_policies(model), torch.autocast("cpu"):
-        ...     model(torch.ones(1, 3)).dtype
-        torch.bfloat16
-    """
+    """Suspends the policies that `set_module_policy` has set on a model's modules during a block."""
     suspended = [(module, module.__dict__.pop(_ATTRIBUTE)) for module in model.modules() if policy_of(module)]
     try:
         yield
@@ -466,7 +430,7 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
             f"the attribute 'forward' of a {type(module).__name__} was deleted. It applies the module's policy. Call "
             f"set_module_policy again, or remove_module_policy."
         )
-    if not isinstance(forward, PolicyForward) or forward.is_of(module):
+    if not isinstance(forward, PolicyForward) or forward._module() is module:
         return None
     if not torch.compiler.is_dynamo_compiling():
         _own_forward(module)
@@ -478,9 +442,6 @@ def _install() -> None:
     """Changes the functions of PyTorch that would lose the policy of a module, or run it for another module."""
     _replace(torch.fx.Tracer, "trace", _trace)
     _replace(nn.Module, "_replicate_for_data_parallel", _replicate)
-    quantize = sys.modules.get("torch.ao.quantization.quantize")
-    if quantize is not None:
-        _replace(quantize, "swap_module", _swap_module)
 
 
 def _replace(holder: Any, name: str, function: Callable[..., Any]) -> None:
@@ -509,13 +470,3 @@ def _replicate(original: Callable[..., Any], module: nn.Module) -> nn.Module:
     if policy_of(replica) is not None or _TABLES in replica.__dict__:
         _own_forward(replica)
     return replica
-
-
-def _swap_module(original: Callable[..., Any], mod: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """It replaces a module by one of another class, and carries over its hooks.
-
-    Source: torch/ao/quantization/quantize.py, swap_module (v2.13).
-    """
-    new = original(mod, *args, **kwargs)
-    attach(new, policy_of(mod))
-    return new

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import collections
 import fnmatch
-import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch_promote.errors import PolicyError, did_you_mean
 from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.ranks import describe_module_policies
-from torch_promote.policy.module_tables import Tables, spell_table
+from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_forward import (
     ModulePolicy,
@@ -73,10 +72,10 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     The module keeps its class, weights, hooks and state_dict; it gets an attribute `forward`, which opens the region
     and calls the forward of the class, or the attribute `forward` that was there. Other libraries may replace and
     restore that attribute. It does not keep the module alive, as a bound method would. Copies and pickles keep the
-    policies, unless the class of the module copies it in a way of its own; and so does a module that
-    torch.ao.quantization puts in the place of one with a policy. Setting a policy again replaces it. torch.compile
-    supports policies. torch.export supports "fp32" and "off", and raises for others. torch.jit.script raises, and so
-    does torch.fx if it traces into the module.
+    policies, unless the class of the module copies it in a way of its own; modules that torch.ao.quantization puts in
+    the place of others have none. Setting a policy again replaces it. torch.compile supports policies. torch.export
+    supports "fp32" and "off", and raises for others. torch.jit.script raises, and so does torch.fx if it traces into
+    the module.
 
     Args:
         model: The model.
@@ -126,8 +125,11 @@ def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, Mod
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
-        modules, rank = _find(names, key), _rank(key)
-        policy = _parse(key, value)
+        modules, rank = _find(names, key), 2 if not isinstance(key, str) else int(_is_pattern(key))
+        try:
+            policy = ModulePolicy(value)
+        except PolicyError as error:
+            raise PolicyError(f"{_spell(key)}: {error}") from None
         for module in modules:
             known = chosen.get(module)
             if known is not None and known[0] == rank and known[2] != policy:
@@ -247,12 +249,6 @@ def _original(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
-def _rank(key: Key) -> int:
-    if not isinstance(key, str):
-        return 2
-    return 1 if _is_pattern(key) else 0
-
-
 def _is_pattern(key: str) -> bool:
     return any(character in key for character in "*?[")
 
@@ -279,37 +275,23 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 
 
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
-    if isinstance(key, str):
-        if kind := _class_named(names, key):
-            return (
-                f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
-                f"the class: set_module_policy(model, {{{kind}: ...}})."
-            )
-        closest = did_you_mean(key, [name for own in names.values() for name in own])
-        hint = (
-            " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
-        )
-        return f"no module of the model is named {key!r}.{closest}{hint}"
-    kinds = sorted({type(module).__name__ for module in names})
-    return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
-
-
-def _class_named(names: Iterable[nn.Module], key: str) -> str | None:
-    """Returns how the class is written that a key names as text; None: it names none."""
+    kinds = {kind.__name__ for module in names for kind in type(module).__mro__[:-1]}
+    if not isinstance(key, str):
+        return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, sorted(kinds))}"
     name = key.rpartition(".")[2]
-    own = getattr(nn, name, None)
-    if isinstance(own, type) and issubclass(own, nn.Module):
-        return f"nn.{name}"
-    return name if any(name == kind.__name__ for module in names for kind in type(module).__mro__[:-1]) else None
+    of_nn = isinstance(own := getattr(nn, name, None), type) and issubclass(own, nn.Module)
+    if of_nn or name in kinds:
+        return (
+            f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
+            f"the class: set_module_policy(model, {{{f'nn.{name}' if of_nn else name}: ...}})."
+        )
+    closest = did_you_mean(key, [name for own in names.values() for name in own])
+    hint = " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
+    return f"no module of the model is named {key!r}.{closest}{hint}"
 
 
 def matches(name: str, key: str) -> bool:
-    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name.
-
-    Example:
-        >>> matches("blocks.0.attn", "blocks.*.attn"), matches("blocks.0.attn", "blocks.*")
-        (True, False)
-    """
+    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name."""
     if not _is_pattern(key):
         return name == key
     return bool(name) and _match_parts(name.split("."), key.split("."))
@@ -323,33 +305,24 @@ def _match_parts(parts: list[str], patterns: list[str]) -> bool:
     return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
 
 
-def _parse(key: Key, value: object) -> ModulePolicy:
-    try:
-        return ModulePolicy(value)
-    except PolicyError as error:
-        raise PolicyError(f"{_spell(key)}: {error}") from None
-
-
 def _check_can_have_policy(module: nn.Module, name: str) -> None:
     why = None
     if isinstance(module, torch.jit.ScriptModule):
         why = "it is a TorchScript module, whose forward is not Python. Set policies before torch.jit.script"
     elif isinstance(module, torch.fx.GraphModule):
         why = "it is a graph module, which recreates its class. Set policies before tracing, or on its modules"
-    elif _is_generator_or_coroutine(module.forward):
+    elif any(is_kind(module.forward) for is_kind in _STEPWISE):
         why = "its forward is a generator or a coroutine. Decorate it with my_autocast(...), which applies in each step"
     if why is not None:
         raise PolicyError(f"{_show(name)} ({type(module).__name__}) cannot have a policy: {why}.")
 
 
+_STEPWISE = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
 def _has_forward(module: nn.Module) -> bool:
     own = inspect.getattr_static(type(module), "forward")  # getattr fails for TorchScript modules
     return own is not nn.Module.forward or "forward" in vars(module)
-
-
-def _is_generator_or_coroutine(forward: Any) -> bool:
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    return any(kind(forward) for kind in kinds)
 
 
 def _show(name: str) -> str:
@@ -362,8 +335,8 @@ def _spell(key: Key) -> str:
 
 _lock = fork_safe_lock()
 _is_changing = False
-#: Bindings that have ended: their numbers and policies, which are to be detached.
-_ended: collections.deque[tuple[int, Mapping[nn.Module, ModulePolicy]]] = collections.deque()
+#: Changes to make: `attach_table` or `detach_table`, the number of tables, and the policies of modules.
+_changes: collections.deque[tuple[Callable[..., None], int, Mapping[nn.Module, ModulePolicy]]] = collections.deque()
 
 
 class Binding:
@@ -382,36 +355,26 @@ class Binding:
         self.number = number = tables.number
         tables.bindings.add(self)
         self.policies = weakref.WeakKeyDictionary(policies)
-        weakref.finalize(self, _end, number, self.policies).atexit = False
-        _change(functools.partial(_attach, number, policies))
+        weakref.finalize(self, _change, detach_table, number, self.policies).atexit = False
+        _change(attach_table, number, policies)
 
 
-def _attach(number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-    for module, policy in policies.items():
-        attach_table(module, number, policy)
-
-
-def _end(number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-    _ended.append((number, policies))
-    _change(lambda: None)
-
-
-def _change(attach: Callable[[], None]) -> None:
-    """Changes the tables on modules, one thread at a time, and detaches those of bindings that have ended.
+def _change(change: Callable[..., None], number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+    """Changes the tables on modules, one thread at a time.
 
     Garbage collection may end a binding in the middle of a change. The end of that change then detaches it.
     """
     global _is_changing
+    _changes.append((change, number, policies))
     with _lock:
         if _is_changing:
             return
         _is_changing = True
         try:
-            attach()
-            while _ended:
-                number, policies = _ended.popleft()
+            while _changes:
+                change, number, policies = _changes.popleft()
                 for module, policy in list(policies.items()):
-                    detach_table(module, number, policy)
+                    change(module, number, policy)
         finally:
             _is_changing = False
 
@@ -419,22 +382,12 @@ def _change(attach: Callable[[], None]) -> None:
 def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
     """Has modules of a model follow the tables of a policy, as long as the result lives.
 
-    Args:
-        policy: The policy.
-        model: The model.
-        alone: Whether the tables are for this model alone, and not for all models that `apply` was called with.
-
-    Raises:
-        PolicyError: As `set_module_policy`.
+    The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
-    chosen = choose(model, _values(policy.modules))
+    values = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
+    chosen = choose(model, values)
     _checkpoint.install()
     return Binding(numbered(policy.modules, model if alone else None), chosen)
-
-
-def _values(tables: Tables) -> dict[str, str | dict[str, str]]:
-    """Tables as `set_module_policy` takes them."""
-    return {name: table if isinstance(table, str) else spell_table(table) for name, table in tables}
 
 
 class AppliedPolicy:

@@ -98,19 +98,7 @@ class PromotionEvent:
 
 
 def kinds_of(kinds: object) -> int:
-    """Returns the kinds to look for as bits.
-
-    Args:
-        kinds: A kind or several: a `PromotionKind`, its value (`"up to float64"`) or its name in lower case
-            (`"up_to_float64"`).
-
-    Raises:
-        OptionError: There is no such kind, or none is given.
-
-    Example:
-        >>> kinds_of("any"), kinds_of(["up_to_float64", PromotionKind.ANY])
-        (63, 63)
-    """
+    """Returns the kinds to look for, given as for `promotion`, as bits."""
     given = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
     legal = ", ".join(repr(kind.value) for kind in _KINDS)
     if not given:
@@ -126,19 +114,18 @@ def kinds_of(kinds: object) -> int:
 
 
 class Lint:
-    """The lint of one `promotion` object, which reports each kind once for each line of Python."""
+    """The lint of one `promotion` object.
 
-    __slots__ = ("__weakref__", "_seen", "handler")
+    Attributes:
+        handler: What the region was given to call.
+        seen: The lines of Python, and the kind of promotion, that were reported.
+    """
+
+    __slots__ = ("__weakref__", "handler", "seen")
 
     def __init__(self, handler: Callable[[PromotionEvent], object] | None) -> None:
         self.handler = handler
-        self._seen: set[tuple[str, int, PromotionKind]] = set()
-
-    def is_new(self, filename: str, lineno: int, kind: PromotionKind) -> bool:
-        """Marks a kind as reported for a line, and returns whether it was not before."""
-        before = len(self._seen)
-        self._seen.add((filename, lineno, kind))
-        return len(self._seen) > before
+        self.seen: set[tuple[str, int, PromotionKind]] = set()
 
 
 #: An operand: its dtype, its sizes, the type of Python number that it is (-1 for a tensor), and the number's value.
@@ -163,40 +150,36 @@ def report(
 ) -> None:
     """Reports a call as the region's `on_promotion` says: one event for each kind that describes it, if any does.
 
-    Args:
-        mode: WARN, RAISE or CALL.
-        region: The address of the `promotion` object.
-        wanted: The kinds to look for, a bit each.
-        operands: The operands.
-        op: The op.
-        words: The operands in words.
-        computed: The dtype that the op computes in.
-        rule: The name of the rule.
+    promotion_tables.py calls it with WARN, RAISE or CALL, the address of the `promotion` object, the kinds to look for,
+    a bit each, and the operands also in words.
     """
     asked = [kind for number, kind in enumerate(_KINDS) if wanted >> number & 1]
-    kinds = [kind for kind in asked if _describes(kind, operands, computed)]
+    kinds = [kind for kind in asked if any(_is_of(kind, operand, computed) for operand in operands)]
     if len(kinds) > 1:  # each other kind is one of ANY's
         kinds = [kind for kind in kinds if kind is not PromotionKind.ANY]
     if not kinds:
         return
     lint = lints.get(region, _without_object)
-    frame = _caller()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
     found = [PromotionEvent(op, words, computed, kind, rule, filename, lineno) for kind in kinds]
     if mode == RAISE:
         text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(kinds)})")
         raise PromotionLintError(f"{text}. Write the cast that you mean, or change `kinds`.")
     for one in found:
-        if not lint.is_new(filename, lineno, one.kind):
+        line = filename, lineno, one.kind
+        if line in lint.seen:
             continue
+        lint.seen.add(line)
         if mode == WARN:
             _warn(one, frame)
         elif lint.handler is not None:
-            _call(lint.handler, one)
-
-
-def _describes(kind: PromotionKind, operands: Sequence[_Operand], computed: torch.dtype) -> bool:
-    return any(_is_of(kind, operand, computed) for operand in operands)
+            try:
+                lint.handler(one)
+            except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
+                raise PromotionLintError(f"on_promotion={lint.handler!r} raised TypeError: {error}") from error
 
 
 def _is_of(kind: PromotionKind, operand: _Operand, computed: torch.dtype) -> bool:
@@ -253,46 +236,11 @@ def _becomes_infinite(value: complex, dtype: torch.dtype) -> bool:
     return any(math.isfinite(part) and abs(part) >= limit for part in (float(value.real), float(value.imag)))
 
 
-def check_handler(handler: Callable[[PromotionEvent], object]) -> None:
-    """Raises if a callable cannot be called with one argument.
-
-    Raises:
-        OptionError: It cannot.
-
-    Example:
-        >>> check_handler(print)
-    """
-    try:
-        inspect.signature(handler).bind(None)
-    except TypeError as error:
-        raise OptionError(
-            f"on_promotion={handler!r} is called with one PromotionEvent, and does not take one argument: {error}. "
-            f"Legal: a callable such as `events.append` or `lambda event: print(event)`."
-        ) from None
-    except ValueError:
-        pass  # a builtin without a signature
-
-
-def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
-    try:
-        handler(event)
-    except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
-        raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
-
-
 def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
     registry = None if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
     module = None if frame is None else frame.f_globals.get("__name__")
     text = str(event).removeprefix(f"{event.filename}:{event.lineno}: ")
     warnings.warn_explicit(text, PromotionWarning, event.filename or "<no Python>", event.lineno, module, registry)
-
-
-def _caller() -> FrameType | None:
-    """Returns the innermost frame that is neither PyTorch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    return frame
 
 
 def _traced_line() -> tuple[str, int] | None:
@@ -372,7 +320,15 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
                 "it is compiled, and not afterwards. Open the region outside of the function, or do not compile it."
             )
         if handler is not None:
-            check_handler(handler)
+            try:
+                inspect.signature(handler).bind(None)
+            except TypeError as error:
+                raise OptionError(
+                    f"on_promotion={handler!r} is called with one PromotionEvent, and does not take one argument: "
+                    f"{error}. Legal: a callable such as `events.append` or `lambda event: print(event)`."
+                ) from None
+            except ValueError:
+                pass  # a builtin without a signature
         mode = on_promotion if handler is None else _CALL
         self._packed = RegionSpec(policy_change=_change_of(rule, mode, matmul, kinds)).pack()
         self._arguments = (rule, on_promotion, matmul, kinds)

@@ -118,13 +118,7 @@ class PromotingOp(NamedTuple):
 
 @functools.cache
 def promoting_ops() -> tuple[PromotingOp, ...]:
-    """Returns the promoting ops that the running PyTorch has.
-
-    Example:
-        >>> ops = {op.name: op for op in promoting_ops()}
-        >>> ops["aten::add_.Tensor"].functional, ops["aten::where.self"].participants
-        ('aten::add.Tensor', (1, 2))
-    """
+    """Returns the promoting ops that the running PyTorch has."""
     return tuple(_find(_schemas()))
 
 
@@ -272,36 +266,21 @@ _changes: dict[int, _C.HeldChange] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
-    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
-
-    Args:
-        rule: The rule.
-        matmul: Whether the rule acts on matrix products.
-        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
-        mode: What the lint does with them.
-        report: The function that does it.
-    """
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops once."""
     _register_ops(report)
     _checkpoint.install()
     asked = _Known(rule, matmul, kinds, mode)
     with _lock:
         number = next((number for number, known in _known.items() if known == asked), None)
         if number is None:
-            number = _register(asked)
+            default_dtype = torch.get_default_dtype()
+            rule = rule.under(default_dtype)
+            is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
+            options = _C.PromotionOptions(rule.zero_dim_is_weak, rule.associative, is_stock, matmul, kinds, mode)
+            number = _C.register_promotion(rule.name, options, default_dtype, _tables(rule))
+            _changes[number] = _C.register_promotion_change(number)
+            _known[number] = asked
         return _changes[number].number
-
-
-def _register(known: _Known) -> int:
-    default_dtype = torch.get_default_dtype()
-    rule = known.rule.under(default_dtype)
-    is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
-    options = _C.PromotionOptions(
-        rule.zero_dim_is_weak, rule.associative, is_stock, known.matmul, known.kinds, known.mode
-    )
-    number = _C.register_promotion(rule.name, options, default_dtype, _tables(rule))
-    _changes[number] = _C.register_promotion_change(number)
-    _known[number] = known
-    return number
 
 
 def rule_of(number: int) -> PromotionRule:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch_promote import _C
 from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
@@ -22,23 +22,15 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.integrations.ranks import compare_ranks
 
-__all__ = ["Awaited", "Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
-
-
-# NOTE [ Regions in steps ]
-# Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
-# the code that the thread runs next. So `Steps` suspends the regions between steps, and resumes them for the next
-# step.
-
-
-_T = TypeVar("_T")
+__all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
 
 
 class Steps:
     """A context manager that runs each step of one body in a region.
 
-    Regions that the body opens itself and holds across steps are suspended and resumed together with it. After the last
-    step, no region is left to end.
+    Autocast state belongs to a thread: a body that is suspended in the middle of a region would leave it open for the
+    code that the thread runs next. So the regions, also those that the body opens itself and holds across steps, are
+    suspended after each step, and resumed for the next one. After the last step, no region is left to end.
     """
 
     def __init__(self, region: AbstractContextManager[Any]) -> None:
@@ -65,16 +57,11 @@ class Steps:
 
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
-    """Runs a generator-like body, with each of its steps in `steps`.
+    """Runs a generator, a coroutine or another object with send, throw and close, with each of its steps in `steps`.
 
-    Args:
-        steps: The region, used only for this body.
-        body: A generator, a coroutine, or an awaitable of an async generator: anything with send, throw and close.
-
-    Returns:
-        A generator that yields, receives, raises and returns the same values as the body.
+    The generator that it returns yields, receives, raises and returns the same values.
     """
-    step: Callable[[], Any] = _send(body, None)
+    step = functools.partial(body.send, None)
     while True:
         try:
             with steps:
@@ -84,37 +71,17 @@ def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
         try:
             sent = yield item
         except BaseException as error:  # includes GeneratorExit: the body's clean-up is another step
-            step = _throw(body, error)
+            step = functools.partial(body.throw, error)
         else:
-            step = _send(body, sent)
+            step = functools.partial(body.send, sent)
 
 
-def _send(body: Any, value: Any) -> Callable[[], Any]:
-    return lambda: body.send(value)
-
-
-def _throw(body: Any, error: BaseException) -> Callable[[], Any]:
-    return lambda: body.throw(error)
-
-
-class Awaited(Awaitable[_T]):
-    """Awaits a coroutine, or another object with send and throw, with each of its steps in `steps`."""
-
-    def __init__(self, steps: Steps, body: Any) -> None:
-        self._steps = steps
-        self._body = body
-
-    def __await__(self) -> Generator[Any, Any, _T]:
-        return drive(self._steps, self._body)
+#: The same as a coroutine, for a coroutine or an awaitable of an asynchronous generator.
+_drive_asynchronously = types.coroutine(drive)
 
 
 def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
-    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region.
-
-    Args:
-        region: The region.
-        func: A callable.
-    """
+    """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region."""
     body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
     wrapper: Any
     if inspect.iscoroutinefunction(body):
@@ -123,7 +90,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             steps = Steps(region)
             try:
-                return await Awaited(steps, func(*args, **kwargs))
+                return await _drive_asynchronously(steps, func(*args, **kwargs))
             finally:
                 steps.end()
 
@@ -137,7 +104,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
             try:
                 while True:
                     try:
-                        item: Any = await Awaited(steps, step)
+                        item: Any = await _drive_asynchronously(steps, step)
                     except StopAsyncIteration:
                         return
                     try:
@@ -148,7 +115,7 @@ def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
                         step = generator.athrow(error)
             finally:
                 try:
-                    await Awaited(steps, generator.aclose())
+                    await _drive_asynchronously(steps, generator.aclose())
                 finally:
                     steps.end()
 
@@ -187,17 +154,7 @@ _watchers: list[Watcher] = []
 
 @contextmanager
 def watch_regions(watcher: Watcher) -> Iterator[None]:
-    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs.
-
-    Args:
-        watcher: The function to call.
-
-    Example:
-        >>> import torch_promote as tp
-        >>> with watch_regions(print), tp.my_autocast("cpu"):
-        ...     pass
-        my_autocast('cpu')
-    """
+    """Calls a watcher for each region that any thread enters during a block, except for regions of graphs."""
     skip_frames(_remove)
     with _lock:
         _watchers.append(watcher)

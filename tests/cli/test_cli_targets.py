@@ -1,0 +1,344 @@
+"""`torch-promote compare` and `tune`: the target, what they print and write, and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.command_line import Capture, error_of, terminal_of_80_columns
+from helpers.program_defaults import as_it_was
+from torch_promote.cli import target as targets
+from torch_promote.cli.program import main
+from torch_promote.cli.target import Target, TargetError
+from torch_promote.errors import OptionError
+from torch_promote.numerics.comparison import Comparison
+from torch_promote.numerics.tuning import Tuning
+
+__all__ = ["as_it_was", "terminal_of_80_columns"]  # fixtures
+
+#: In float16, the product overflows where the mean is taken in float32: it needs float32, and the layers do not.
+MAKE = '''
+import sys
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(torch.log1p((self.first(x) * SCALE * SCALE).abs()))
+
+SCALE = 1000.0
+
+def make():
+    torch.manual_seed(0)
+    model = Model()
+    x = torch.randn(2, 4)
+
+    def step():
+        print("a step")
+        with torch.autocast("cpu", dtype=torch.float16):
+            return model(x).float().square().mean()
+
+    return model, step
+
+def checked():
+    model, step = make()
+    return {"model": model, "step": step, "check": lambda results: False}
+
+calls = []
+
+def counting(act):
+    """A step that counts its calls, and does more at each."""
+    model, step = make()
+    def other():
+        calls.append(1)
+        return act(step(), len(calls))
+    return model, other
+
+def odd():
+    return counting(lambda loss, number: loss * number)
+
+def interrupted():
+    def act(loss, number):
+        if number == 7:
+            raise KeyboardInterrupt
+        return loss
+    return counting(act)
+'''
+#: In float16, nothing overflows.
+GOOD = MAKE.replace("SCALE = 1000.0", "SCALE = 1.0")
+TARGET = "train.py:make"
+ASK = ["tune", TARGET, "--tolerance", "1e-3"]
+
+
+@pytest.fixture
+def target_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory has train.py with `make`."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(MAKE)
+    return file
+
+
+# The target
+
+
+def open_target(text: str) -> AbstractContextManager[Target]:
+    return targets.open_target(Namespace(target=text, json=None))
+
+
+def test_a_file_is_loaded_as_python_would(target_file: Path) -> None:
+    (target_file.parent / "beside.py").write_text("NAME = 'beside'\n")
+    target_file.write_text(
+        MAKE
+        + "from beside import NAME\nSEEN = __name__, sys.argv, sys.path[0]\nif __name__ == '__main__':\n    1 / 0\n"
+    )
+    path, arguments = list(sys.path), list(sys.argv)
+    with open_target("train.py:make") as target:
+        module = sys.modules[target.step.__module__]
+        assert ("train", ["train.py"], str(target_file.parent)) == module.SEEN
+        assert isinstance(target.model, torch.nn.Module)
+    assert (sys.path, sys.argv) == (path, arguments)
+    assert "train" not in sys.modules
+
+
+def test_a_name_of_a_library_is_free(target_file: Path) -> None:
+    target_file.rename(target_file.with_name("random.py"))
+    import random
+
+    with open_target("random.py:make") as target:
+        assert target.step.__module__ == "target_random"
+    assert sys.modules["random"] is random
+
+
+def test_a_module_is_found_in_the_working_directory(target_file: Path) -> None:
+    (target_file.parent / "project_of_a_test").mkdir()
+    target_file.rename(target_file.parent / "project_of_a_test" / "training.py")
+    try:
+        with open_target("project_of_a_test.training:make") as target:
+            assert target.step.__module__ == "project_of_a_test.training"
+    finally:
+        for name in ("project_of_a_test", "project_of_a_test.training"):
+            sys.modules.pop(name, None)
+
+
+RETURNS = (
+    "import torch\ndef make():\n    model = torch.nn.Linear(1, 1)\n    step = lambda: model.weight.sum()\n    return "
+)
+
+
+@pytest.mark.parametrize(
+    ("returned", "restore"),
+    [
+        ("[model, step]", 0),
+        ("model, step, (model, torch.Generator())", 2),
+        ("model, step, model", 1),
+        ("dict(model=model, step=step, restore=[model], metric='loss', check=bool)", 1),
+    ],
+)
+def test_what_it_may_return(target_file: Path, returned: str, restore: int) -> None:
+    target_file.write_text(RETURNS + returned)
+    with open_target("train.py:make") as target:
+        assert len(target.restore) == restore
+        assert (target.metric, target.check) == (("loss", bool) if "metric" in returned else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        ("None", "train.py:make returned NoneType. Legal: (model, step), (model, step, restore), or a dict with"),
+        ("model, step, (), 3", "returned tuple. Legal"),
+        ("step, model", "returned model: function, step: Linear. Legal"),
+        ("model, 3", "returned model: Linear, step: int. Legal"),
+        ("{'model': model}", "returned model: Linear. Legal"),
+        ("{'model': model, 'step': step, 'steps': 3}", "returned model: Linear, step: function, steps: int. Legal"),
+    ],
+)
+def test_what_it_may_not_return(target_file: Path, returned: str, complaint: str) -> None:
+    target_file.write_text(RETURNS + returned)
+    with pytest.raises(OptionError, match=r"^TARGET: ") as caught, open_target("train.py:make"):
+        pass
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train.py", "TARGET 'train.py': name a file or module and a function in it that returns (model, step),"),
+        (":make", "name a file or module"),
+        ("train.py:make()", "name a file or module"),
+        ("trian.py:make", "TARGET: there is no file 'trian.py'. Closest: train.py."),
+        ("train.py:mak", "TARGET: train.py has no function 'mak'. Closest: make."),
+        ("train.py:SCALE", "TARGET: train.py has no function 'SCALE'."),
+        (".:make", "TARGET: there is no file '.'."),
+        ("text.txt:make", "TARGET: 'text.txt' is not a Python file: its name has to end in .py."),
+        ("nomodule:make", "TARGET: there is no module 'nomodule'. Python looks in "),
+        ("torch.nomodule:make", "TARGET: there is no module 'torch.nomodule'."),
+    ],
+)
+def test_a_target_that_is_not_there(target_file: Path, text: str, complaint: str) -> None:
+    (target_file.parent / "text.txt").write_text("text")
+    with pytest.raises(OptionError) as caught, open_target(text):
+        pass
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "head", "frames"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'", 1),
+        ("def make():\n    return inner()\ndef inner():\n    raise ValueError('no data')", "ValueError: no data", 2),
+        ("import sys\ndef make():\n    sys.exit(3)", "SystemExit: 3", 1),
+        ("def make():\n    raise KeyError", "KeyError\n", 1),
+        ("def make(rate):\n    pass", "TypeError: make() missing 1 required positional", 0),
+        ("import torch\ndef make():\n    torch.nn.Linear(2, 2)(torch.ones(3))", "RuntimeError: ", 1),
+        ("import torch_promote\ndef make():\n    torch_promote.my_autocast('cpx')", "", 1),
+        ("def make(:\n    pass", "SyntaxError: invalid syntax", 1),
+    ],
+)
+def test_an_error_of_its_code_has_the_frames_of_its_files(
+    target_file: Path, source: str, head: str, frames: int
+) -> None:
+    target_file.write_text(source)
+    with pytest.raises(TargetError) as caught, open_target("train.py:make"):
+        pass
+    text = str(caught.value)
+    assert text.startswith(f"train.py:make raised {head}")
+    assert text.count("  File ") == text.count(f'  File "{target_file}", line ') == frames
+
+
+# compare
+
+
+def test_it_prints_the_comparison(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(GOOD)
+    assert main(["compare", TARGET, "--json", "run.json", "--html", "run.html"]) == 0
+    out, err = capsys.readouterr()
+    comparison = Comparison.load("run.json")
+    assert out == "a step\n" * 3 + f"{comparison}\n"
+    assert err == "torch-promote: wrote run.html, run.json\n"
+    assert Path("run.html").read_text().startswith("<!DOCTYPE html>")
+    assert {site.module for site in comparison.sites} >= {"first", "last", ""}
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json_has_stdout_to_itself(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(GOOD)
+    assert main(["compare", TARGET, "--json", "--gradients", "--batches", "2"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert Comparison.from_dict(data).to_dict() == data
+    assert "first.weight" in [one["name"] for one in data["gradients"]]
+    assert err == "a step\n" * 6
+
+
+def test_the_policies_are_those_that_were_named(target_file: Path, capsys: Capture) -> None:
+    Path("mine.toml").write_text('format = 1\n[all]\nmul = "fp32"\n')
+    assert main(["compare", TARGET, "--candidate", "mine.toml"]) == 0
+    assert "comparison of a changed policy with fp32" in capsys.readouterr().out
+    assert main(["compare", TARGET, "--candidate", "off", "--reference", "off"]) == 0
+    assert "No op has an error, and the results are identical" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "status", "message"),
+    [
+        (GOOD, "make --tolerance 1e-9", 1, "the error of loss, "),
+        (GOOD, "make --tolerance loss=1e-9", 1, "is over 1e-9."),
+        (GOOD, "make --tolerance loss=0.5", 0, ""),
+        (GOOD, "make --tolerance los=1", 2, "the step returns no 'los'. Closest: loss. It returns loss."),
+        (MAKE, "make", 1, "torch-promote: loss is not finite, and the reference's is.\n"),
+        (MAKE, "odd", 2, "torch-promote: error: "),
+        (MAKE.replace("(2, 4)", "(2, 3)"), "make", 2, "error: the step of train.py:make raised RuntimeError: mat1"),
+    ],
+)
+def test_statuses_of_compare(
+    target_file: Path, capsys: Capture, source: str, arguments: str, status: int, message: str
+) -> None:
+    target_file.write_text(source)
+    assert main(["compare", *f"train.py:{arguments}".split()]) == status
+    assert message in capsys.readouterr().err
+
+
+# tune
+
+
+def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -> None:
+    files = ["-o", "mine.toml", "--html", "run.html", "--json", "run.json"]
+    assert main([*ASK, *files]) == 0
+    out, err = capsys.readouterr()
+    tuning = Tuning.load("run.json")
+    assert out.replace("a step\n", "").split() == str(tuning).split()
+    assert err == "torch-promote: wrote mine.toml, run.html, run.json\n"
+    assert dict(tuning.overrides) == {"aten::mul": "fp32"}
+    assert tp.Policy.load("mine.toml") == tuning.policy
+    assert main(["compare", TARGET, "--candidate", "mine.toml", "--tolerance", "1e-3"]) == 0
+
+
+def test_the_options_of_the_search(target_file: Path, capsys: Capture) -> None:
+    options = ["--level", "site", "--budget", "30", "--batches", "2", "--dtype", "bfloat16", "--seed", "3"]
+    assert main([*ASK[:2], "--tolerance", "loss=1e-3", *options, "--resume", "runs.json", "--json"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert (data["level"], data["budget"], data["tolerance"], data["met"]) == ("site", 30, {"loss": 1e-3}, True)
+    assert err.count("a step\n") == 2 * data["runs"]
+    assert Path("runs.json").exists()
+
+
+def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(GOOD)
+    files = ["-o", "mine.toml", "--html", "run.html", "--json", "run.json"]
+    assert main([*ASK[:3], "0.5", *files]) == 0
+    out, err = capsys.readouterr()
+    assert out.replace("a step\n", "").startswith("nothing to do: the current policy meets the tolerance without an")
+    assert "wrote mine.toml: the policy in force, as it is" in err
+    assert tp.Policy.load("mine.toml") == tp.Policy.stock()
+    assert json.loads(Path("run.json").read_text())["met"] is True
+
+
+def test_a_search_that_finds_nothing_or_is_interrupted(
+    target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["tune", "train.py:checked", "--tolerance", "1e-3", "-o", "mine.toml"]) == 1
+    assert capsys.readouterr().out.replace("a step\n", "").startswith("not met: ")
+    assert not Path("mine.toml").exists()
+    assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "best.toml"]) == 130
+    assert "\nInterrupted. " in capsys.readouterr().out
+    assert Path("best.toml").exists()
+
+    def interrupted(step: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch_promote.cli.tune.tune", interrupted)
+    assert main([*ASK, "-o", "mine.toml"]) == 130
+    assert "interrupted in the first runs: nothing is known, and nothing was saved." in capsys.readouterr().err
+    assert not Path("mine.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("compare --html run.htm", "--html run.htm: the file's name has to end in .html."),
+        ("compare --json no/run.json", "--json no/run.json: there is no folder 'no'. Create it first."),
+        ("compare --tolerance 1 --tolerance a=1", "give one number for all metrics, or NAME=NUMBER for each"),
+        ("compare --candidate nope", "nope"),
+        ("compare --batches 0", "batches (the number of times a run calls step) must be 1 or more, got 0."),
+        ("tune --tolerance 1 -o mine.json", "-o mine.json: the file's name has to end in .toml."),
+        ("tune --tolerance 0", "tolerance must be a finite number above 0"),
+        ("tune --tolerance 1 --budget 2", "budget (the maximum number of runs) must be 6 or more, got 2"),
+    ],
+)
+def test_a_wrong_command_line(target_file: Path, capsys: Capture, arguments: str, message: str) -> None:
+    command, *options = arguments.split()
+    assert message in error_of(capsys, command, TARGET, *options)
+    assert [path.name for path in target_file.parent.glob("run*")] == []
