@@ -68,7 +68,7 @@ EXCLUDED = {
         "tests/cache/test_cast_lifetimes.py::test_weights_at_the_address_of_dead_ones_get_casts_of_their_own",
     ),
     "thread": (  # starts threads in a forked child, which ThreadSanitizer ends if it uses a thread's address again
-        "tests/integrations/test_processes.py::test_data_loader_in_a_region",
+        "tests/ends/test_ends_of_processes.py::test_workers_that_start_in_a_region",
     ),
 }
 #: Python itself has no sanitizer in it, so the runtime has to be there before its first allocation.
