@@ -1,7 +1,6 @@
 // file: the op entries' names and default policies, and the numbers of all ops that may have a policy
 #include "policy/op_table.h"
 
-#include "policy/dispatch_state.h"
 #include "policy/process.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,6 +11,8 @@
 namespace torch_promote {
 
 namespace {
+
+constexpr c10::DispatchKey kStockKeys[kNumDevices] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
 
 // ROW's fifth argument is optional; this is its value or "".
 constexpr const char* first_or_empty(const char* value = "") {
@@ -69,7 +70,7 @@ const PolicyTable& stock_policy_table() {
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
       for (size_t device = 0; device < kNumDevices; ++device) {
         const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
-                            op->hasKernelForDispatchKey(stock_key_of(static_cast<Device>(device)));
+                            op->hasKernelForDispatchKey(kStockKeys[device]);
         result.bytes[device][entry] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
       }
     }
