@@ -268,8 +268,8 @@ class _Calls:
         except ShapeError as error:
             expectation = Expectation(op, None, None, str(error), {})
         self.expected_error = self.expected_error or expectation.error
-        device = None if expectation.plan is None else expectation.plan.device
-        overridden = state is not None and device is not None and state.override(overload_name(op), device) is not None
+        device = expectation.plan and expectation.plan.device
+        overridden = bool(state and device and state.override(overload_name(op), device) is not None)
         call = _Call(op, args, expectation, overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._open.append(call)
@@ -343,7 +343,7 @@ class _Explainer:
         """
         value = node.value if node.function is None else self._called(node)
         if isinstance(value, Operand):
-            self._spelled.append((value, node.inner_text))
+            self._spelled.append((value, f"({node.text})" if node.symbol else node.text))
         return value
 
     def _called(self, node: Node) -> Any:
