@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -40,8 +41,6 @@ from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import CastPolicy
 
-__all__ = ["Run", "entry_names", "explained", "sweep"]
-
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 #: The dtype of the inputs, the policy, and the relative rounding that it may cause. Numbers lose nothing in float64.
 PASSES: tuple[tuple[torch.dtype, CastPolicy | torch.dtype, float], ...] = (
@@ -53,48 +52,17 @@ PASSES: tuple[tuple[torch.dtype, CastPolicy | torch.dtype, float], ...] = (
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 #: Results that rounding changes beyond a bound: random numbers, decompositions that are unique up to signs or bases,
 #: differences of nearly equal numbers, and jumps. A crash of these is still a crash.
-_ILL_CONDITIONED = (
-    *(
-        "linalg.",
-        "svd",
-        "pca_lowrank",
-        "svd_lowrank",
-        "geqrf",
-        "ormqr",
-        "lu",
-        "lu_",
-        "qr",
-        "symeig",
-        "logdet",
-        "pinverse",
-    ),
-    *("bernoulli", "multinomial", "normal", "rand", "dropout", "nn.functional.dropout", "nn.functional.feature_alpha"),
-    *(
-        "nn.functional.alpha_dropout",
-        "nn.functional.rrelu",
-        "cauchy",
-        "exponential",
-        "geometric",
-        "log_normal",
-        "uniform",
-    ),
-    *("empty", "new_empty", "resize", "nn.functional.gumbel", "nn.functional.fractional", "fft.", "stft", "istft"),
-    *(
-        "asin",
-        "acos",
-        "erfinv",
-        "logcumsumexp",
-        "grid_sampler",
-        "nn.functional.grid_sample",
-        "atanh",
-        "acosh",
-        "arc",
-        "nn.functional.max_",
-        "nn.functional.adaptive_max",
-        "cholesky",
-    ),
-    *("triangular_solve", "matrix_exp", "det", "torch.ops.aten._safe_softmax", "nn.functional.multi_head"),
-    *("nn.functional.scaled_dot", "cdist", "special.", "polygamma", "mvlgamma", "igamma", "digamma", "tan", "polar"),
+_ILL_CONDITIONED = re.compile(
+    r"""
+    linalg\. | svd | pca_lowrank | svd_lowrank | geqrf | ormqr | lu | qr | symeig | logdet | pinverse | cholesky | det
+    | triangular_solve | matrix_exp | bernoulli | multinomial | normal | rand | dropout | cauchy | exponential | uniform
+    | geometric | log_normal | empty | new_empty | resize | fft\. | stft | istft | asin | acos | arc | atanh | acosh
+    | tan | erfinv | logcumsumexp | grid_sampler | cdist | special\. | polygamma | mvlgamma | igamma | digamma | polar
+    | torch\.ops\.aten\._safe_softmax
+    | nn\.functional\.(?: (feature_alpha_|alpha_)? dropout | rrelu | gumbel | fractional | grid_sample | max_
+    | adaptive_max | multi_head | scaled_dot)
+    """,
+    re.VERBOSE,
 )
 
 
@@ -154,7 +122,7 @@ def entry_names() -> list[str]:
 
 def explained(run: Run) -> bool:
     """Whether a difference may be rounding. Inside a kernel, nothing may be rounded."""
-    return run.found != "crash" and not run.inside and run.entry.startswith(_ILL_CONDITIONED)
+    return run.found != "crash" and not run.inside and _ILL_CONDITIONED.match(run.entry) is not None
 
 
 def _samples(entry: Any, dtype: torch.dtype, grad: bool, count: int) -> list[Any]:
@@ -249,45 +217,40 @@ def _work(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[
     """The process that runs calls: prints a line before each run, and the problem after it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    count = 0
     for index, run in enumerate(_runs(entries, samples, modes, skip)):
         if index % 2 == 0:
             print("run", json.dumps(dataclasses.astuple(run)), flush=True)
-        else:
-            count += 1
-            if run.found:
-                print("bad", json.dumps(dataclasses.astuple(run)), flush=True)
-    print("done", json.dumps(count), flush=True)
+        elif run.found:
+            print("bad", json.dumps(dataclasses.astuple(run)), flush=True)
+    print("done {}", flush=True)
 
 
-def sweep(entries: Sequence[str], samples: int, modes: Sequence[str], batch: int = 4) -> tuple[int, list[Run]]:
-    """Runs entries of the op database under overrides, in forks of this process, which has run no op yet.
+def sweep(entries: Sequence[str], samples: int, modes: Sequence[str]) -> tuple[int, list[Run]]:
+    """Runs entries of the op database under overrides, in a fork of this process, which has run no op yet.
 
     Args:
         entries: Their names.
         samples: The number of samples of each.
         modes: A selection of `MODES`.
-        batch: The number of entries per fork.
 
     Returns:
         The number of runs, and the runs with problems.
     """
     total, wrong = 0, []
-    for first in range(0, len(entries), batch):
-        left, skip = list(entries[first : first + batch]), set[tuple[Any, ...]]()
-        while left:
-            lines = [line.split(" ", 1) for line in _forked(left, samples, modes, skip)]
-            made = [Run(*json.loads(text)) for kind, text in lines if kind == "run"]
-            wrong += [Run(*json.loads(text)) for kind, text in lines if kind == "bad"]
-            total += len(made)
-            if lines and lines[-1][0] == "done":
-                break
-            if not made:  # the machine cannot run the entry even without overrides
-                left = left[1:]
-                continue
-            wrong.append(dataclasses.replace(made[-1], found="crash"))
-            skip.add(_key(made[-1]))
-            left = left[left.index(made[-1].entry) :]
+    left, skip = list(entries), set[tuple[Any, ...]]()
+    while left:
+        lines = [line.split(" ", 1) for line in _forked(left, samples, modes, skip)]
+        made = [Run(*json.loads(text)) for kind, text in lines if kind == "run"]
+        wrong += [Run(*json.loads(text)) for kind, text in lines if kind == "bad"]
+        total += len(made)
+        if lines and lines[-1][0] == "done":
+            break
+        if not made:  # the machine cannot run the entry even without overrides
+            left = left[1:]
+            continue
+        wrong.append(dataclasses.replace(made[-1], found="crash"))
+        skip.add(_key(made[-1]))
+        left = left[left.index(made[-1].entry) :]
     return total, wrong
 
 
@@ -321,20 +284,16 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment(MALLOC_PERTURB_="165"))
     begun = time.monotonic()
     entries = asked.entries.split(",") if asked.entries else entry_names()
-    op_database()
     total, wrong = 0, []
     for first in range(0, len(entries), 4):
         count, bad = sweep(entries[first : first + 4], asked.samples, asked.modes.split(","))
         total, wrong = total + count, wrong + bad
         print(f"{first + 4} of {len(entries)} entries, {total} runs, {len(wrong)} wrong", flush=True)
-        if asked.report:
-            asked.report.write_text(
-                json.dumps([{**dataclasses.asdict(run), "explained": explained(run)} for run in wrong], indent=0)
-            )
+    if asked.report:
+        found = [{**dataclasses.asdict(run), "explained": explained(run)} for run in wrong]
+        asked.report.write_text(json.dumps(found, indent=0), encoding="utf-8")
     print(f"{total} runs in {time.monotonic() - begun:.0f} s")
-    for run in wrong:
-        if not explained(run):
-            print(run)
+    print(*(run for run in wrong if not explained(run)), sep="\n")
 
 
 if __name__ == "__main__":

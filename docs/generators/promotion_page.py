@@ -19,6 +19,7 @@ import torch
 from torch_promote.checking.why import why
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.promotion import (
+    CODES,
     PROMOTION_TABLE,
     Casting,
     Operand,
@@ -29,7 +30,7 @@ from torch_promote.reference.promotion import (
 )
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
 from torch_promote.reference.promotion_rules.named_rules import NUMPY_TABLE, RULE_NAMES, promotion_rule
-from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.tensor_iterator import infer_elementwise
 
 __all__ = ["PAGES", "main", "rendered"]

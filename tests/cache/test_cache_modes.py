@@ -232,12 +232,6 @@ def test_no_mode_makes_more_casts_than_stock_or_than_none(name: str, cache: str)
         assert all(mine <= theirs for mine, theirs in zip(found, casts(region), strict=True))
 
 
-# --- memory
-
-
-# --- models that are copied
-
-
 # --- checkpoints, code that runs inside a cast, nested regions
 
 KEEPING = ("weights", "persistent", "all")
@@ -271,12 +265,6 @@ def checkpointed(region: Region, name: str, inside: bool, **how: Any) -> Any:
 def test_checkpoint(name: str, cache: str, use_reentrant: bool, inside: bool) -> None:
     run = functools.partial(checkpointed, name=name, inside=inside, use_reentrant=use_reentrant)
     assert_same(run(region_of(cache)), run(stock))
-
-
-# --- torch.compile
-
-
-# --- the cross-check
 
 
 # --- code that runs inside a cast
@@ -329,11 +317,6 @@ def test_a_mode_may_use_autocast_inside_a_cast(action: Any, frozen: bool, grad: 
                     assert torch.equal(torch.mm(x, w), expected)
                     assert torch.equal(torch.mm(w.t(), x.t()), expected.t())
     assert mode.times > 0
-
-
-def _product(x: torch.Tensor, w: torch.Tensor, cache: str) -> torch.Tensor:
-    with ours(cache=cache), torch.no_grad():
-        return torch.mm(x, w)
 
 
 # --- nested regions

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,31 +62,16 @@ def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
 
 
 def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
-    peak, dropped_before = 0, tp.cache_info()["dropped"]
-    with ours():
+    peak, dropped_before, alive = 0, tp.cache_info()["dropped"], weight()
+    with ours(), CastCount(of=alive) as count:
         for _ in range(60):
+            use(alive)
             use(weight())
             peak = max(peak, tp.cache_info()["entries"])
         assert peak < 20
         assert tp.cache_info()["bytes"] <= peak * 16 * 16 * 2
         assert tp.cache_info()["dropped"] - dropped_before > 40
-
-
-def test_weights_dropped_together_make_room_for_later_ones() -> None:
-    with ours():
-        first = [weight() for _ in range(60)]
-        for w in first:
-            use(w)
-        assert tp.cache_info()["entries"] == 60
-        del first, w
-        later = [weight() for _ in range(60)]
-        for w in later:
-            use(w)
-            assert tp.cache_info()["entries"] < 120  # stock's number
-        misses = tp.cache_info()["misses"]
-        for w in later:
-            use(w)
-        assert tp.cache_info()["misses"] == misses  # every later cast is still there
+    assert count.casts == 1
 
 
 def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
@@ -102,27 +86,6 @@ def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
 
 
 # --- threads
-
-
-def test_threads_share_a_weight_and_no_casts() -> None:
-    w, barrier = weight(), threading.Barrier(4, timeout=60)
-
-    def work(dtype: torch.dtype) -> dict[str, int]:
-        with ours(dtype):
-            for _ in range(20):
-                barrier.wait()
-                assert torch.equal(X.to(dtype) @ w, X.to(dtype) @ half(w, dtype))
-            barrier.wait()
-            return tp.cache_info()
-
-    dtypes = [torch.bfloat16, torch.float16] * 2
-    with ours(), ThreadPoolExecutor(4) as pool:
-        X @ w
-        infos = list(pool.map(work, dtypes))
-        with CastCount(of=w) as count:
-            X @ w
-    assert count.casts == 0
-    assert [(info["entries"], info["misses"], info["hits"]) for info in infos] == [(1, 1, 19)] * 4
 
 
 def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
@@ -141,11 +104,6 @@ def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
     assert refs[0].expired()
     assert tp.cache_info()["entries"] == 0
 
-
-# --- coming back while a cast is being made
-
-
-# --- when casts end: with the thread's outermost autocast region, ours or PyTorch's, or by a call
 
 # --- regions that are no autocast regions
 
@@ -240,18 +198,6 @@ def in_stocks_region(region: Region, **arguments: Any) -> list[Any]:
 def test_regions_inside_stocks_share_their_casts(cache: str) -> None:
     arguments = {"cache_enabled": False} if cache == "none" else {}
     assert_same(in_stocks_region(ours, cache=cache), in_stocks_region(stock, **arguments))
-
-
-def test_the_end_of_stocks_region_frees_the_memory_at_once() -> None:
-    region = stock()
-    with region:
-        w = nn.Parameter(torch.zeros(BIG, BIG))
-        with ours():
-            torch.ones(1, BIG) @ w
-        assert entries() == 1
-        before = resident_bytes()
-    assert before - resident_bytes() > BIG * BIG
-    assert entries() == 0
 
 
 def test_casts_beyond_stocks_end_with_our_regions() -> None:
@@ -461,10 +407,9 @@ def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) 
 # --- forks while other threads use the cache
 
 FORKS = """
-import sys, threading, torch
+import os, signal, sys, threading, time, torch
 from torch import nn
 import torch_promote as tp
-from helpers.forking import fork_for
 
 torch.set_num_threads(1)
 weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
@@ -500,7 +445,28 @@ def in_child():
         torch.ones(1).exp()
 
 
-forks, hung = fork_for(float(sys.argv[1]), in_child)
+def fork_for(seconds):
+    # Forks children that call `in_child` and end; stops when one hangs for 20 seconds.
+    forks = hung = 0
+    started = time.monotonic()
+    while (forks < 3 or time.monotonic() - started < seconds) and not hung:
+        child = os.fork()
+        if child == 0:
+            in_child()
+            os._exit(0)
+        forks += 1
+        deadline = time.monotonic() + 20
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                hung += 1
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+            time.sleep(0.001)
+    return forks, hung
+
+
+forks, hung = fork_for(float(sys.argv[1]))
 end = True
 for thread in threads:
     thread.join()

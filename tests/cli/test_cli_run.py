@@ -233,7 +233,7 @@ def train(seed):
 ALONE = f"{TRAINING}\nif __name__ == '__main__':\n    print(train(0), *sys.argv[1:])\n"
 DISTRIBUTED = f"""{TRAINING}
 import torch.distributed as dist
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 dist.init_process_group("gloo")
 hashes = [None, None]
 dist.all_gather_object(hashes, train(dist.get_rank()))

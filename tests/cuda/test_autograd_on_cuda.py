@@ -110,29 +110,6 @@ def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache
     assert_same(ours, run(functools.partial(tp.stock_autocast, "cuda", torch.bfloat16)))
 
 
-@REENTRANT
-def test_a_checkpoint_runs_again_with_its_overrides(use_reentrant: bool) -> None:
-    def run(checkpointed: bool) -> Any:
-        torch.manual_seed(0)
-        seen: list[Any] = []
-        w, x = leaves()
-        x.requires_grad_()
-
-        def body(x: Tensor) -> Tensor:
-            scores = torch.softmax(F.linear(x, w), -1)
-            seen.append(scores.dtype)
-            return F.linear(scores, w)
-
-        with tp.my_autocast("cuda", overrides={"softmax": "fp16", "linear": torch.bfloat16}):
-            y = checkpoint(body, x, use_reentrant=use_reentrant) if checkpointed else body(x)
-        y.float().square().sum().backward()
-        assert set(seen) == {torch.float16}
-        assert len(seen) == 1 + checkpointed
-        return y, grads(w, x)
-
-    assert_same(run(checkpointed=True), run(checkpointed=False))
-
-
 # --- autograd functions
 
 

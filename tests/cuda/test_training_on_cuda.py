@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -81,15 +80,6 @@ def test_training(name: str, cache: str) -> None:
     """Each model and mode once, with alternating dtypes and optimizers."""
     number = list(MODELS).index(name) + MODES.index(cache)
     check(name, cache, DTYPES[number % 2], HOWS[number // 2 % 2], list(OPTIMIZERS)[number % 4])
-
-
-@pytest.mark.slow
-@ALL_MODES
-@EVERY_MODEL
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_with_every_optimizer(name: str, cache: str, optimizer: str) -> None:
-    for dtype, how in itertools.product(DTYPES, HOWS):
-        check(name, cache, dtype, how, optimizer)
 
 
 # --- GradScaler

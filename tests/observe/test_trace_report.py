@@ -154,7 +154,6 @@ def test_tables_print_as_tables() -> None:
     for table in (report.by_op(), report.by_module(), report.by_line()):
         assert table == list(table)
         assert len(str(table).splitlines()) >= len(table) + 1
-        assert table._repr_html_().count("<tr>") == len(table) + 1
     assert "aten::linear" in str(report.by_op())
     assert str(TraceReport(1).by_op()) == "no calls"
 

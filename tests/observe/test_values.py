@@ -16,14 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_promote as tp
 from torch_promote.observe import values as values_module
 from torch_promote.observe.trace import trace
-from torch_promote.observe.values import (
-    EMPTY,
-    Values,
-    ValuesCollector,
-    _count_by_sorting,
-    _evaluate,
-    scale_of,
-)
+from torch_promote.observe.values import EMPTY, Values, ValuesCollector
 
 INTEGERS = {
     torch.float16: torch.int16,
@@ -42,7 +35,7 @@ def counted_one_by_one(tensor: torch.Tensor) -> Values:
     nonzero = [number for number in finite if number]
     exponents: dict[int, int] = {}
     for number in nonzero:
-        exponent = math.frexp(number)[1] - 1
+        exponent = max(math.frexp(number)[1] - 1, -1023 if tensor.dtype is torch.float64 else -127)
         exponents[exponent] = exponents.get(exponent, 0) + 1
 
     def share(condition: Any) -> float:
@@ -86,13 +79,7 @@ def tensors(draw: Any) -> torch.Tensor:
 @settings(deadline=None)
 @given(tensors())
 def test_statistics_equal_a_loop_in_float64(tensor: torch.Tensor) -> None:
-    expected = counted_one_by_one(tensor)
-    assert Values.of(tensor) == expected
-    # What runs on a GPU, where it must not wait for the device.
-    scale = scale_of(tensor.dtype)
-    wide = tensor if tensor.dtype.itemsize > 2 else tensor.float()
-    row = _count_by_sorting(wide.view(scale.integer) & scale.magnitude, scale.bounds_on(tensor.device), scale)
-    assert _evaluate(row.tolist(), tensor.dtype) == expected
+    assert Values.of(tensor) == counted_one_by_one(tensor)
 
 
 @settings(deadline=None)

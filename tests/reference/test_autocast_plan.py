@@ -16,11 +16,10 @@ from torch._subclasses import FakeTensorMode
 
 import torch_promote as tp
 from helpers.casts import casts_made
-from helpers.override_effects import Kept, Policy, carry_out, full_name
+from helpers.override_effects import Kept, carry_out, full_name
 from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound, SeenOp, Watch
-from torch_promote.parity.row_samples import FLOAT32, KINDS, MIXED, MIXED_LOWER_FIRST
-from torch_promote.policy.legality import legal_policies
+from torch_promote.parity.row_samples import KINDS, MIXED
 from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
@@ -55,19 +54,6 @@ def watched(call: Callable[[], Any], region: contextlib.AbstractContextManager[A
     return sorted(watch.ops[:first]) + watch.ops[first:], error
 
 
-def overriding(
-    autocast: Autocast,
-    device: str,
-    lower: torch.dtype,
-    overrides: Mapping[str, CastPolicy | torch.dtype] | None,
-    **region: Any,
-) -> contextlib.AbstractContextManager[Any]:
-    """Makes a region with overrides of single overloads: `aten::stft` alone would mean all of them."""
-    if overrides:
-        region["overrides"] = {name if "." in name else f"{name}.default": p for name, p in overrides.items()}
-    return autocast(device, lower, **region)
-
-
 def check_call(
     label: str,
     bound: Bound,
@@ -86,7 +72,8 @@ def check_call(
     )
     plan = autocast_plan(op, args, kwargs, state)
     kept: Kept = {}
-    with overriding(autocast, device, lower, overrides):
+    options = {"overrides": {f"{name}.default": policy for name, policy in overrides.items()}} if overrides else {}
+    with autocast(device, lower, **options):
         for _ in range(2):
             held = tuple((source, to) for (_, to), (source, _) in kept.items())
             planned = autocast_plan(op, args, kwargs, replace(state, cached=held))
@@ -106,14 +93,6 @@ def check_call(
                 off = watched(hand, autocast(device, enabled=False), fake=fake)
                 assert real == off, f"{label}: {planned}"
     return plan
-
-
-def _refusal(bound: Bound) -> tuple[type, str] | None:
-    """PyTorch's error for the arguments themselves, before autocast sees them, or None."""
-    op, args, kwargs = bound
-    with tp.my_autocast("cpu", enabled=False):
-        ops, error = watched(functools.partial(op, *args, **kwargs), contextlib.nullcontext())
-    return None if ops else error
 
 
 def _refused_by_stock_alone(real: Seen, autocast: Autocast) -> bool:
@@ -165,37 +144,8 @@ CPU = AutocastState.region("cpu")
 CUDA = AutocastState.region("cuda")
 
 
-def casts(op: Any, *args: Any, state: AutocastState = CPU, **kwargs: Any) -> list[str]:
-    return [str(cast) for cast in autocast_plan(op, args, kwargs, state).casts]
-
-
 def ones(dtype: torch.dtype = F32, *shape: int, device: str = "cpu") -> torch.Tensor:
     return torch.ones(shape or (2, 2), dtype=dtype, device=device)
-
-
-def test_promote_joins_lists_without_order() -> None:
-    assert casts(aten.cat.default, [ones(F16), ones(F16)]) == []
-    assert casts(aten.cat.default, [ones(F16), ones(BF16)]) == [
-        "tensors[0]: float16 -> float32",
-        "tensors[1]: bfloat16 -> float32",
-    ]
-    assert casts(aten.cat.default, [ones(F64), ones(BF16), ones(torch.int64)]) == []
-    assert casts(aten.cat.default, [ones(), ones(BF16), ones(F64)]) == ["tensors[1]: bfloat16 -> float32"]
-
-
-def test_only_weights_are_cacheable() -> None:
-    def cacheable(weight: torch.Tensor, state: AutocastState = CPU) -> bool:
-        return autocast_plan(aten.mm.default, (weight, ones(BF16)), {}, state).casts[0].cacheable
-
-    weight = torch.nn.Parameter(ones())
-    assert cacheable(weight)
-    assert not cacheable(weight.t())
-    assert not cacheable(weight.detach())
-    assert not cacheable(weight * 1)
-    assert not cacheable(torch.nn.Parameter(ones(F16)))
-    assert not cacheable(weight, AutocastState.region("cpu", cache_enabled=False))
-    with torch.inference_mode():
-        assert not cacheable(torch.nn.Parameter(ones()))
 
 
 def test_dtype_arguments() -> None:
@@ -289,17 +239,14 @@ def plan_of(*args: Any, op: Any = aten.mm.default, state: AutocastState | None =
 
 WEIGHT, OTHER = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2, 2))
 HELD = replace(AutocastState.region("cpu"), cached=((WEIGHT, LOWER),))
+MATCHED = AutocastState.region("cpu", overrides={"aten::addmm_": CastPolicy.match_self})
 MORE = replace(AutocastState.region("cpu"), keeps_more=True)
 SERVED: list[tuple[str, AutocastPlan, list[bool]]] = [
-    ("the same weight twice", plan_of(WEIGHT, WEIGHT), [False, True]),
-    ("two weights", plan_of(WEIGHT, OTHER), [False, False]),
-    ("a frozen tensor twice", plan_of(WEIGHT.detach(), WEIGHT.detach()), [False, False]),
+    ("matched", plan_of(ones(BF16), WEIGHT, WEIGHT, op=aten.addmm_.default, state=MATCHED), [False, True]),
     ("held", plan_of(OTHER, WEIGHT, state=HELD), [False, True]),
     ("held in another dtype", plan_of(WEIGHT, OTHER, state=replace(HELD, cached=((WEIGHT, torch.half),))), [False] * 2),
-    ("no cache", plan_of(WEIGHT, WEIGHT, state=replace(HELD, cache_enabled=False)), [False, False]),
     ("inference mode", plan_of(WEIGHT, WEIGHT, state=replace(HELD, inference_mode=True)), [False, False]),
     ("inference mode, beyond stock", plan_of(WEIGHT, WEIGHT, state=replace(MORE, inference_mode=True)), [False, True]),
-    ("a list", plan_of([WEIGHT, OTHER, WEIGHT], op=aten.linalg_multi_dot.default), []),
 ]
 
 
@@ -409,133 +356,12 @@ def both_on() -> dict[str, DeviceAutocast]:
     return {"cpu": DeviceAutocast(True, torch.bfloat16), "cuda": DeviceAutocast(True, torch.float16)}
 
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def policies(row: Row) -> Iterator[CastPolicy | torch.dtype]:
-    yield from legal_policies(row)
-    yield from DTYPES
-
-
-def check(row: Row, device: str, *, fake: bool) -> None:
-    for kind in (FLOAT32, MIXED_LOWER_FIRST):
-        for label, bound in calls(row, kind, LOWER, device, fake=fake):
-            for policy in policies(row):
-                what, overrides = f"{label}, {policy}", {row.name: policy}
-                if policy is CastPolicy.fallthrough:
-                    check_fallthrough(what, bound, device, fake=fake)
-                    continue
-                plan = check_call(what, bound, device, LOWER, tp.my_autocast, fake=fake, overrides=overrides)
-                assert (plan.policy, plan.device) == (policy, device), what
-
-
-def check_fallthrough(what: str, bound: Bound, device: str, *, fake: bool) -> None:
-    """The op is not cast, but the ops that a composite calls are."""
-    op, args, kwargs = bound
-    overrides = {full_name(op): CastPolicy.fallthrough}
-    plan = autocast_plan(op, args, kwargs, AutocastState.region(device, LOWER, overrides=overrides))
-    assert plan == AutocastPlan(None, None, (), full_name(op)), what
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(full_name(op), "CompositeImplicitAutograd")
-    kernel = functools.partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd) if composite else op
-    called = functools.partial(kernel, *args, **kwargs)
-    real = watched(lambda: op(*args, **kwargs), overriding(tp.my_autocast, device, LOWER, overrides), fake=fake)
-    around = overriding(tp.my_autocast, device, LOWER, overrides if composite else {}, enabled=composite)
-    alone = watched(called, around, fake=fake)
-    assert real == alone, what
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_cpu_row_under_every_legal_policy(row: Row) -> None:
-    check(row, "cpu", fake=False)
-
-
-# tests/dispatch/test_override_effects.py makes these calls every day, but once each: no cast is served.
-@pytest.mark.slow
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_cuda_row_under_every_legal_policy(row: Row) -> None:
-    with tensors_of(fake=True):
-        check(row, "cuda", fake=True)
-
-
-def casts_under(op: Any, policy: Policy, *args: Any, **kwargs: Any) -> list[str]:
-    state = AutocastState.region("cpu", overrides={full_name(op): policy})
-    return [str(cast).removeprefix("torch.") for cast in autocast_plan(op, args, kwargs, state).casts]
-
-
 @pytest.fixture(autouse=True)
 def library() -> Iterator[Any]:
     with torch.library._scoped_library("plan_any", "FRAGMENT") as made:
-        made.define("all(Tensor a, Tensor? b, Tensor[] c, Tensor?[] d, (Tensor, Tensor?) e, Dict(str, Tensor) f) -> ()")
-        made.define("into(Tensor x, *, Tensor(a!)[] out, Tensor(b!)? other=None) -> ()")
         made.define("twice(Tensor x) -> Tensor")
         made.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
-        made.define("first_of((Tensor, Tensor) pair, Dict(str, Tensor) named) -> Tensor")
-        made.impl("first_of", lambda pair, named: pair[0] + 0, "CompositeExplicitAutograd")
         yield made
-
-
-def test_every_tensor_in_any_argument_is_cast_in_the_schemas_order() -> None:
-    args = (
-        ones(),
-        ones(),
-        [ones(), ones(F64)],
-        [None, ones()],
-        (ones(), ones(F16)),
-        {"k": ones(), "i": ones(torch.int8)},
-    )
-    found = casts_under(torch.ops.plan_any.all.default, CastPolicy.lower_precision_fp, *args)
-    paths = ["a", "b", "c[0]", "d[1]", "e[0]", "e[1]", "f[k]"]
-    assert [cast.partition(":")[0] for cast in found] == paths
-    assert {cast.partition(" -> ")[2] for cast in found} == {"bfloat16"}
-
-
-@pytest.mark.parametrize(("at", "wanted"), [("a", F32), ("b", F16), ("c", F32), ("d", F16), ("e", F32), ("f", F32)])
-def test_promote_asks_all_but_optional_tensors(at: str, wanted: torch.dtype) -> None:
-    h, f = ones(F16), {at: ones(F32)}
-    args = (f.get("a", h), f.get("b"), [f.get("c", h)], [f.get("d")], (f.get("e", h), None), {"k": f.get("f", h)})
-    found = casts_under(torch.ops.plan_any.all.default, CastPolicy.promote, *args)
-    assert {cast.partition(" -> ")[2] for cast in found} == {str(wanted).removeprefix("torch.")}
-
-
-def test_the_list_of_optional_tensors_of_a_row_is_left_alone() -> None:
-    args = ones(F16), [ones()], ones(F16)
-    assert casts_under(aten.index_put.default, CastPolicy.lower_precision_fp, *args) == [
-        "self: float16 -> bfloat16",
-        "values: float16 -> bfloat16",
-    ]
-
-
-def test_match_self_casts_doubles_and_leaves_numbers_and_what_is_not_floating() -> None:
-    policy = CastPolicy.match_self
-    assert casts_under(aten.add_.Tensor, policy, ones(F16), ones(F64)) == ["other: float64 -> float16"]
-    assert casts_under(aten.add_.Tensor, policy, ones(F64), ones(F16)) == ["other: float16 -> float64"]
-    assert casts_under(aten.add_.Tensor, policy, ones(F16), 0.1) == []
-    for dtype in (torch.int64, torch.complex64, F16):
-        assert casts_under(aten.add_.Tensor, policy, ones(F16), ones(dtype)) == []
-    for dtype in (torch.int64, torch.bool, torch.complex64):
-        assert casts_under(aten.add_.Tensor, policy, ones(dtype), ones(F16)) == []
-    assert casts_under(aten.mm.out, policy, ones(), ones(F64), out=ones(F16)) == [
-        "self: float32 -> float16",
-        "mat2: float64 -> float16",
-    ]
-
-
-def test_the_first_tensor_that_is_written_decides_and_none_is_cast() -> None:
-    into = torch.ops.plan_any.into.default
-    out, other = [ones(F16), ones()], ones(F64)
-    assert casts_under(into, CastPolicy.match_self, ones(), out=out, other=other) == ["x: float32 -> float16"]
-    assert casts_under(into, CastPolicy.match_self, ones(), out=[], other=other) == ["x: float32 -> float64"]
-    assert casts_under(into, CastPolicy.match_self, ones(), out=[]) == []
-    assert casts_under(into, CastPolicy.fp32, ones(F16), out=out) == ["x: float16 -> float32"]
-
-
-def test_a_cast_of_a_weight_that_is_matched_is_kept() -> None:
-    weight = torch.nn.Parameter(ones())
-    assert casts_under(aten.addmm_.default, CastPolicy.match_self, ones(BF16), weight, weight) == [
-        "mat1: float32 -> bfloat16, cached",
-        "mat2: float32 -> bfloat16, from the cache",
-    ]
 
 
 def test_an_override_for_one_device_type_says_nothing_about_the_other() -> None:

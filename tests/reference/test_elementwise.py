@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from helpers.fake_cuda_strides import OPS as STRIDE_OPS
 from helpers.operands import LAYOUTS, random_operands, random_tensor
 from helpers.subprocesses import run_module
-from torch_promote.checking.comparison import same_bits
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
 from torch_promote.reference.promotion import TABLE_DTYPES
@@ -291,14 +290,6 @@ def test_shapes_that_do_not_broadcast(shapes: tuple[tuple[int, ...], ...]) -> No
         broadcast_shapes(*shapes)
 
 
-def test_broadcast_shapes_are_torchs() -> None:
-    rng = random.Random(7)
-    for operands in random_operands(2_000, seed=7, dtypes=((torch.float32,),) * 3):
-        shapes = [tuple(operand.shape) for operand in operands]
-        rng.shuffle(shapes)
-        assert broadcast_shapes(*shapes) == tuple(torch.broadcast_tensors(*map(torch.empty, shapes))[0].shape)
-
-
 def test_an_expanded_tensor_overlaps_itself() -> None:
     for (operand,) in random_operands(2_000, seed=8, dtypes=((torch.float32,),)):
         try:
@@ -327,38 +318,23 @@ def our_message(*operands: Any, **kwargs: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("a", TABLE_DTYPES, ids=dtype_name)
-def test_add_out_of_every_dtype(a: torch.dtype) -> None:
-    """Every pair of dtypes into every dtype: the same are refused, and what is written is the sum, cast."""
-    x = torch.ones(2, 3, dtype=a)
-    for b, dtype in itertools.product(TABLE_DTYPES, repeat=2):
-        y, out = torch.ones(3, dtype=b), torch.empty(2, 3, dtype=dtype)
-        stock, ours = stock_message(torch.add, x, y, out=out), our_message(x, y, out=out)
-        assert bool(stock) == bool(ours), (a, b, dtype, stock, ours)
-        if stock:
-            assert "result type" in stock
-            assert ours.startswith(f"result type {dtype_name((x + y).dtype)} can't be cast to the desired output type")
-        else:
-            inferred = infer_elementwise(x, y, out=out)
-            assert inferred.computation_dtype is (x + y).dtype
-            assert inferred.dtype is out.dtype
-            assert same_bits(out, (x + y).to(dtype))
+#: Every dtype that promotes: those of the table, and the younger ones.
+DTYPES = (*TABLE_DTYPES, *(d for d in ALL_DTYPES if d not in TABLE_DTYPES and kind(d) is not Kind.OPAQUE))
 
 
-YOUNGER = tuple(d for d in ALL_DTYPES if d not in TABLE_DTYPES and kind(d) is not Kind.OPAQUE)
-
-
-@pytest.mark.parametrize("dtype", [*TABLE_DTYPES, *YOUNGER], ids=dtype_name)
-def test_add_out_with_the_younger_dtypes(dtype: torch.dtype) -> None:
-    """Where either an operand or the output is of a dtype outside the table. Missing kernels are no answer."""
-    checked = 0
-    out = torch.empty(2, dtype=dtype)
-    for a, b in itertools.product((*TABLE_DTYPES, *YOUNGER), repeat=2):
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+def test_add_into_every_dtype(dtype: torch.dtype) -> None:
+    """Sums of every pair of dtypes: PyTorch refuses the same. Missing kernels are no answer."""
+    checked, out = 0, torch.empty(2, dtype=dtype)
+    for a, b in itertools.product(DTYPES, repeat=2):
         x, y = torch.empty(2, dtype=a), torch.empty(2, dtype=b)
-        stock = stock_message(torch.add, x, y, out=out)
-        if "not implemented for" not in stock:
-            checked += 1
-            assert bool(stock) == bool(our_message(x, y, out=out)), (a, b, stock)
+        stock, ours = stock_message(torch.add, x, y, out=out), our_message(x, y, out=out)
+        if "not implemented for" in stock:
+            continue
+        checked += 1
+        assert bool(stock) == bool(ours), (a, b, stock, ours)
+        if not stock:
+            assert infer_elementwise(x, y, out=out) == (dtype, (2,), (1,), torch.result_type(x, y)), (a, b)
     assert checked > 500
 
 
@@ -411,7 +387,6 @@ def test_shapes_and_strides_of_an_output(preset: str) -> None:
 @pytest.mark.parametrize(
     ("operands", "options", "message"),
     [
-        ([Operand(torch.int8, (2,)), Operand(torch.int8, (3,))], {}, "do not broadcast: dimension 0 has sizes 2 and 3"),
         ([Operand(torch.int32, (2,))], {"preset": "unary", "out": Operand(torch.int8, (2,))}, "found dtype int8 but"),
         (
             [Operand(torch.float32, (2,))],
@@ -419,11 +394,6 @@ def test_shapes_and_strides_of_an_output(preset: str) -> None:
             "can't be cast to the desired output type",
         ),
         ([Operand(torch.int8, (2,))], {"out": Operand(torch.int8, (2, 3), (0, 1))}, "uses elements of its memory more"),
-        (
-            [Operand(torch.float32, (2,), device="cuda")] * 2,
-            {"out": Operand(torch.float32, (), device="cpu")},
-            "one operand is on cpu, others are on cuda",
-        ),
         (
             [Operand(torch.int8, (2,)), Operand(torch.int16, (2,))],
             {"preset": TensorIteratorConfig(check_all_same_dtype=False)},

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
-from torch_promote.reference.promotion import TABLE_DTYPES, Operand, PromotionError, result_type
+from torch_promote.reference.promotion import CODES, TABLE_DTYPES, Operand, PromotionError, result_type
 from torch_promote.reference.promotion_rules import (
     RULE_NAMES,
     PromotionRule,
@@ -24,8 +24,7 @@ from torch_promote.reference.promotion_rules import (
     make_rule,
     promotion_rule,
 )
-from torch_promote.reference.promotion_rules.jax_rule import joins
-from torch_promote.reference.promotion_rules.rule import CODES, NUMBER_TYPES, read_table
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.promotion_rules.user import PAIR_DTYPES
 
 DEFAULT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -310,19 +309,3 @@ def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> 
     with pytest.raises(RuleDefinitionError) as raised:
         make_rule(**({"name": "mine", "tensors": {}} | arguments))
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("i4 f4\ni4 i4 f4\nf4 f4", "one row for each typecode"),
-        ("i4 f4\ni4 i4 f4\nf4 f8 f4", "the table has f4 for i4 with f4, but not for f4 with i4"),
-        ("i4 f4\ni4 i8 f4\nf4 f4 f4", "the table has i8 for i4 with itself"),
-        ("i4 f4\ni4 i4 xx\nf4 xx f4", "no dtype has the typecode xx"),
-    ],
-)
-def test_a_faulty_table_is_refused(text: str, message: str) -> None:
-    with pytest.raises(RuleDefinitionError, match=message):
-        read_table(text)
-    with pytest.raises(RuleDefinitionError, match="the lattice has a cycle: a < b < a"):
-        joins({"a": ("b",), "b": ("a",)})

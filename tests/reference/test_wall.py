@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -26,8 +25,6 @@ MAY_IMPORT = (
     "torch_promote.policy.op_table",
     "torch_promote.reference",
 )
-#: The rooms of the reference. Each imports only those before it.
-ROOMS = ("dtypes", "promotion", "promotion_rules", "strides", "tensor_iterator", "ops", "autocast", "explanation")
 #: Functions and methods that would return PyTorch's answers. The reference defines some of them itself.
 GIVES_AWAY = {
     *("promote_types", "result_type", "can_cast", "elementwise_dtypes", "type_as", "get_overload"),
@@ -109,16 +106,6 @@ def test_the_reference_borrows_nothing(file: Path) -> None:
     assert breaches(file.read_text(encoding="utf-8"), defined()) == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_room_imports_only_rooms_before_it(file: Path) -> None:
-    room = file.relative_to(ROOT / "reference").parts[0].removesuffix(".py")
-    if room == "__init__":
-        return
-    names = [name.split(".") for name in imports(ast.parse(file.read_text(encoding="utf-8")))]
-    used = {name[2] for name in names if name[:2] == ["torch_promote", "reference"]}
-    assert used <= set(ROOMS[: ROOMS.index(room) + 1])
-
-
 def test_the_fast_path_imports_no_reference() -> None:
     program = """
 import sys, torch, torch_promote as tp
@@ -146,24 +133,3 @@ print(tp.reference.promote_types(torch.int8, torch.int16))
 )
 def test_a_breach_is_seen(source: str, breach: str) -> None:
     assert breach in breaches(source)
-
-
-#: One file and function of PyTorch, as `c10/core/ScalarType.h, canCast (v2.13)`.
-CITATION = r"[\w.-]+(?:/[\w.-]+)+\.\w+, (?:TORCH_(?:META|IMPL)_FUNC2?\(\w+(?:, \w+)?\)|~?\w+(?:::\w+)*) \(v\d+\.\d+\)"
-CITATIONS = re.compile(rf"{CITATION}(?:; {CITATION})*\.")
-
-
-def cited(text: str) -> Iterator[str]:
-    """What follows each `Source: ` in docstrings and in comments on lines of their own, on one line."""
-    documented = ast.Module, ast.FunctionDef, ast.ClassDef
-    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
-    for block in re.findall(r"(?:^ *#.*\n)+", text, re.MULTILINE):
-        texts.append(re.sub(r"^ *#:? ?", "", block, flags=re.MULTILINE))
-    for words in texts:
-        for found in re.findall(r"Source: (.*?)(?:\n\s*\n|\Z)", words, re.DOTALL):
-            yield " ".join(found.split())
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_sources_name_a_file_a_function_and_a_version(file: Path) -> None:
-    assert [source for source in cited(file.read_text(encoding="utf-8")) if not CITATIONS.fullmatch(source)] == []

@@ -82,13 +82,11 @@ class Outcome:
             is stopped at its limit, counts as the failure of the test that ran.
         message: The first line of the reason for a failure or skip.
         opened: The number of regions of ours that it opened in its own process.
-        on_key: The number of these regions that switched torch_promote's key on.
     """
 
     outcome: str
     message: str = ""
     opened: int = 0
-    on_key: int = 0
 
 
 def verdict_of(test: str, stock: Outcome | None, ours: Outcome | None) -> tuple[str, bool]:

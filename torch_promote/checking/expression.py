@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import math
 import operator
 import re
@@ -72,16 +73,12 @@ class Node:
     """A part of an expression: an operand or another argument, which has a value; or a call of a function.
 
     Attributes:
-        text: The part as text, with the full names of dtypes, and with parentheses around operators in it.
+        text: The part as text, with the full names of dtypes.
         value: An `Operand` for a tensor, or a number, string, dtype or None.
         function: What is called: a function, the name of one, or the name of a method after a dot. None: nothing is.
         args: The positional arguments; those of a method start with the tensor.
         kwargs: The keyword arguments.
         symbol: An operator as Python writes it; "" for others.
-
-    Example:
-        >>> parse("bf16[2, 3].softmax(dim=-1)").text
-        'bfloat16[2, 3].softmax(dim=-1)'
     """
 
     text: str
@@ -90,16 +87,6 @@ class Node:
     args: tuple[Node, ...] = ()
     kwargs: tuple[tuple[str, Node], ...] = ()
     symbol: str = ""
-
-    @property
-    def inner_text(self) -> str:
-        """The text as part of another node's.
-
-        Example:
-            >>> parse("int8[2] + 1").inner_text
-            '(int8[2] + 1)'
-        """
-        return f"({self.text})" if self.symbol else self.text
 
 
 def parse(expression: str) -> Node:
@@ -119,7 +106,7 @@ def parse(expression: str) -> Node:
 
     Example:
         >>> parse("int8[3]+int64[ ]*2.5").text
-        'int8[3] + (int64[] * 2.5)'
+        'int8[3] + int64[] * 2.5'
     """
     # Python does not allow an empty subscript, but does allow an empty tuple as one.
     readable = re.sub(r"(?<=\w)\[\s*\]", "[()]", expression.strip())
@@ -138,118 +125,93 @@ class _Parser:
 
     def node(self, tree: ast.expr) -> Node:
         match tree:
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                return self._binary(op, left, right)
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _BINARY:
-                return self._binary(op, left, right)
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+                type(op) in _BINARY
+            ):
+                symbol, function = _BINARY[type(op)]
+                return _made(tree, function=function, args=(self.node(left), self.node(right)), symbol=symbol)
             case ast.Compare(ops=[_, _, *_]):
                 raise ExpressionError(
                     f"{self.expression!r} chains comparisons, which tensors do not support. Use parentheses and &."
                 )
             case ast.Constant(value=bool() | int() | float() | complex() as value):
-                return Node(str(value), value)
+                return _made(tree, value=value)
             case ast.Name(id="inf" | "nan" as name):
-                return Node(name, _NUMBERS[name])
+                return _made(tree, value=_NUMBERS[name])
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant() | ast.Name(id="inf" | "nan") as number):
-                value = self.node(number).value
-                return Node(str(-value), -value)
+                return _made(tree, value=-self.node(number).value)
             case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-                symbol, function = _UNARY[type(op)]
-                inner = self.node(operand)
-                return Node(f"{symbol}{inner.inner_text}", function=function, args=(inner,), symbol=symbol)
+                symbol, unary = _UNARY[type(op)]
+                return _made(tree, function=unary, args=(self.node(operand),), symbol=symbol)
             case ast.Call(func=function, args=args, keywords=keywords):
-                return self._call(function, args, keywords)
+                return self._call(tree, function, args, keywords)
             case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=int() as index)):
-                several = self.node(call)
-                text = f"{several.text}[{index}]"
-                return Node(text, function=operator.getitem, args=(several, Node(str(index), index)))
+                return _made(tree, function=operator.getitem, args=(self.node(call), Node(str(index), index)))
             case ast.Subscript(value=named, slice=sizes):
-                tensor = Operand(self._dtype(named), self._shape(sizes))
-                return Node(f"{dtype_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]", tensor)
+                return _made(tree, value=Operand(self._dtype(named), self._shape(sizes)))
             case ast.Name() | ast.Attribute():
                 dtype = dtype_name(self._dtype(tree))
                 raise ExpressionError(
                     f"{dtype} in {self.expression!r} has no sizes. Write {dtype}[3], or {dtype}[] for a 0-dim tensor."
                 )
         raise ExpressionError(
-            f"{ast.unparse(tree)!r} in {self.expression!r} is neither an operand nor a supported operator. {_HELP}"
+            f"{_text(tree)!r} in {self.expression!r} is neither an operand nor a supported operator. {_HELP}"
         )
 
-    def _binary(self, op: ast.operator | ast.cmpop, left: ast.expr, right: ast.expr) -> Node:
-        symbol, function = _BINARY[type(op)]
-        sides = self.node(left), self.node(right)
-        # Python reads -1 ** x as -(1 ** x), so a negative number on the left is put in parentheses too.
-        first = f"({sides[0].text})" if sides[0].text.startswith("-") else sides[0].inner_text
-        return Node(f"{first} {symbol} {sides[1].inner_text}", function=function, args=sides, symbol=symbol)
-
-    def _call(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
-        name = spelled = _dotted(function)
+    def _call(self, tree: ast.expr, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Node:
+        name = _text(function)
         receiver: tuple[Node, ...] = ()
-        if name is None and isinstance(function, ast.Attribute):
-            receiver, name = (self.node(function.value),), f".{function.attr}"
-            spelled = receiver[0].inner_text + name
-        if name is None:
-            raise ExpressionError(f"{ast.unparse(function)!r} in {self.expression!r} is not the name of a function.")
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            if not isinstance(function, ast.Attribute):
+                raise ExpressionError(f"{name!r} in {self.expression!r} is not the name of a function.")
+            name, receiver = f".{function.attr}", (self.node(function.value),)
         named = []
         for keyword in keywords:
             if keyword.arg is None:
                 raise ExpressionError(f"'**' in {self.expression!r}: write the arguments of {name} one by one.")
             named.append((keyword.arg, self._argument(keyword.value)))
-        given = tuple(map(self._argument, args))
-        texts = [*(node.text for node in given), *(f"{key}={node.text}" for key, node in named)]
-        return Node(f"{spelled}({', '.join(texts)})", function=name, args=(*receiver, *given), kwargs=tuple(named))
+        return _made(tree, function=name, args=(*receiver, *map(self._argument, args)), kwargs=tuple(named))
 
     def _argument(self, tree: ast.expr) -> Node:
         match tree:
             case ast.List(elts=elements):
-                items = tuple(map(self._argument, elements))
-                return Node(f"[{', '.join(item.text for item in items)}]", function=_list, args=items)
+                return _made(tree, function=lambda *items: list(items), args=tuple(map(self._argument, elements)))
             case ast.Tuple(elts=elements):
-                items = tuple(map(self._argument, elements))
-                text = ", ".join(item.text for item in items)
-                return Node(f"({text}{',' if len(items) == 1 else ''})", function=_tuple, args=items)
+                return _made(tree, function=lambda *items: items, args=tuple(map(self._argument, elements)))
             case ast.Constant(value=None | str() as value):
-                return Node(repr(value), value)
-            case ast.Name() | ast.Attribute() if ast.unparse(tree) not in _NUMBERS:
-                dtype = self._dtype(tree)
-                return Node(dtype_name(dtype), dtype)
+                return _made(tree, value=value)
+            case ast.Name() | ast.Attribute() if _text(tree) not in _NUMBERS:
+                return _made(tree, value=self._dtype(tree))
         return self.node(tree)
 
     def _dtype(self, named: ast.expr) -> torch.dtype:
+        """The dtype that a name stands for. The name becomes PyTorch's, for the text of the nodes around it."""
         name = ast.unparse(named).removeprefix("torch.")
         dtype = named_dtype(name)
-        if dtype is not None:
-            return dtype
-        known = did_you_mean(name, map(dtype_name, ALL_DTYPES))
-        raise ExpressionError(f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known}")
+        if dtype is None:
+            known = did_you_mean(name, map(dtype_name, ALL_DTYPES))
+            raise ExpressionError(f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known}")
+        setattr(named, "id" if isinstance(named, ast.Name) else "attr", dtype_name(dtype))
+        return dtype
 
     def _shape(self, sizes: ast.expr) -> tuple[int, ...]:
-        shape: list[int] = []
+        shape = []
         for size in sizes.elts if isinstance(sizes, ast.Tuple) else [sizes]:
             if not (isinstance(size, ast.Constant) and type(size.value) is int):
                 raise ExpressionError(
-                    f"{ast.unparse(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
+                    f"{_text(size)!r} in {self.expression!r} is not a size. Sizes are integers, 0 or more."
                 )
             shape.append(size.value)
         return tuple(shape)
 
 
-def _list(*items: Any) -> list[Any]:
-    return list(items)
+def _text(tree: ast.expr) -> str:
+    return ast.unparse(tree).replace("[()]", "[]")
 
 
-def _tuple(*items: Any) -> tuple[Any, ...]:
-    return items
-
-
-def _dotted(tree: ast.expr) -> str | None:
-    """The dotted name of a function, or None for a method of an operand."""
-    if isinstance(tree, ast.Name):
-        return tree.id
-    if isinstance(tree, ast.Attribute):
-        before = _dotted(tree.value)
-        return None if before is None else f"{before}.{tree.attr}"
-    return None
+def _made(tree: ast.expr, **attributes: Any) -> Node:
+    # The attributes come first: making them replaces the names of dtypes in the tree.
+    return Node(_text(tree), **attributes)
 
 
 _F = torch.nn.functional
@@ -266,7 +228,7 @@ _ROOTS: dict[str, Any] = {
 }
 _PLACES: tuple[Any, ...] = (_F, torch, torch.special, torch.linalg, torch.Tensor)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_FUNCTIONS = (*_BUILTIN, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 #: The modules whose functions in Python take and return tensors.
 _MODULES = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch._linalg_utils")
 
@@ -281,37 +243,25 @@ def find_function(name: str, args: Sequence[Any]) -> Any:
 
     Raises:
         ExpressionError: There is no such function.
-
-    Example:
-        >>> find_function("F.softmax", ()) is torch.nn.functional.softmax
-        True
-        >>> find_function("cat", ()) is torch.cat, find_function("dropout", ()) is torch.nn.functional.dropout
-        (True, True)
     """
-    if name.startswith("."):
-        found = getattr(torch.Tensor, name[1:], None)
-        if args and isinstance(args[0], Operand) and _is_allowed(found, name):
+    *path, last = name.split(".")
+    is_method = path == [""]
+    if is_method:
+        places: Sequence[Any] = (torch.Tensor,) if args and isinstance(args[0], Operand) else ()
+    else:
+        places = (functools.reduce(_attribute, path[1:], _ROOTS.get(path[0])),) if path else _PLACES
+    for place in places:
+        found = _attribute(place, last)
+        if _is_allowed(found, last):
             return found
-        raise ExpressionError(f"tensors have no method {name[1:]!r}.{_closest(name[1:], _names(torch.Tensor))}")
-    first, *rest = name.split(".")
-    if not rest:
-        for place in _PLACES:
-            found = getattr(place, name, None)
-            if _is_allowed(found, name):
-                return found
-        close = _closest(name, sorted({known for place in _PLACES for known in _names(place)}))
-        raise ExpressionError(
-            f"no function of PyTorch is called {name!r}.{close} Functions are those of torch, torch.nn.functional, "
-            "torch.linalg, torch.special, torch.fft and torch.ops, and methods of tensors."
-        )
-    found, last = _ROOTS.get(first), first
-    place = found
-    for last in rest:
-        place, found = found, _attribute(found, last)
-    if not _is_allowed(found, last):
-        close = _closest(last, _names(place)) if place is not None else ""
-        raise ExpressionError(f"no function of PyTorch is called {name!r}.{close}")
-    return found
+    known = sorted({known for place in places for known in dir(place) if _is_allowed(_attribute(place, known), known)})
+    close = difflib.get_close_matches(last, known, n=3, cutoff=0.8)
+    what = f"tensors have no method {last!r}." if is_method else f"no function of PyTorch is called {name!r}."
+    hint = f" Closest: {', '.join(close)}." if close else ""
+    raise ExpressionError(
+        f"{what}{hint} Functions are those of torch, torch.nn.functional, "
+        "torch.linalg, torch.special, torch.fft and torch.ops, and methods of tensors."
+    )
 
 
 def _attribute(place: Any, name: str) -> Any:
@@ -323,16 +273,6 @@ def _attribute(place: Any, name: str) -> Any:
 
 def _is_allowed(found: Any, name: str) -> bool:
     """Whether something is a function on tensors. `torch.load` and the like are not."""
-    if found is None or name.rpartition(".")[2].startswith("_") or isinstance(found, type):
+    if found is None or name.startswith("_") or isinstance(found, type):
         return False
-    return isinstance(found, (*_BUILTIN, *_OPS)) or getattr(found, "__module__", None) in _MODULES
-
-
-def _closest(name: str, known: Sequence[str]) -> str:
-    """A hint with names that differ by a slip of the pen; "" if there are none."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.8)
-    return f" Closest: {', '.join(close)}." if close else ""
-
-
-def _names(place: Any) -> list[str]:
-    return [name for name in dir(place) if not name.startswith("_") and _is_allowed(getattr(place, name, None), name)]
+    return isinstance(found, _FUNCTIONS) or getattr(found, "__module__", None) in _MODULES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
@@ -34,6 +35,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.explanation import explain_inference, explain_plan, explain_promotion, listed
+from torch_promote.reference.ops.call import described
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.promotion import promotion
 
@@ -182,8 +184,8 @@ def why(
         by_rule = isinstance(error, PromotionRuleError)
         steps = tuple(explainer.steps)
         return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region)
-    several = value if _is_several(value) else (value,)
-    results = tuple((result.dtype, result.shape) for result in several if isinstance(result, Operand))
+    operands = [leaf for leaf in tree_leaves(value, is_leaf=_is_operand) if _is_operand(leaf)]
+    results = tuple((operand.dtype, operand.shape) for operand in operands)
     if not explainer.calls_pytorch or not results:
         raise ExpressionError(
             f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
@@ -266,8 +268,8 @@ class _Calls:
         except ShapeError as error:
             expectation = Expectation(op, None, None, str(error), {})
         self.expected_error = self.expected_error or expectation.error
-        device = None if expectation.plan is None else expectation.plan.device
-        overridden = state is not None and device is not None and state.override(overload_name(op), device) is not None
+        device = expectation.plan and expectation.plan.device
+        overridden = bool(state and device and state.override(overload_name(op), device) is not None)
         call = _Call(op, args, expectation, overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._open.append(call)
@@ -304,15 +306,12 @@ class _Explainer:
         if self.autocast is None:
             return None
         with self._region():
-            dtype = torch.get_autocast_dtype(self.autocast)
-            enabled = torch.is_autocast_enabled(self.autocast)
-        if enabled:
-            given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
-            return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
-        if self.dtype is None:
-            return "without autocast"
-        refused = f"does not support {dtype_name(self.dtype)}: the region warns and is disabled"
-        return f"under autocast on {self.autocast}, which {refused}"
+            enabled, dtype = torch.is_autocast_enabled(self.autocast), torch.get_autocast_dtype(self.autocast)
+        if not enabled:
+            refused = dtype_name(self.dtype or dtype)
+            return f"under autocast on {self.autocast}, which does not support {refused}: the region is disabled"
+        given = f" and the policy {self.policy}" if isinstance(self.policy, str | os.PathLike) else ""
+        return f"under autocast on {self.autocast} with {dtype_name(dtype)}{given}"
 
     @contextlib.contextmanager
     def _region(self) -> Iterator[None]:
@@ -344,7 +343,7 @@ class _Explainer:
         """
         value = node.value if node.function is None else self._called(node)
         if isinstance(value, Operand):
-            self._spelled.append((value, node.inner_text))
+            self._spelled.append((value, f"({node.text})" if node.symbol else node.text))
         return value
 
     def _called(self, node: Node) -> Any:
@@ -355,7 +354,9 @@ class _Explainer:
             return self._run(node, find_function(function, args), _with_list(function, args), kwargs)
         assert function is not None
         if not node.symbol:
-            if function is operator.getitem and not (_is_several(args[0]) and args[1] < len(args[0])):
+            if function is operator.getitem and (
+                _is_operand(args[0]) or not isinstance(args[0], tuple | list) or args[1] >= len(args[0])
+            ):
                 raise ExpressionError(f"{node.args[0].text} has no result number {args[1]}.")
             return function(*args)
         for value in args:
@@ -432,18 +433,16 @@ class _Explainer:
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
         """The result of a call on tensors of ones, or its error; neither if the tensors are too large."""
-        left = _SMALL
+        leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
+        if sum(math.prod(leaf.shape) for leaf in leaves if _is_operand(leaf)) > _SMALL:
+            return None, None
 
         def real(operand: Operand) -> torch.Tensor:
-            nonlocal left
-            left -= torch.Size(operand.shape).numel()
-            if left < 0:
-                raise RuntimeError("the tensors are too large")
             return torch.ones(operand.shape, dtype=torch.uint8).to(operand.dtype)
 
         try:
             reals, real_kwargs = _replaced(args, real), _replaced(kwargs, real)
-        except RuntimeError:
+        except RuntimeError:  # no conversion to the dtype is implemented
             return None, None
         with torch.random.fork_rng(devices=[]):
             try:
@@ -494,7 +493,10 @@ class _StepWriter:
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
         if call.expectation.error is not None:
-            self._refused(call, call.expectation.error, names)
+            with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
+                self._promotion(call, (), names)
+            if call.expectation.error != str(self.error):
+                self.steps.append(call.expectation.error)
         elif isinstance(inference, Inference) and not casts_inside:
             self._by_rule(call, inference, names)
         elif inner and (call.is_composite or casts_inside):
@@ -502,30 +504,16 @@ class _StepWriter:
             self.steps.append(f"{call.name} is a composite op: it calls {listed(list(called))}.")
             for one in inner:
                 self.write(one, names)
-        elif call.results is None:
-            return
-        elif has_fake(call.op):  # it ran: the operands are fake tensors
-            self.steps.append(f"The registered fake of {call.name} returns {_dtypes(call.results)}.")
-        elif not (call.inner or call.is_composite):
-            returned = _dtypes(call.results)
-            self.steps.append(f"The reference has no rule for {call.name}. PyTorch returns {returned}.")
-        else:
-            self.steps.append(f"{call.name} returns {_dtypes(call.results)}.")
-
-    def _refused(self, call: _Call, error: str, names: Mapping[int, str]) -> None:
-        """Writes the steps up to the error that the reference expects of an op."""
-        with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
-            self._promotion(call, (), names)
-        if error != str(self.error):
-            self.steps.append(error)
+        elif call.results is not None:
+            who = "The registered fake of" if has_fake(call.op) else "The reference has no rule:"
+            self.steps.append(f"{who} {call.name} returns {_dtypes(tensors_in(call.results))}.")
 
     def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
         if not self._promotion(call, inference.dtypes, names):
             spelled = [_spell(tensor, names) for tensor in tensors_in(call.args)]
             values = dict(zip(argument_names(call.op), call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
-            step = explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given)
-            self.steps.append(step)
+            self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
         returned = [tensor.dtype for tensor in tensors_in(call.results or ())]
         if call.results is not None and returned != [dtype for dtype in inference.dtypes if dtype is not None]:
             self.steps.append(f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it.")
@@ -537,33 +525,16 @@ class _StepWriter:
         if found is None or found.in_step or found.is_product:
             return False
         operands = [
-            (
-                _spell(value, names),
-                Operand(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value,
-            )
+            (_spell(value, names), described(value) if isinstance(value, torch.Tensor) else value)
             for argument in found.names
-            for value in _elements(values[argument])
+            for value in tree_leaves(values[argument])
             if isinstance(value, torch.Tensor | bool | int | float | complex)
         ]
         if not operands:
             return False
-        aside = [
-            f"{argument} ({_spell(tensor, names)})"
-            for argument, value in values.items()
-            if argument not in found.names
-            for tensor in _elements(value)
-            if isinstance(tensor, torch.Tensor)
-        ]
-        if aside:
-            self.steps.append(f"{listed(aside)} {'take' if aside[1:] else 'takes'} no part in the promotion.")
+        refused = self.error is not None
         for step in explain_promotion(
-            call.name,
-            operands,
-            results,
-            self.rule,
-            divides=found.divides,
-            symbol=self.symbol,
-            refused=self.error is not None,
+            call.name, operands, results, self.rule, divides=found.divides, symbol=self.symbol, refused=refused
         ):
             self.steps.append(step)
         return True
@@ -575,10 +546,6 @@ def _spell(operand: Any, names: Mapping[int, str]) -> str:
     return names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
-def _elements(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 def _dtypes(found: Sequence[Any]) -> str:
     return listed([dtype_name(getattr(one, "dtype", one)) for one in found if one is not None]) or "no tensor"
 
@@ -587,26 +554,24 @@ def _with_list(function: str, args: list[Any]) -> list[Any]:
     """Makes `cat(x, y)` `cat([x, y])`: functions on lists take tensors one by one, too."""
     name = function.rpartition(".")[2]
     tensors = [arg for arg in args if isinstance(arg, Operand)]
-    if not tensors or args[: len(tensors)] != tensors or not hasattr(torch.ops.aten, name):
+    packet = getattr(torch.ops.aten, name, None)
+    if not tensors or args[: len(tensors)] != tensors or packet is None:
         return args
-    packet = getattr(torch.ops.aten, name)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
-    first = {str(schema.arguments[0].real_type) for schema in schemas if schema.arguments}
+    first = {str(getattr(packet, overload)._schema.arguments[0].real_type) for overload in packet.overloads()}
     return [tensors, *args[len(tensors) :]] if first == {"List[Tensor]"} else args
 
 
 def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
     """A value with a tensor for each `Operand` in it."""
-    return tree_map_only(Operand, make, value, is_leaf=lambda part: isinstance(part, Operand))
+    return tree_map_only(Operand, make, value, is_leaf=_is_operand)
 
 
-def _is_several(value: Any) -> bool:
-    return isinstance(value, tuple | list) and not isinstance(value, Operand)
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, Operand)
 
 
 def _one_line(error: Exception) -> str:
     """An error of PyTorch as a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = lines[0]
+    text = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
     text = text.partition(" - got")[0] if "invalid combination of arguments" in text else text
     return f"{text.rstrip('. ')}."

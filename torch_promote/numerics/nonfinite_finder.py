@@ -24,7 +24,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
-    is_of_a_transform,
+    is_wrapped,
     leaves,
     overload_name,
     tensor_arguments,
@@ -54,7 +54,6 @@ __all__ = [
     "NonfiniteOrigin",
     "RandomState",
     "Seen",
-    "call_again",
     "random_state",
     "repeat",
     "set_random_state",
@@ -270,46 +269,6 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
     return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
 
 
-def call_again(
-    op: torch._ops.OpOverload, args: Sequence[Any], dtype: torch.dtype, before: Mapping[int, torch.Tensor]
-) -> list[torch.Tensor] | None:
-    """Repeats a call on copies of its arguments in another dtype, without autocast.
-
-    Args:
-        op: The overload.
-        args: All its arguments, in the schema's order.
-        dtype: The dtype of the copies of floating point tensors. It also replaces narrower dtypes among the arguments.
-        before: Copies of arguments that the original call has overwritten, keyed by the id of the tensor.
-
-    Returns:
-        The tensors among the results; None if the call fails in this dtype, or communicates between processes.
-
-    Example:
-        >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32, {})
-        [tensor([162754.7969])]
-    """
-
-    def convert(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensor = before.get(id(value), value)
-            if tensor.is_floating_point():
-                return tensor.to(dtype, copy=True)
-            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
-        if isinstance(value, torch.dtype):
-            return dtype if value in _LOWER or value is torch.float32 else value
-        return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
-
-    if op.namespace in BETWEEN_PROCESSES:
-        return None
-    try:
-        with unnoticed():
-            return repeat(op, args, convert)
-    except Exception:  # an op may refuse the dtype, or the changed arguments
-        return None
-
-
 # --- verdicts on calls
 
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
@@ -358,8 +317,31 @@ class WatchedCall:
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
     def again(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
-        """Repeats the call in another dtype; see `call_again`."""
-        return call_again(self.op, self.args, dtype, self.copies)
+        """Repeats the call on copies of its arguments in another dtype, without autocast.
+
+        Returns:
+            The tensors among the results; None if the call fails in this dtype, or communicates between processes.
+        """
+
+        def convert(name: str, value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                tensor = self.copies.get(id(value), value)
+                if tensor.is_floating_point():
+                    return tensor.to(dtype, copy=True)
+                return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+            if isinstance(value, torch.Generator):
+                return value.clone_state()
+            if isinstance(value, torch.dtype):
+                return dtype if value in _LOWER or value is torch.float32 else value
+            return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
+
+        if self.op.namespace in BETWEEN_PROCESSES:
+            return None
+        try:
+            with unnoticed():
+                return repeat(self.op, self.args, convert)
+        except Exception:  # an op may refuse the dtype, or the changed arguments
+            return None
 
 
 @dataclass(slots=True)
@@ -459,9 +441,8 @@ class NonfiniteJudge:
         ]
         if any(size / self._scale > largest for size, largest in sizes):
             return False
-        scaled = max(size for size, _ in sizes)
         self._scaled_overflow = True
-        self.add_benign("GradScaler", watched.call, scale=self._scale, scaled=scaled, unscaled=scaled / self._scale)
+        self.add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -495,15 +476,16 @@ class NonfiniteJudge:
                 return Verdict("overflow in a cast", watched.call.name, name)
         return None
 
-    def add_benign(self, kind: BenignKind, call: Call, **scales: float) -> None:
+    def add_benign(self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None) -> None:
         """Records a call whose non-finite results are benign."""
         key = (kind, call.name, call.module, call.line)
+        unscaled = None if scale is None or scaled is None else scaled / scale
         with self._lock:
-            known = self._benign.get(key)
-            if known is not None:
-                self._benign[key] = replace(known, count=known.count + 1, **scales)
-            elif len(self._benign) < _MOST_BENIGN:
-                self._benign[key] = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, **scales)
+            if key in self._benign or len(self._benign) < _MOST_BENIGN:
+                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
+                known = self._benign.get(key, new)
+                count = known.count + 1
+                self._benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
 
 
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
@@ -566,7 +548,7 @@ class NonfiniteFinder(CallObserver):
         """Called before a call."""
         if self.done:
             return None
-        if is_of_a_transform(args):  # cannot be read; the calls on the tensors inside follow
+        if is_wrapped(tensors_in(args)):  # cannot be read; the calls on the tensors inside follow
             return THROUGH
         token = super().begin(op, args)
         if token is None:

@@ -16,10 +16,10 @@ from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
-__all__ = ["my_autocast_is_in_force", "overrides_in_force", "pretend_cuda", "state_in_force"]
+__all__ = ["my_autocast_is_in_force", "pretend_cuda", "state_in_force"]
 
 
-#: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
+#: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
@@ -35,28 +35,12 @@ def my_autocast_is_in_force() -> bool:
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
-def overrides_in_force() -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """Returns the policies in force in this thread that differ from stock, by overload and device type.
-
-    Inside the kernel of an op, policies other than stock's cast nothing.
-
-    Example:
-        >>> import torch_promote as tp
-        >>> with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        ...     overrides_in_force()["aten::mm"]["cpu"]
-        <CastPolicy.fp32: 'fp32'>
-    """
-    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
-    return MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, _is_inside_kernel())
-
-
-def _is_inside_kernel() -> bool:
-    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS))
-
-
 @functools.lru_cache(maxsize=64)
 def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """The policies in force that differ from stock; the id is that of the policy in force, and the key of the cache."""
+    """The policies in force that differ from stock, by overload and device type. The id is the key of the cache.
+
+    Inside the kernel of an op, policies other than stock's cast nothing.
+    """
     del policy_id
     found = {}
     for name, policies in policies_beyond_stock().items():

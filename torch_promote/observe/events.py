@@ -7,16 +7,17 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from torch_promote.observe.values import Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
-from torch_promote.report.base import Column, Table, load_renderer, to_html
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.base import Column, Table, load_renderer
+from torch_promote.report.codec import decode_fields, encode
 
 __all__ = [
     "AUTOCAST_OFF",
@@ -28,6 +29,7 @@ __all__ = [
     "GroupTable",
     "Kind",
     "Phase",
+    "Place",
     "Recording",
     "TensorInfo",
     "Totals",
@@ -55,10 +57,6 @@ class TensorInfo:
         shape: Its shape; empty for a nested tensor, which has none.
         device: Its device, such as "cpu" or "cuda:0".
         strides: Its strides; None if it is contiguous, or has no strides (sparse, nested).
-
-    Example:
-        >>> print(TensorInfo.of("self", torch.ones(2, 3).t()))
-        self: float32[3, 2] strides (1, 3)
     """
 
     name: str
@@ -66,12 +64,6 @@ class TensorInfo:
     shape: tuple[int, ...]
     device: str
     strides: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> TensorInfo:
-        """Describes a tensor."""
-        ((_, dtype, shape, device, strides),) = infos_of([(name, tensor)])
-        return cls(name, dtype, tuple(shape), str(device), strides)
 
     def __str__(self) -> str:
         text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
@@ -178,7 +170,7 @@ class Call:
     start: int = 0
     duration: int = 0
     cast_time: int = 0
-    values: tuple[Any, ...] = ()
+    values: tuple[Values, ...] = ()
 
     @property
     def policy_name(self) -> str:
@@ -203,38 +195,28 @@ class Call:
         Args:
             tensor: Returns the value of a tensor among the arguments or results.
         """
-        data = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        data |= {name: [tensor(info) for info in getattr(self, name)] for name in TENSORS}
-        data |= {name: encode(dict(getattr(self, name))) for name in ("autocast", "dtype_arguments")}
-        data["casts"], data["policy"] = encode(self.casts), encode(self.policy)
-        data["values"] = [values.to_dict() for values in self.values]
-        return {name: data[name] for name in self.__slots__}
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data |= {name: dict(data[name]) for name in _PAIRS}
+        tensors = {name: [tensor(info) for info in data.pop(name)] for name in TENSORS}
+        return {name: tensors.get(name, encode(data.get(name))) for name in self.__slots__}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], tensor: Callable[[Any], TensorInfo] | None = None) -> Call:
-        """Returns the call from the data of `to_dict`, except for `values`, which stay dicts.
+    def from_dict(cls, data: Mapping[str, Any], tensor: Callable[[Any], Any] = lambda data: data) -> Call:
+        """Returns the call from the data of `to_dict`.
 
         Args:
             data: The data.
-            tensor: Returns a tensor from its value. Default: from its dict.
+            tensor: Returns a tensor, or its dict, from its value.
         """
-        tensor = functools.partial(decode, TensorInfo) if tensor is None else tensor
-        found = dict(data)
-        found |= {name: tuple(map(tensor, data[name])) for name in TENSORS}
-        found |= {
-            name: tuple(decode(dict[str, torch.dtype], data[name]).items()) for name in ("autocast", "dtype_arguments")
-        }
-        found["casts"] = decode(tuple[Cast, ...], data["casts"])
-        found["policy"] = decode(CastPolicy | torch.dtype | None, data["policy"])
-        return cls(**{**found, "values": tuple(data["values"])})
+        read = {name: list(map(tensor, data[name])) for name in TENSORS}
+        read |= {name: list(data[name].items()) for name in _PAIRS}
+        call: Call = decode_fields(cls, {**data, **read})
+        return call
 
 
-#: The fields of `Call` that are tensors, and those that JSON has as they are.
+#: The fields of `Call` that hold tensors, and those that are dicts in JSON.
 TENSORS = ("inputs", "ran_with", "outputs")
-_PLAIN_FIELDS = (
-    *("op", "overload", "module", "phase", "line", "said_by", "composite", "thread", "error"),
-    *("start", "duration", "cast_time"),
-)
+_PAIRS = ("autocast", "dtype_arguments")
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -303,19 +285,12 @@ class CallGroup:
 
     def merge(self, other: CallGroup) -> None:
         """Adds the sums of another group."""
-        for name in _COUNTERS:
-            getattr(self, name).update(getattr(other, name))
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the group as JSON-compatible values."""
-        counters = {name: dict(getattr(self, name)) for name in _COUNTERS}
-        return {"key": self.key, **{name: getattr(self, name) for name in _SUMS}, **counters}
-
-
-_COUNTERS = ("dtypes", "policies", "phases", "rules")
-_SUMS = (*("calls", "casts", "reused", "bytes", "repeated", "repeated_bytes", "cast_time", "duration", "errors"),)
+        for one in fields(self)[1:]:
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, one.name, mine + theirs)
 
 
 @dataclass
@@ -361,13 +336,9 @@ class CastGroup:
             self.repeated += 1
             self.repeated_bytes += cast.bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the group as JSON-compatible values."""
-        return dict(vars(self))
-
 
 class GroupTable(list[CallGroup]):
-    """The result of `by_op()`, `by_module()` and `by_line()`: a list that `str` and notebooks show as a table.
+    """The result of `by_op()`, `by_module()` and `by_line()`: a list that is printed and shown as a table.
 
     Example:
         >>> groups = GroupTable([CallGroup("aten::mm", calls=2, casts=1, bytes=1536, duration=2_000_000)])
@@ -378,37 +349,33 @@ class GroupTable(list[CallGroup]):
         True
     """
 
-    def _table(self) -> Table:
+    def __repr__(self) -> str:
         columns = (
-            *("", "calls", "casts", "reused", Column("bytes", "bytes"), Column("dtypes", "code"), Column("ms", "ms")),
+            "",
+            "calls",
+            "casts",
+            "reused",
+            Column("bytes", "bytes"),
+            Column("dtypes", "code"),
+            Column("ms", "ms"),
         )
         rows = [
-            (
-                group.key or "(none)",
-                group.calls,
-                group.casts,
-                group.reused,
-                group.bytes,
-                group.dtypes,
-                group.duration / 1e6,
-            )
-            for group in self
+            (one.key or "(none)", one.calls, one.casts, one.reused, one.bytes, one.dtypes, one.duration / 1e6)
+            for one in self
         ]
-        return Table("", columns, rows, most=40)
-
-    def __str__(self) -> str:
         terminal = load_renderer("terminal")
-        return str(terminal.to_text(terminal.render_table(self._table()))) if self else "no calls"
+        return str(terminal.to_text(terminal.render_table(Table("", columns, rows, most=40)))) if self else "no calls"
 
-    def _repr_html_(self) -> str:
-        return to_html(self._table())
+
+Place: TypeAlias = tuple[str, str, str]
+"""An op's name with its overload, a module's path, a line."""
 
 
 class Totals:
     """The groups of a trace. Their number grows with the program's lines, modules and dtypes, not with its steps."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, str, str], CallGroup] = {}
+        self._calls: dict[Place, CallGroup] = {}
         self._casts: dict[tuple[str, ...], CastGroup] = {}
 
     def add(self, call: Call) -> None:
@@ -438,13 +405,11 @@ class Totals:
         """The casts, most bytes first."""
         return sorted(self._casts.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))
 
-    def select(
-        self, wanted: Callable[[tuple[str, str, str]], bool]
-    ) -> Iterable[tuple[tuple[str, str, str], CallGroup]]:
-        """The groups of each (op, module, line) that a function selects."""
+    def select(self, wanted: Callable[[Place], bool] = lambda place: True) -> list[tuple[Place, CallGroup]]:
+        """The groups of each place that a function selects."""
         return [(place, group) for place, group in self._calls.items() if wanted(place)]
 
-    def _groups(self, key_of: Callable[[tuple[str, str, str]], str]) -> list[CallGroup]:
+    def _groups(self, key_of: Callable[[Place], str]) -> list[CallGroup]:
         groups: dict[str, CallGroup] = {}
         for place, part in list(self._calls.items()):
             key = key_of(place)
@@ -454,13 +419,8 @@ class Totals:
     def to_list(self) -> list[dict[str, Any]]:
         """Returns the groups of calls as JSON-compatible values."""
         return [
-            {
-                "op": place[0],
-                "module": place[1],
-                "line": place[2],
-                **{k: v for k, v in group.to_dict().items() if k != "key"},
-            }
-            for place, group in self._calls.items()
+            {"op": op, "module": module, "line": line, **encode(group)}
+            for (op, module, line), group in self._calls.items()
         ]
 
     @classmethod
@@ -468,13 +428,10 @@ class Totals:
         """Returns the totals from the data of `to_list` and of the groups of casts."""
         totals = cls()
         for data in groups:
-            place = (data["op"], data["module"], data["line"])
-            counters: dict[str, Any] = {name: Counter(data[name]) for name in _COUNTERS}
-            totals._calls[place] = CallGroup("", **{name: data[name] for name in _SUMS}, **counters)
-        for one in casts:
-            group = CastGroup(**one)
-            key = (group.op, group.module, group.line, group.argument, group.kind, group.from_dtype, group.to_dtype)
-            totals._casts[key] = group
+            totals._calls[data["op"], data["module"], data["line"]] = decode_fields(CallGroup, data)
+        for data in casts:
+            one: CastGroup = decode_fields(CastGroup, data)
+            totals._casts[one.op, one.module, one.line, one.argument, one.kind, one.from_dtype, one.to_dtype] = one
         return totals
 
 
@@ -523,17 +480,10 @@ class Calls(list[Call]):
 
 
 class Recording:
-    """A recording: the calls of a block in the order in which they ended, and their sums.
+    """A recording: the calls of a block and their sums. `TraceReport` describes the attributes.
 
-    Attributes:
-        calls: The first `max_calls` calls, in the order in which they ended: an op after the ops that it calls.
-        dropped: The number of calls after those. Sums and tables include them.
-        device_names: The names of the GPUs that were used.
-        torch_version: PyTorch's version.
-        not_seen: Computations of the block that are not in the report, one sentence each.
-        steps: The number of optimizer steps that ended in the block.
-        asked: The overrides that were set in the block, one dict each, for `unused_overrides`. Filled at the end of the
-            block.
+    Args:
+        max_calls: The number of calls to store.
     """
 
     def __init__(self, max_calls: int) -> None:

@@ -130,7 +130,7 @@ def explain(report: Recording, pattern: str) -> Explanation:
         OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
     """
     totals = report._totals
-    selection = _select((place for place, _ in totals.select(lambda place: True)), pattern)
+    selection = _select((place for place, _ in totals.select()), pattern)
     groups: dict[tuple[str, str], CallGroup] = {}
     ops: dict[str, CallGroup] = {}
     lines: Counter[str] = Counter()

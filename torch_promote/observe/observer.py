@@ -52,8 +52,8 @@ from torch_promote.observe.ops import (
     cast_key,
     is_excluded,
     is_traced,
+    is_weight,
     is_wrapped,
-    kind_of,
     leaves,
     read_arguments,
 )
@@ -228,7 +228,7 @@ class CallObserver:
         if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
             return None
         named, dtypes = read_arguments(facts.arguments, args)
-        wrapped = is_wrapped(named)
+        wrapped = is_wrapped(tensor for _, tensor in named)
         composite = wrapped or facts.is_composite(named)
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
             part = self._begin_part(outer, facts, args, named, composite)
@@ -330,7 +330,7 @@ class CallObserver:
             if call.policy is None and not call.said_by and _C.depth():
                 call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.said_by)
-        if call.policy is None and not call.said_by and call.facts.promotes(call.inputs):
+        if call.policy is None and not call.said_by and call.facts.promotes(info.dtype for info in call.inputs):
             call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
 
     def end(self, token: Token | _Through, results: list[Any]) -> None:
@@ -403,7 +403,7 @@ class CallObserver:
                 from_dtype=before.dtype,
                 to_dtype=got.dtype,
                 bytes=call.sizes[before.name],
-                kind=kind_of(tensor, call.phase),
+                kind="weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation",
                 reused=not made,
                 tensor=number,
                 earlier=earlier,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from torch_promote import _C
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.observe.events import Kind, Phase, TensorInfo
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.regions.promotion_tables import promoting_ops
@@ -29,10 +28,9 @@ __all__ = [
     "is_composite",
     "is_excluded",
     "is_fake",
-    "is_of_a_transform",
     "is_traced",
+    "is_weight",
     "is_wrapped",
-    "kind_of",
     "leaves",
     "overload_name",
     "read_arguments",
@@ -170,9 +168,6 @@ class unnoticed:  # noqa: N801 (used like a function)
 
     The ops must not use random number generators.
 
-    It is not a generator: a signal handler that raises in contextlib would leave the end of the block to the time at
-    which the generator dies, after the ends of the blocks around it.
-
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
         >>> with torch.autocast("cpu"), unnoticed():
@@ -184,22 +179,15 @@ class unnoticed:  # noqa: N801 (used like a function)
     __slots__ = ("_functions", "_ops")
 
     def __enter__(self) -> None:
-        functions = _keys.DisableTorchFunction()
         excluded = _keys._dispatch_tls_local_exclude_set() | _HIDDEN_FROM
-        ops = _keys._ForceDispatchKeyGuard(_keys._dispatch_tls_local_include_set(), excluded)
-        self._functions, self._ops = functions, ops
-        try:
-            functions.__enter__()
-            ops.__enter__()
-        except BaseException:  # pragma: no cover: a signal handler raises
-            self.__exit__()
-            raise
+        self._functions = _keys.DisableTorchFunction()
+        self._ops = _keys._ForceDispatchKeyGuard(_keys._dispatch_tls_local_include_set(), excluded)
+        self._functions.__enter__()
+        self._ops.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        try:
-            self._ops.__exit__(None, None, None)
-        finally:
-            self._functions.__exit__(None, None, None)
+        self._ops.__exit__(None, None, None)
+        self._functions.__exit__(None, None, None)
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
@@ -313,9 +301,9 @@ class OpFacts:
             found = self._is_composite[device] = is_composite(self.op, device)
         return found
 
-    def promotes(self, inputs: tuple[TensorInfo, ...]) -> bool:
-        """Whether the op promotes inputs of several dtypes."""
-        return self._promotes and len({info.dtype for info in inputs}) > 1
+    def promotes(self, dtypes: Iterable[torch.dtype]) -> bool:
+        """Whether the op promotes inputs of these dtypes."""
+        return self._promotes and len(set(dtypes)) > 1
 
 
 _CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
@@ -338,17 +326,15 @@ def read_arguments(
     return tensors, tuple(dtypes)
 
 
-def is_wrapped(named: NamedTensors) -> bool:
-    """Whether a torch.func transform wraps one of the tensors. The transform calls ops on the tensors inside."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for _, tensor in named)
+def is_wrapped(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a torch.func transform wraps one of a call's tensors. The transform calls ops on the tensors inside."""
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
-def kind_of(tensor: torch.Tensor, phase: Phase) -> Kind:
-    """The kind of a cast tensor."""
+def is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter or a leaf that requires a gradient, or a view of one."""
     owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
-    if isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad):
-        return "weight"
-    return "gradient" if phase == "backward" else "activation"
+    return isinstance(owner, torch.nn.Parameter) or (owner.is_leaf and owner.requires_grad)
 
 
 def cast_key(tensor: torch.Tensor, to: torch.dtype | None) -> tuple[Any, ...]:
@@ -370,11 +356,6 @@ def bytes_of(tensor: torch.Tensor) -> int:
     with unnoticed():
         stored = stored_values(tensor)
         return 0 if stored is None else stored.nbytes
-
-
-def is_of_a_transform(args: Sequence[Any]) -> bool:
-    """Whether a torch.func transform wraps one of a call's tensors. The transform calls ops on the tensors inside."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors_in(args))
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from torch_promote.observe.events import AUTOCAST_OFF, TensorInfo, Totals
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import my_autocast
@@ -36,25 +36,16 @@ from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
 from torch_promote.regions.region import Region
 
-if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
+__all__ = ["STOCK", "AskedOverrides", "PolicySources", "UnusedOverride"]
 
-__all__ = [
-    "DEFAULT_POLICY",
-    "INSTALLED",
-    "REGISTERED",
-    "STOCK",
-    "AskedOverrides",
-    "PolicySources",
-    "UnusedOverride",
-    "unused_overrides",
-]
-
-
+STOCK = "PyTorch's table"
+_REGISTERED = "register_policy"
+_DEFAULT_POLICY = "the default policy"
 #: The source of an override of `install`. Regions of torch.autocast append their line to it.
-INSTALLED = "install"
-#: Stands for the ops of a named policy.
-_ALL = "*"
+_INSTALLED = "install"
+_NESTED = "a region of torch.autocast inside"
+_UNKNOWN = "a region that was open before the trace"
+_ALL_DEVICES = ", ".join(DEVICE_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +81,11 @@ class AskedOverrides:
     """Collects overrides while a trace runs. Each is listed once, however often its region is entered."""
 
     def __init__(self) -> None:
-        self._asked: dict[UnusedOverride, frozenset[str]] = {}  # with the overloads that each names
+        # Each with the overloads that it names, and what `Call.said_by` is if it applies.
+        self._asked: dict[UnusedOverride, tuple[frozenset[str], set[str]]] = {}
         self._seen: set[tuple[str, int]] = set()
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._names: weakref.WeakKeyDictionary[my_autocast, str] = weakref.WeakKeyDictionary()
-        self._more_names: dict[str, set[str]] = {}
+        self._first: weakref.WeakKeyDictionary[my_autocast, str] = weakref.WeakKeyDictionary()
 
     def entered(self, owner: object, said_by: str, change: int) -> None:
         """Records the overrides of a region.
@@ -104,116 +95,85 @@ class AskedOverrides:
             said_by: Its name in the trace.
             change: The number of its policy change.
         """
-        if isinstance(owner, my_autocast):
-            # A decorator's region is entered at each line that calls the function.
-            first = self._names.setdefault(owner, said_by)
-            if first != said_by:
-                self._more_names.setdefault(first, set()).add(said_by)
-                return
         if (said_by, change) in self._seen:
             return
         self._seen.add((said_by, change))
         default = default_policy()
         if default is not None:
-            self._add_policy(default, "the default policy")
+            self._add_policy(default, _DEFAULT_POLICY, _DEFAULT_POLICY)
         if isinstance(owner, my_autocast):
+            # A decorator's region is entered at each line that calls the function.
+            first = self._first.setdefault(owner, said_by)
             policy, overrides = (*owner._arguments, None, None, None)[5:7]
-            devices = RegionSpec.unpack(owner._packed).devices
-            self._add(policy, overrides, said_by, ", ".join(device.device_type for device in devices))
-        elif said_by.startswith(f"{INSTALLED},"):
+            devices = ", ".join(device.device_type for device in RegionSpec.unpack(owner._packed).devices)
+            self._add(policy, overrides, first, said_by, devices)
+        elif said_by.startswith(f"{_INSTALLED},"):
             installation = installed()
             if installation is not None:
-                self._add(installation.policy, installation.overrides, INSTALLED)
+                self._add(installation.policy, installation.overrides, _INSTALLED, said_by)
 
-    def has_module(self, module: nn.Module | None, path: str) -> None:
+    def add_module(self, module: nn.Module | None, path: str) -> None:
         """Records the policy of a module, if it has one."""
         policy = None if module is None else policy_of(module)
-        if module is None or policy is None:
+        if module is None or policy is None or module in self._modules:
             return
         self._modules.add(module)
         said_by = f'module policy "{path}"'
-        if policy.change is None or (said_by, policy.change) in self._seen:  # "fp32" and "off" disable autocast
-            return
-        self._seen.add((said_by, policy.change))
-        if isinstance(policy.value, dict):
-            self._add(None, policy.value, said_by)
-        else:
-            self._add(policy.value, None, said_by)
-
-    def add_modules(self, modules: Iterable[tuple[nn.Module, str]]) -> None:
-        """Records the policies of modules that did not run."""
-        for module, path in modules:
-            if module not in self._modules:
-                self.has_module(module, path)
+        if policy.change is not None:  # "fp32" and "off" disable autocast
+            value = policy.value
+            policy_of_all, overrides = (None, value) if isinstance(value, dict) else (value, None)
+            self._add(policy_of_all, overrides, said_by, said_by)
 
     def records(self, totals: Totals) -> list[dict[str, Any]]:
         """Returns the overrides as JSON-compatible values, with whether a call of the trace used them."""
-        used: set[tuple[str, str, str]] = set()
-        others: set[str] = set()
-        for (op, _, _), group in totals.select(lambda place: True):
-            for text in group.policies:
-                policy, _, said_by = text.partition(": ")
-                used.add((op, policy, said_by))
-            if group.policies.total() < group.calls:
-                others.add(op)
+        used = [(op, *text.partition(": ")[::2]) for (op, _, _), group in totals.select() for text in group.policies]
         return [
-            {**one.to_dict(), "used": self._is_used(one, overloads, used, others)}
-            for one, overloads in list(self._asked.items())
+            {
+                **one.to_dict(),
+                "used": any(
+                    op in overloads and said_by in sources and one.op in ("*", one.op if policy == one.policy else "")
+                    for op, policy, said_by in used
+                ),
+            }
+            for one, (overloads, sources) in self._asked.items()
         ]
 
-    def _is_used(
-        self, one: UnusedOverride, overloads: frozenset[str], used: set[tuple[str, str, str]], others: set[str]
-    ) -> bool:
-        # A call under "fallthrough" is recorded without a policy, so any call without a policy may be one.
-        if one.policy == CastPolicy.fallthrough.value and not overloads.isdisjoint(others):
-            return True
-        names = {one.said_by, *self._more_names.get(one.said_by, ())}
-        return any(
-            op in overloads
-            and policy in (one.policy, policy if one.op == _ALL else "")
-            and (said_by in names or said_by.partition(",")[0] == INSTALLED in names)
-            for op, policy, said_by in used
-        )
-
     def _add(
-        self,
-        policy: Any,
-        overrides: Mapping[Any, Any] | None,
-        said_by: str,
-        devices: str = ", ".join(DEVICE_TYPES),
+        self, policy: Any, overrides: Mapping[Any, Any] | None, shown: str, said_by: str, devices: str = _ALL_DEVICES
     ) -> None:
         if policy is not None:
-            self._add_policy(Policy.of(policy), said_by)
+            self._add_policy(Policy.of(policy), shown, said_by)
         for key, value in (overrides or {}).items():
             chosen, overloads = select(key, value)
-            self._put(UnusedOverride(spell_key(key), devices, spell_policy(chosen), said_by), overloads)
+            self._put(UnusedOverride(spell_key(key), devices, spell_policy(chosen), shown), overloads, said_by)
 
-    def _add_policy(self, policy: Policy, said_by: str) -> None:
+    def _add_policy(self, policy: Policy, shown: str, said_by: str) -> None:
         name = next((name for name in Policy.names() if Policy.named(name) == policy), None)
         if name is not None:
-            ops = frozenset(overload for overload, _, _ in policy.changes)
+            ops = {overload for overload, _, _ in policy.changes}
             if ops and name != "off":
-                self._put(UnusedOverride(_ALL, ", ".join(DEVICE_TYPES), f'policy "{name}"', said_by), ops)
+                self._put(UnusedOverride("*", _ALL_DEVICES, f'policy "{name}"', shown), ops, said_by)
             return
         # The entries by op, over its overloads and devices.
         found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
         for overload, device, value in policy.changes:
-            devices, overloads = found.setdefault((overload.partition(".")[0], spell_policy(value)), (set(), set()))
+            op = overload.partition(".")[0].removeprefix("aten::")
+            devices, overloads = found.setdefault((op, spell_policy(value)), (set(), set()))
             devices.add(device)
             overloads.add(overload)
         for (op, spelled), (devices, overloads) in found.items():
-            one = UnusedOverride(op.removeprefix("aten::"), ", ".join(sorted(devices)), spelled, said_by)
-            self._put(one, overloads)
+            self._put(UnusedOverride(op, ", ".join(sorted(devices)), spelled, shown), overloads, said_by)
 
-    def _put(self, one: UnusedOverride, overloads: Iterable[str]) -> None:
-        self._asked.setdefault(one, frozenset(overloads))
+    def _put(self, one: UnusedOverride, overloads: Iterable[str], said_by: str) -> None:
+        self._asked.setdefault(one, (frozenset(overloads), set()))[1].add(said_by)
 
 
-STOCK = "PyTorch's table"
-REGISTERED = "register_policy"
-DEFAULT_POLICY = "the default policy"
-_NESTED = "a region of torch.autocast inside"
-_UNKNOWN = "a region that was open before the trace"
+class _OpenRegion(NamedTuple):
+    """An open region: the number of its policy change, its name, and its device types with whether autocast is on."""
+
+    change: int
+    text: str
+    devices: Mapping[str, bool]
 
 
 class PolicySources:
@@ -225,58 +185,54 @@ class PolicySources:
 
     def __init__(self, modules: RunningModules) -> None:
         self._modules = modules
-        self._regions: dict[tuple[int, int, int], str] = {}  # by thread, owner, and nesting count
-        self._said: dict[tuple[int, str, str, str], str] = {}
+        self._regions: dict[tuple[int, int, int], _OpenRegion] = {}  # by thread, owner, and nesting count
         self._known: dict[tuple[Any, ...], str] = {}  # the answers since the last region was entered
-        self._chains: dict[int, tuple[tuple[int, str], ...]] = {}  # the regions that were open under a policy
-        self._devices: dict[tuple[int, int, int], dict[str, bool]] = {}  # a region's devices, and whether it is on
+        # Autograd's threads and a checkpoint's recomputation have a policy without its regions: then the source is that
+        # of this module's forward, or that of the regions that were open when the policy was entered.
+        self._said: dict[tuple[int, str, str, str], str] = {}
+        self._by_policy: dict[int, tuple[_OpenRegion, ...]] = {}
         self.asked = AskedOverrides()
 
     def entered(self, owner: object) -> None:
         """Records a region that this thread has entered; for `watch_regions`."""
         if type(owner) is Region:
             text = f'module policy "{self._modules.path}"'
-        elif isinstance(owner, my_autocast | promotion):
-            text = f"region at {innermost_line()}"
         else:
-            text = f"install, region at {innermost_line()}"
+            prefix = "" if isinstance(owner, my_autocast | promotion) else f"{_INSTALLED}, "
+            text = f"{prefix}region at {innermost_line()}"
         self._known.clear()  # a new region may have the address of an old one
-        times = sum(address == id(owner) for address, _ in _C.open_regions())
-        place = (threading.get_ident(), id(owner), times)
-        self._regions[place], self._devices[place] = text, _devices_of(owner)
-        self._chains[_C.current_policy_id()] = self._open_regions()
+        opened = _C.open_regions()
+        times = sum(address == id(owner) for address, _ in opened)
+        change = opened[-1][1] if opened and opened[-1][0] == id(owner) else 0
+        region = _OpenRegion(change, text, _devices_of(owner))
+        self._regions[threading.get_ident(), id(owner), times] = region
+        self._by_policy[_C.current_policy_id()] = self._open_regions()
         if type(owner) is Region:
-            self.asked.has_module(*self._modules.innermost)
+            self.asked.add_module(*self._modules.innermost)
         else:
-            change = next((change for address, change in _C.open_regions()[-1:] if address == id(owner)), 0)
             self.asked.entered(owner, text, change)
 
     def of(self, name: str, device_type: str, module: str = "") -> str:
-        """Returns the source of an op's policy in this thread.
+        """Returns the source of an op's policy in this thread, as in `Call.said_by`.
 
         Args:
             name: The overload's full name, "aten::mm".
             device_type: "cpu" or "cuda".
             module: The path of the module that calls it.
-
-        Returns:
-            "PyTorch's table", "register_policy", "the default policy", "region at FILE:LINE", "module policy "NAME"" or
-            "install, region at FILE:LINE".
         """
         if not my_autocast_is_in_force():
             return STOCK
-        policy, opened = _C.current_policy_id(), tuple(_C.open_regions())
-        place = threading.get_ident(), policy, opened, name, device_type, module
-        known = self._known.get(place)
-        if known is not None:
-            return known
-        text = self._of_regions(self._open_regions(), name, device_type)
+        policy = _C.current_policy_id()
+        place = threading.get_ident(), policy, _C.open_regions(), name, device_type, module
+        text = self._known.get(place)
         if text is None:
-            # Autograd's threads and a checkpoint's recomputation have the policy without its regions. The source is
-            # then that of this module's forward, or that of regions with the same policy.
-            said = self._said.get((policy, name, device_type, module))
-            return said or self._of_regions(self._chains.get(policy, ()), name, device_type) or _UNKNOWN
-        self._said[policy, name, device_type, module] = self._known[place] = text
+            text = _source(self._open_regions(), name, device_type)
+            if text:
+                self._said[policy, name, device_type, module] = text
+            else:
+                text = self._said.get((policy, name, device_type, module), "")
+                text = text or _source(self._by_policy.get(policy, ()), name, device_type) or _UNKNOWN
+            self._known[place] = text
         return text
 
     def switched_off(
@@ -296,47 +252,38 @@ class PolicySources:
         for info in inputs:
             device_type = info.device.partition(":")[0]
             if device_type not in on and device_type in DEVICE_TYPES and has_row(name, device_type):
-                who = self._who_switched_off(device_type)
-                if who:
-                    return f"{AUTOCAST_OFF}{who}"
+                for region in reversed(self._open_regions()):
+                    enabled = region.devices.get(device_type)
+                    if enabled is not None:
+                        return f"{AUTOCAST_OFF}{_NESTED if enabled else region.text}"
         return ""
 
-    def _who_switched_off(self, device_type: str) -> str:
-        thread, times = threading.get_ident(), Counter[int]()
-        places = []
-        for address, _ in _C.open_regions():
-            times[address] += 1
-            places.append((thread, address, times[address]))
-        for place in reversed(places):
-            enabled = self._devices.get(place, {}).get(device_type)
-            if enabled is not None:
-                return _NESTED if enabled else self._regions[place]
-        return ""
-
-    def _open_regions(self) -> tuple[tuple[int, str], ...]:
-        """The open regions of this thread: the number of each one's policy change, and its name."""
-        found, times = [], Counter[int]()
+    def _open_regions(self) -> tuple[_OpenRegion, ...]:
+        """The open regions of this thread."""
+        found, thread, times = [], threading.get_ident(), Counter[int]()
         for address, change in _C.open_regions():
             times[address] += 1
-            found.append((change, self._regions.get((threading.get_ident(), address, times[address]), _UNKNOWN)))
+            known = self._regions.get((thread, address, times[address]), _OpenRegion(change, _UNKNOWN, {}))
+            found.append(known._replace(change=change))
         return tuple(found)
 
-    @staticmethod
-    def _of_regions(regions: tuple[tuple[int, str], ...], name: str, device_type: str) -> str | None:
-        if not regions:
-            return None
-        wanted = (name, device_type)
-        for change, text in reversed(regions):
-            base, ops = _described(change)
-            if wanted in ops:
-                # The change that carries a policy into a recomputation or another thread is complete.
-                return None if base == "stock" else text
-            if base != "around":
-                return REGISTERED if base == "registered" and wanted in registered_policies() else STOCK
-        default = default_policy()
-        if default is not None and any(change[:2] == wanted for change in default.changes):
-            return DEFAULT_POLICY
-        return REGISTERED if wanted in registered_policies() else STOCK
+
+def _source(regions: tuple[_OpenRegion, ...], name: str, device_type: str) -> str:
+    """The source of an op's policy in open regions; "" if they do not tell."""
+    if not regions:
+        return ""
+    wanted = (name, device_type)
+    for region in reversed(regions):
+        base, ops = _described(region.change)
+        if wanted in ops:
+            # The change that carries a policy into a recomputation or another thread is complete.
+            return "" if base == "stock" else region.text
+        if base != "around":
+            return _REGISTERED if base == "registered" and wanted in registered_policies() else STOCK
+    default = default_policy()
+    if default is not None and any(change[:2] == wanted for change in default.changes):
+        return _DEFAULT_POLICY
+    return _REGISTERED if wanted in registered_policies() else STOCK
 
 
 def _devices_of(owner: object) -> dict[str, bool]:
@@ -350,15 +297,3 @@ def _devices_of(owner: object) -> dict[str, bool]:
 def _described(change: int) -> tuple[str, frozenset[tuple[str, str]]]:
     base, ops = _C.describe_change(change)
     return base, frozenset((name, DEVICE_TYPES[device]) for name, device in ops)
-
-
-def unused_overrides(report: Recording) -> list[UnusedOverride]:
-    """Returns the overrides that were set in a traced block and that no call in it used.
-
-    An override that repeats the op's existing policy counts as unused. See NOTE [ What one override is ].
-
-    Args:
-        report: The report of a block that has ended.
-    """
-    names = ("op", "device", "policy", "said_by")
-    return [UnusedOverride(*(one[name] for name in names)) for one in report.asked if not one["used"]]

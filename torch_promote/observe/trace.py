@@ -83,6 +83,7 @@ def trace(
             yield report
     finally:
         collector.transfer()
-        observer.sources.asked.add_modules(modules.named())
+        for module, path in modules.named():  # those that did not run, too
+            observer.sources.asked.add_module(module, path)
         report.asked = observer.sources.asked.records(report._totals)
         report.name_devices()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.perfetto import perfetto_trace
-from torch_promote.observe.policy_sources import UnusedOverride, unused_overrides
+from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.observe.values import Values
 from torch_promote.report.base import (
     Column,
@@ -87,8 +86,12 @@ class TraceReport(Recording, Report):
         return compare_traces(self, other)
 
     def unused_overrides(self) -> list[UnusedOverride]:
-        """Returns the overrides of regions and modules that no call in the block used, with their sources."""
-        return unused_overrides(self)
+        """Returns the overrides of regions and modules that no call in the block used, with their sources.
+
+        An override that repeats the op's existing policy counts as unused.
+        """
+        names = ("op", "device", "policy", "said_by")
+        return [UnusedOverride(*(one[name] for name in names)) for one in self.asked if not one["used"]]
 
     def content(self) -> Content:
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
@@ -254,11 +257,11 @@ class TraceReport(Recording, Report):
             "device_names": list(self.device_names),
             "not_seen": list(self.not_seen),
             "asked": list(self.asked),
-            "totals": self.total.to_dict(),
+            "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
             "groups": self._totals.to_list(),
-            "casts": [group.to_dict() for group in self.casts()],
+            "casts": encode(self.casts()),
         }
 
     @classmethod
@@ -271,8 +274,7 @@ class TraceReport(Recording, Report):
         report = cls(max_calls=sys.maxsize)
         tensors = decode(list[TensorInfo], data["tensors"])
         for one in data["calls"]:
-            values = tuple(Values.from_dict(values) for values in one["values"])
-            report.add(dataclasses.replace(Call.from_dict(one, tensors.__getitem__), values=values))
+            report.add(Call.from_dict(one, tensors.__getitem__))
         if data["dropped"]:
             report._sums, report._summed = Totals.from_lists(data["groups"], data["casts"]), len(report.calls)
         for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):

@@ -1,232 +1,121 @@
-"""The values of tensors: counted in intervals of magnitude for `trace(values=True)`, and their extremes.
+"""The values of tensors: their statistics for `trace(values=True)`, their extremes and their ranges.
 
 NOTE [ Values are counted by their bits ]
 The statistics compare bit patterns as integers, which have the same order as the magnitudes. So they are exact, and not
 affected by flush-to-zero or rounding on the device. float16, bfloat16 and float8 are first converted to float32, which
-is exact. The values of a tensor are counted in intervals. The boundaries are the powers of two, and the values at which
-a cast to float16 or bfloat16 starts to give 0 or inf.
+is exact. On a GPU, no step depends on the data, so that the count does not synchronize.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
 import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from torch_promote.observe.ops import can_be_read, stored_values, unnoticed
+from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = [
-    "FINITE",
-    "Extremes",
-    "Scale",
-    "TensorRange",
-    "Values",
-    "ValuesCollector",
-    "count_intervals",
-    "extremes",
-    "in_memory_order",
-    "is_finite",
-    "scale_of",
-]
+__all__ = ["EMPTY", "FINITE", "Extremes", "TensorRange", "Values", "ValuesCollector", "extremes", "is_finite"]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The intervals into which the magnitudes of float32 or float64 are divided, as bit patterns.
+class _Format(NamedTuple):
+    """The bits of float32 or float64.
 
     Attributes:
         integer: The integer dtype of the same size.
         code: The dtype's format character in the module `struct`.
         mantissa: The number of bits of the mantissa.
-        magnitude: The mask of all bits but the sign.
+        bias: The exponent of the number whose exponent bits are 0, negated.
         infinity: The bits of inf.
-        bounds: The ends of the intervals, ascending: interval i goes from bounds[i - 1] to below bounds[i]. Interval 0
-            contains the zeros.
-        exponents: The binary exponent of each interval; None for zeros, inf and NaN.
-        thresholds: The smallest magnitudes that a cast to float16 or bfloat16 does not round to 0, and the smallest
-            that it makes infinite.
+        magnitude: The mask of all bits but the sign.
+        thresholds: The smallest magnitude that a cast to float16 does not round to 0, the smallest that it makes
+            infinite, and the same for bfloat16.
     """
 
     integer: torch.dtype
     code: str
     mantissa: int
-    magnitude: int
+    bias: int
     infinity: int
-    bounds: tuple[int, ...]
-    exponents: tuple[int | None, ...]
-    thresholds: dict[str, int]
+    magnitude: int
+    thresholds: tuple[int, int, int, int]
 
     def to_float(self, bits: int) -> float:
         """The value with these bits."""
-        return float(struct.unpack(f"<{self.code.lower()}", bits.to_bytes(8 if self.code == "d" else 4, "little"))[0])
-
-    def at_least(self, name: str) -> int:
-        """The first interval above a threshold."""
-        return bisect.bisect_right(self.bounds, self.thresholds[name])
-
-    @functools.cached_property
-    def interval_of_exponent(self) -> tuple[int, ...]:
-        """For each exponent (as bits), the interval of its smallest magnitude. Exponent 0 starts after the zeros."""
-        smallest = (max(exponent << self.mantissa, 1) for exponent in range((self.infinity >> self.mantissa) + 1))
-        return tuple(bisect.bisect_right(self.bounds, bits) for bits in smallest)
-
-    @functools.cached_property
-    def interval_of_exponent_on_cpu(self) -> torch.Tensor:
-        """The same as a tensor."""
-        return torch.tensor(self.interval_of_exponent)
-
-    @functools.cached_property
-    def divided(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The exponents whose magnitudes span several intervals, with the bounds between them."""
-        starts = [*self.interval_of_exponent, len(self.bounds) + 1]
-        inner = (self.bounds[starts[i] : starts[i + 1] - 1] for i in range(len(starts) - 1))
-        return tuple((exponent, bounds) for exponent, bounds in enumerate(inner) if bounds)
-
-    @functools.cached_property
-    def _on_devices(self) -> dict[torch.device, torch.Tensor]:
-        return {}
-
-    def bounds_on(self, device: torch.device) -> torch.Tensor:
-        """The bounds as a tensor, which is created once per device."""
-        found = self._on_devices.get(device)
-        if found is None:
-            found = self._on_devices[device] = torch.tensor(self.bounds, dtype=self.integer, device=device)
-        return found
+        return float(struct.unpack(f"<{self.code}", bits.to_bytes(self.integer.itemsize, "little"))[0])
 
 
-def _make_scale(dtype: torch.dtype) -> Scale:
-    double = dtype is torch.float64
-    code, size, mantissa = ("d", 8, 52) if double else ("f", 4, 23)
+def _make_format(double: bool) -> _Format:
+    integer, code, mantissa, bias = (torch.int64, "d", 52, 1023) if double else (torch.int32, "f", 23, 127)
+    magnitude = (1 << (8 * integer.itemsize - 1)) - 1
 
     def bits(value: float) -> int:
         return int.from_bytes(struct.pack(f"<{code}", value), "little")
 
-    smallest = -1074 if double else -149
-    infinity = bits(math.inf)
-    powers = [1 << i for i in range(mantissa)] + [i << mantissa for i in range(1, infinity >> mantissa)]
     # PyTorch casts float64 to float16 and bfloat16 via float32, so a float64 value counts if its rounding to float32
     # does. Ties round to an even mantissa, which all four thresholds have.
-    thresholds = {  # the smallest magnitudes that do not become 0, and the smallest that become infinite
-        "under_float16": bits(2.0**-25 * (1 + 2.0**-24 * double)) + 1,
-        "over_float16": bits(65520.0 - 2.0**-9 * double),
-        "under_bfloat16": bits(2.0**-134 + 2.0**-150 * double) + 1,
-        "over_bfloat16": bits((2.0 - 2.0**-8 - 2.0**-24 * double) * 2.0**127),
-    }
-    bounds = sorted({*powers, *thresholds.values(), infinity, infinity + 1})
-    exponents: list[int | None] = [None]
-    exponent, steps = smallest - 1, frozenset(powers)
-    for bound in bounds:
-        exponent += bound in steps
-        exponents.append(exponent if bound < infinity else None)
-    return Scale(
-        torch.int64 if double else torch.int32,
-        code,
-        mantissa,
-        (1 << (size * 8 - 1)) - 1,
-        infinity,
-        tuple(bounds),
-        tuple(exponents),
-        thresholds,
+    thresholds = (
+        bits(2.0**-25 * (1 + 2.0**-24 * double)) + 1,
+        bits(65520.0 - 2.0**-9 * double),
+        bits(2.0**-134 + 2.0**-150 * double) + 1,
+        bits((2.0 - 2.0**-8 - 2.0**-24 * double) * 2.0**127),
     )
+    return _Format(integer, code, mantissa, bias, bits(math.inf), magnitude, thresholds)
 
 
-_SCALES = {dtype: _make_scale(dtype) for dtype in (torch.float32, torch.float64)}
+_FORMATS = {dtype: _make_format(dtype is torch.float64) for dtype in (torch.float32, torch.float64)}
 #: The number of elements counted at a time, which bounds the memory for counting larger tensors.
 _PIECE = 1 << 22
 
 
-def scale_of(dtype: torch.dtype) -> Scale:
-    """Returns the scale for counting the values of a floating point dtype: that of float64 or of float32."""
-    return _SCALES[torch.float64 if dtype is torch.float64 else torch.float32]
+def _format_of(dtype: torch.dtype) -> _Format:
+    return _FORMATS[torch.float64 if dtype is torch.float64 else torch.float32]
 
 
-def count_intervals(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the largest finite and the smallest nonzero magnitude as bits, then the counts of the intervals.
-
-    Call it in `unnoticed`. On a GPU it does not synchronize.
+def _count(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Counts the values of a tensor, for `_evaluate`; call it in `unnoticed`.
 
     Returns:
         An int64 tensor; None if the tensor is empty, not of a real floating point dtype, or cannot be read.
     """
-    if not tensor.is_floating_point():
-        return None
-    stored = stored_values(tensor)
+    stored = stored_values(tensor) if tensor.is_floating_point() else None
     if stored is None:
         return None
-    scale = scale_of(tensor.dtype)
-    pieces = in_memory_order(stored.resolve_neg()).reshape(-1).split(_PIECE)
-    counted = [_count_piece(piece, scale) for piece in pieces]
-    if len(counted) == 1:
-        return counted[0]
-    stacked = torch.stack(counted)
+    form = _format_of(tensor.dtype)
+    if not stored.is_contiguous():  # sorted by stride, it is contiguous if it has no gaps
+        stored = stored.permute(sorted(range(stored.dim()), key=stored.stride, reverse=True))
+    pieces = [_count_piece(piece, form) for piece in stored.resolve_neg().reshape(-1).split(_PIECE)]
+    if len(pieces) == 1:
+        return pieces[0]
+    stacked = torch.stack(pieces)
     return torch.cat([stacked[:, :1].amax(0), stacked[:, 1:2].amin(0), stacked[:, 2:].sum(0)])
 
 
-def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor with its dimensions sorted by stride. It is contiguous if it has no gaps."""
-    if tensor.is_contiguous():
-        return tensor
-    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-
-
-def _count_piece(values: torch.Tensor, scale: Scale) -> torch.Tensor:
-    if values.dtype not in _SCALES:
+def _count_piece(values: torch.Tensor, form: _Format) -> torch.Tensor:
+    if values.dtype not in _FORMATS:
         values = values.to(torch.float32)
-    magnitudes = values.view(scale.integer) & scale.magnitude
-    bounds = scale.bounds_on(values.device)
-    if values.device.type != "cpu":  # without a synchronization, and without atomic additions
-        return _count_by_sorting(magnitudes, bounds, scale)
-    return _count_by_exponents(magnitudes, bounds, scale)
-
-
-def _count_by_exponents(magnitudes: torch.Tensor, bounds: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """On the CPU: counts the exponents, then recounts those whose values span several intervals."""
-    by_exponent = torch.bincount(magnitudes >> scale.mantissa, minlength=(scale.infinity >> scale.mantissa) + 1)
-    counts = torch.zeros(len(scale.bounds) + 1, dtype=torch.int64)
-    counts[scale.interval_of_exponent_on_cpu] = by_exponent
-    smallest, largest = (int(value) for value in torch.aminmax(magnitudes))
-    if smallest == 0:
-        zeros = magnitudes.numel() - int(torch.count_nonzero(magnitudes))
-        by_exponent[0] -= zeros
-        counts[1] -= zeros
-        counts[0] = zeros
-    for exponent, inner in scale.divided:
-        if not by_exponent[exponent]:
-            continue
-        if len(inner) > 1:
-            first, last = max(exponent << scale.mantissa, 1), ((exponent + 1) << scale.mantissa) - 1
-            inside = magnitudes[(magnitudes >= first) & (magnitudes <= last)]
-            counts[scale.interval_of_exponent[exponent]] -= inside.numel()
-            counts += torch.bincount(torch.bucketize(inside, bounds, right=True), minlength=counts.numel())
-        else:
-            interval = scale.interval_of_exponent[exponent]
-            above = torch.count_nonzero(magnitudes >= inner[0]) - by_exponent[exponent + 1 :].sum()
-            counts[interval] -= above
-            counts[interval + 1] += above
-    if smallest == 0:
-        smallest = int(torch.where(magnitudes > 0, magnitudes, scale.infinity).amin())
-    if largest >= scale.infinity:
-        largest = int(torch.where(magnitudes < scale.infinity, magnitudes, 0).amax())
-    return torch.cat([torch.tensor([largest, smallest]), counts])
-
-
-def _count_by_sorting(magnitudes: torch.Tensor, bounds: torch.Tensor, scale: Scale) -> torch.Tensor:
-    ordered = magnitudes.sort().values
-    below = torch.searchsorted(ordered, bounds)
-    ends = torch.full((1,), ordered.numel(), dtype=below.dtype, device=below.device)
-    first, infinite = below[:1], below[bisect.bisect_left(scale.bounds, scale.infinity)].reshape(1)
-    places = torch.cat([infinite - 1, first]).clamp(0, ordered.numel() - 1)
-    counts = torch.diff(torch.cat([below, ends]), prepend=torch.zeros_like(ends))
-    return torch.cat([ordered[places].long(), counts])
+    bits = values.view(form.integer) & form.magnitude
+    bounds = (1, *form.thresholds, form.infinity, form.infinity + 1)
+    low, high = torch.aminmax(bits)
+    # On a CPU, the range is at hand and answers most questions. A GPU would have to be waited for.
+    first, last = (int(low), int(high)) if bits.is_cpu else (0, form.magnitude)
+    above = [
+        torch.count_nonzero(bits >= bound) if first < bound <= last else torch.tensor(bits.numel() * (bound <= first))
+        for bound in bounds
+    ]
+    # Below 0, the mask wraps: a finite magnitude is larger than inf and NaN, and 0 is the largest.
+    largest = (((high if last < form.infinity else bits) - form.infinity) & form.magnitude).amax()
+    smallest = (((low if first > 0 else bits) - 1) & form.magnitude).amin()
+    one = torch.ones(1, dtype=torch.int64, device=bits.device)
+    exponents = one.new_zeros((form.infinity >> form.mantissa) + 1)
+    exponents.index_add_(0, bits >> form.mantissa, one.expand(bits.numel()))
+    return torch.cat([torch.stack([largest.long(), smallest.long(), *above]), exponents])
 
 
 _SHARES = ("zeros", "infs", "nans", "underflows", "under_float16", "over_float16", "under_bfloat16", "over_bfloat16")
@@ -250,6 +139,7 @@ class Values:
         under_bfloat16: The same for 0 and bfloat16.
         over_bfloat16: The same for inf and bfloat16.
         exponents: Pairs (e, n): n finite values have a magnitude of at least 2**e and less than 2**(e + 1).
+            Subnormal numbers of float32 and bfloat16 count as -127, those of float64 as -1023.
     """
 
     count: int = 0
@@ -280,7 +170,7 @@ class Values:
             (3.0, 0.25, 0.25, 0.25, ((-30, 1), (1, 1)))
         """
         with unnoticed():
-            counted = count_intervals(tensor)
+            counted = _count(tensor)
             return EMPTY if counted is None else _evaluate(counted.tolist(), tensor.dtype)
 
     def to_dict(self) -> dict[str, Any]:
@@ -305,36 +195,28 @@ EMPTY = Values()
 
 
 def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
-    scale = scale_of(dtype)
-    largest, smallest, counts = row[0], row[1], row[2:]
-    exponents: dict[int, int] = {}
-    for exponent, number in zip(scale.exponents, counts, strict=True):
-        if exponent is not None and number:
-            exponents[exponent] = exponents.get(exponent, 0) + number
-    count = sum(counts)
-    finite = bisect.bisect_left(scale.bounds, scale.infinity) + 1
+    form = _format_of(dtype)
+    largest, smallest, nonzero, not_under16, over16, not_under_bf16, over_bf16, nonfinite, nans, *numbers = row
+    count = sum(numbers)
+    numbers[0] -= count - nonzero
+    exponents = tuple((place - form.bias, number) for place, number in enumerate(numbers[:-1]) if number)
     normal = math.log2(torch.finfo(dtype).smallest_normal)
-
-    def share(first: int, last: int) -> float:
-        return sum(counts[first:last]) / count
-
     return Values(
         count=count,
-        amax=scale.to_float(largest) if counts[0] or exponents else None,
-        min_nonzero=scale.to_float(smallest) if exponents else None,
-        zeros=counts[0] / count,
-        infs=counts[-2] / count,
-        nans=counts[-1] / count,
-        underflows=sum(number for exponent, number in exponents.items() if exponent < normal) / count,
-        under_float16=share(1, scale.at_least("under_float16")),
-        over_float16=share(scale.at_least("over_float16"), finite),
-        under_bfloat16=share(1, scale.at_least("under_bfloat16")),
-        over_bfloat16=share(scale.at_least("over_bfloat16"), finite),
-        exponents=tuple(sorted(exponents.items())),
+        amax=form.to_float(largest - (1 << form.mantissa)) if nonfinite < count else None,
+        min_nonzero=form.to_float(smallest + 1) if exponents else None,
+        zeros=(count - nonzero) / count,
+        infs=(nonfinite - nans) / count,
+        nans=nans / count,
+        underflows=sum(number for exponent, number in exponents if exponent < normal) / count,
+        under_float16=(nonzero - not_under16) / count,
+        over_float16=(over16 - nonfinite) / count,
+        under_bfloat16=(nonzero - not_under_bf16) / count,
+        over_bfloat16=(over_bf16 - nonfinite) / count,
+        exponents=exponents,
     )
 
 
-@dataclass
 class ValuesCollector:
     """Counts the results of calls on their devices, and delivers the statistics after their transfer.
 
@@ -343,11 +225,12 @@ class ValuesCollector:
         most: The maximum number of results that wait for a transfer.
     """
 
-    deliver: Callable[[int, tuple[Values, ...]], None]
-    most: int = 4096
-    _waiting: list[tuple[int, list[tuple[torch.Tensor | None, torch.dtype]]]] = field(default_factory=list)
-    _results: int = 0
-    _lock: Any = field(default_factory=threading.RLock)  # a signal handler may run ops
+    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 4096) -> None:
+        self._deliver = deliver
+        self._most = most
+        self._waiting: list[tuple[int, list[tuple[torch.Tensor | None, torch.dtype]]]] = []
+        self._results = 0
+        self._lock = threading.RLock()  # a signal handler may run ops
 
     def add(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
         """Counts the results of a call. On a GPU this does not synchronize, unless the buffer is full.
@@ -356,15 +239,17 @@ class ValuesCollector:
             number: The call's number, for `deliver`.
             tensors: The tensors among its results.
         """
-        if not tensors:
-            return
+        counted: list[tuple[torch.Tensor | None, torch.dtype]] = []
         with unnoticed():
-            counted = [(_count(tensor), tensor.dtype) for tensor in tensors]
+            for tensor in tensors:
+                row = None
+                with contextlib.suppress(RuntimeError):  # the device, layout or subclass lacks an op
+                    row = _count(tensor)
+                counted.append((row, tensor.dtype))
         with self._lock:
             self._waiting.append((number, counted))
             self._results += len(counted)
-            full = self._results >= self.most
-        if full:
+        if self._results >= self._most:
             self.transfer()
 
     def transfer(self) -> None:
@@ -376,36 +261,22 @@ class ValuesCollector:
             return
         with self._lock:
             waiting, self._waiting, self._results = self._waiting, [], 0
-        rows = {id(row): (row, dtype) for _, counted in waiting for row, dtype in counted if row is not None}
         with unnoticed():
-            transferred = _transfer([row for row, _ in rows.values()])
-        pairs = zip(transferred, rows.items(), strict=True)
-        values = {key: _evaluate(found, dtype) for found, (key, (_, dtype)) in pairs}
+            rows = iter(_transfer([row for _, counted in waiting for row, _ in counted if row is not None]))
         for number, counted in waiting:
-            self.deliver(number, tuple(EMPTY if row is None else values[id(row)] for row, _ in counted))
+            values = (EMPTY if row is None else _evaluate(next(rows), dtype) for row, dtype in counted)
+            self._deliver(number, tuple(values))
 
 
-def _count(tensor: torch.Tensor) -> torch.Tensor | None:
-    try:
-        return count_intervals(tensor) if tensor.is_floating_point() and can_be_read(tensor) else None
-    except RuntimeError:  # the device, layout or subclass lacks an op, which must not break the program
-        return None
-
-
-def _transfer(rows: list[torch.Tensor]) -> list[list[int]]:
-    by_device: dict[torch.device, list[int]] = {}
-    for i, row in enumerate(rows):
-        by_device.setdefault(row.device, []).append(i)
-    found: list[list[int]] = [[] for _ in rows]
-    for device, places in by_device.items():
+def _transfer(rows: Sequence[torch.Tensor]) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for device in {row.device for row in rows}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the rows were computed on the streams of the calls
-        flat = torch.cat([rows[i] for i in places]).tolist()
-        start = 0
-        for i in places:
-            found[i] = flat[start : start + rows[i].numel()]
-            start += rows[i].numel()
-    return found
+        here = [row for row in rows if row.device == device]
+        parts = torch.cat(here).cpu().split([row.numel() for row in here])
+        found |= {id(row): part.tolist() for row, part in zip(here, parts, strict=True)}
+    return [found[id(row)] for row in rows]
 
 
 Extremes = tuple[float, float]

@@ -38,12 +38,7 @@ _ELSEWHERE = {**TYPECODE_NAMES, "bfloat": "bfloat16", "f16": "float16", "f32": "
 
 
 def close_dtype(name: str) -> str:
-    """Returns the name of the dtype that a name means elsewhere; "" if it means none.
-
-    Example:
-        >>> close_dtype("f2"), close_dtype("mm")
-        ('float16', '')
-    """
+    """Returns the name of the dtype that a name means elsewhere; "" if it means none."""
     return _ELSEWHERE.get(name.lower().removeprefix("torch."), "")
 
 
@@ -63,12 +58,7 @@ def dtype_of_name(name: str) -> torch.dtype | None:
 
 
 def operand_of_name(operand: Any) -> Any:
-    """Returns the dtype that an operand names. Any other operand is returned as it is.
-
-    Example:
-        >>> operand_of_name("half"), operand_of_name(torch.int8), operand_of_name(2.5)
-        (torch.float16, torch.int8, 2.5)
-    """
+    """Returns the dtype that an operand names. Any other operand is returned as it is."""
     return (dtype_of_name(operand) or operand) if isinstance(operand, str) else operand
 
 

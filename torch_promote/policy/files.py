@@ -18,19 +18,20 @@
 
 The last two need format = 2. A policy without tables for modules is written as format 1, which older releases read.
 A saved file has one line for each op, so that a diff of two files shows which ops differ. Reading is strict: an entry
-that is unknown, illegal or repeated raises an error that names its section and key.
+that is unknown, illegal or repeated raises an error that names its section.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 import tomllib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,11 @@ from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
     Tables,
-    check_name,
-    check_whole,
+    merged,
+    parse_tables,
     quoted,
     section_of,
     spell_table,
-    tables_of,
 )
 from torch_promote.policy.named_policies import MEANINGS, Change, Value
 from torch_promote.policy.op_names import exact_key
@@ -85,12 +85,7 @@ Entries = dict[tuple[str, str], Value]
 
 
 def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
-    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it.
-
-    Example:
-        >>> to_data([("aten::mm", "cpu", torch.float64)])["cpu"]
-        {'aten::mm.default': 'float64'}
-    """
+    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it."""
     sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     given = {(overload, device_type): value for overload, device_type, value in changes}
     for (overload, device_type), value in sorted(given.items(), key=lambda entry: entry[0]):
@@ -106,138 +101,103 @@ def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entr
 
     The data is what `to_data` returns, or the same structure written by hand. Of the versions, only `format` is
     required.
-
-    Example:
-        >>> from_data({"format": 1, "cuda": {"mm.default": "keep"}})
-        ({('aten::mm', 'cuda'): <CastPolicy.keep: 'keep'>}, ())
     """
     if not isinstance(data, Mapping):
         raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
-    return _Reader(data, source).read()
+    try:
+        _check_versions(data)
+        return _entries(data), _tables(data.get(MODULES, {}))
+    except PolicyError as error:
+        newer = any(_release(str(data.get(key, ""))) > _release(here) for key, here in _VERSIONS.items())
+        written, here = ({key: each[key] for key in _VERSIONS if key in each} for each in (data, _VERSIONS))
+        hint = f" It was written with {_listed(written)}, and this is {_listed(here)}. Use the newer version."
+        raise PolicyError(f"{source}: {error}{hint if newer else ''}") from None
 
 
-class _Reader:
-    """Reads plain data. Of data that a newer version wrote, it reports all entries that this one does not know."""
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {version}" for key, version in versions.items())
 
-    def __init__(self, data: Mapping[str, Any], source: str) -> None:
-        self._data, self._source = data, source
-        self._unknown: list[str] = []
 
-    def read(self) -> tuple[Entries, Tables]:
-        self._check_versions()
-        self._is_newer = any(_release(str(self._data.get(key, ""))) > _release(here) for key, here in _VERSIONS.items())
-        ops: list[tuple[str, object, object]] = []
-        for section, content in self._data.items():
-            if section in ("format", MODULES) or section in _VERSIONS:
-                continue
-            if section not in _SECTIONS:
-                close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
-                self._report(f"[{section}]", f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}")
-            elif not isinstance(content, Mapping):
-                raise self._error(f"{section} is a section of ops, got {content!r}. Write [{section}].")
-            else:
-                ops += [(section, key, value) for key, value in content.items()]
-        entries = self._entries(ops)
-        tables = self._tables(self._data.get(MODULES, {}))
-        if self._unknown:
-            written = ", ".join(f"{key} {self._data[key]}" for key in _VERSIONS if key in self._data)
-            here = ", ".join(f"{key} {version}" for key, version in _VERSIONS.items())
-            raise PolicyError(
-                f"{self._source} was written with {written}. This is {here}, which does not know "
-                f"{'; '.join(self._unknown)}. Use the newer version, or remove these entries."
-            )
-        return entries, tables
+def _check_versions(data: Mapping[str, Any]) -> None:
+    if "format" not in data:
+        raise PolicyError("the key 'format' is missing. Start with: format = 1")
+    written = data["format"]
+    if type(written) is not int or written < 1:
+        raise PolicyError(f"format is an integer from 1 to {FORMAT}, got {written!r}.")
+    if written > FORMAT:
+        raise PolicyError(
+            f"format {written} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
+            f"torch_promote."
+        )
+    if MODULES in data and written < _FORMAT_OF_MODULES:
+        raise PolicyError(
+            f"[{MODULES}] is a section of format {_FORMAT_OF_MODULES}, got format = {written}. Write: "
+            f"format = {_FORMAT_OF_MODULES}"
+        )
+    for key, version in _VERSIONS.items():
+        if key in data and not (isinstance(data[key], str) and _release(data[key])):
+            raise PolicyError(f"{key} is a version such as {version!r}, got {data[key]!r}.")
 
-    def _error(self, text: str) -> PolicyError:
-        return PolicyError(f"{self._source}: {text}")
 
-    def _report(self, entry: str, text: str) -> None:
-        if not self._is_newer:
-            raise self._error(text)
-        self._unknown.append(entry)
-
-    def _check_versions(self) -> None:
-        if "format" not in self._data:
-            raise self._error("the key 'format' is missing. Start with: format = 1")
-        written = self._data["format"]
-        if type(written) is not int or written < 1:
-            raise self._error(f"format is an integer from 1 to {FORMAT}, got {written!r}.")
-        if written > FORMAT:
-            raise self._error(
-                f"format {written} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
-                f"torch_promote."
-            )
-        if MODULES in self._data and written < _FORMAT_OF_MODULES:
-            raise self._error(
-                f"[{MODULES}] is a section of format {_FORMAT_OF_MODULES}, got format = {written}. Write: "
-                f"format = {_FORMAT_OF_MODULES}"
-            )
-        for key, version in _VERSIONS.items():
-            if key in self._data and not (isinstance(self._data[key], str) and _release(self._data[key])):
-                raise self._error(f"{key} is a version such as {version!r}, got {self._data[key]!r}.")
-
-    def _entries(self, items: Iterable[tuple[str, object, object]]) -> Entries:
-        """Returns what sections of ops, or one table for modules, say; the items are section, key and value.
-
-        A table for modules holds on every device type, and its entries have the device type "".
-        """
-        entries: Entries = {}
-        places: dict[tuple[str, str], tuple[object, str]] = {}
-        for section, key, value in sorted(items, key=lambda item: is_pattern_key(item[1])):
-            place = f"[{section}] " + (quoted(key) if isinstance(key, str) else repr(key))
-            of_modules = section not in _SECTIONS
-            for overload, policy in self._entry(key, value, place, of_modules):
-                for device_type in [""] if of_modules else DEVICE_TYPES if section == ALL_DEVICE_TYPES else [section]:
-                    other_key, other = places.setdefault((overload, device_type), (key, place))
-                    if other == place:
-                        entries[overload, device_type] = policy
-                    elif is_pattern_key(other_key) == is_pattern_key(key):
-                        what = f"{overload} on {device_type}" if device_type else overload
-                        raise self._error(f"{place}: {what} already has a policy from {other}. {which_wins(key)}")
-        return entries
-
-    def _entry(self, key: object, value: object, place: str, of_modules: bool) -> Iterator[tuple[str, Value]]:
-        """Yields the overloads that one entry names, and their policy."""
-        if isinstance(value, Mapping) and of_modules:
-            raise self._error(
-                f"{place}: a table for modules holds on every device type and contains no table. Quote names that "
-                f'contain dots: [{MODULES}."blocks.0"], "softmax.int".'
-            )
-        if isinstance(value, Mapping):
-            dotted = f'"{key}.{next(iter(value), "")}"'
-            raise self._error(f"{place}: sections do not nest. Quote the names of ops: {dotted}.")
-        if not isinstance(value, str):
-            raise self._error(f"{place}: expected the name of a policy in quotes, got {value!r}.")
-        try:
-            policy, overloads = select(key, parse_policy(value))
-        except PolicyError as error:
-            return self._report(f'{place} = "{value}"', f"{place}: {error}")
-        yield from ((overload, policy) for overload in overloads)
-
-    def _tables(self, data: object) -> Tables:
-        if not isinstance(data, Mapping):
-            raise self._error(f'{MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
-        tables: dict[str, str | dict[str, Value]] = {}
-        for name, content in data.items():
-            section = section_of(check_name(name))
-            if not isinstance(content, Mapping):
-                raise self._error(
-                    f"[{MODULES}] {quoted(name)}: expected a table of ops, got {content!r}. Write {section}."
+def _entries(data: Mapping[str, Any]) -> Entries:
+    """The entries of the sections of ops. A name takes precedence over a pattern, whatever their sections are."""
+    items: list[tuple[str, object, object]] = []
+    for section, content in data.items():
+        if section in ("format", MODULES, *_VERSIONS):
+            continue
+        if section not in _SECTIONS:
+            close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
+            raise PolicyError(f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}")
+        if not isinstance(content, Mapping):
+            raise PolicyError(f"{section} is a section of ops, got {content!r}. Write [{section}].")
+        items += [(section, key, value) for key, value in content.items()]
+    entries: Entries = {}
+    places: dict[tuple[str, str], tuple[object, str]] = {}
+    for section, key, value in sorted(items, key=lambda item: is_pattern_key(item[1])):
+        place = f"[{section}] " + (quoted(key) if isinstance(key, str) else repr(key))
+        policy, overloads = _entry(key, value, place)
+        device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
+        for overload, device_type in itertools.product(overloads, device_types):
+            other_key, other = places.setdefault((overload, device_type), (key, place))
+            if other == place:
+                entries[overload, device_type] = policy
+            elif is_pattern_key(other_key) == is_pattern_key(key):
+                raise PolicyError(
+                    f"{place}: {overload} on {device_type} already has a policy from {other}. {which_wins(key)}"
                 )
-            if not content:
-                raise self._error(f"{section} is empty. Add an op and its policy, or remove the section.")
-            if KEY_OF_WHOLE in content:
-                if len(content) > 1:
-                    raise self._error(
-                        f"{section}: {KEY_OF_WHOLE!r} is for the whole module, so the table can have no other key. "
-                        f"Remove it, or the others."
-                    )
-                tables[name] = check_whole(content[KEY_OF_WHOLE], f'{self._source}: {section} "{KEY_OF_WHOLE}"')
-                continue
-            entries = self._entries((section[1:-1], key, value) for key, value in content.items())
-            if entries:  # otherwise all of it was reported
-                tables[name] = {overload: policy for (overload, _), policy in entries.items()}
-        return tables_of(tables)
+    return entries
+
+
+def _entry(key: object, value: object, place: str) -> tuple[Value, tuple[str, ...]]:
+    """The policy of one entry, and the overloads that it names."""
+    if isinstance(value, Mapping):
+        dotted = f'"{key}.{next(iter(value), "")}"'
+        raise PolicyError(f"{place}: sections do not nest. Quote the names of ops: {dotted}.")
+    if not isinstance(value, str):
+        raise PolicyError(f"{place}: expected the name of a policy in quotes, got {value!r}.")
+    try:
+        return select(key, parse_policy(value))
+    except PolicyError as error:
+        raise PolicyError(f"{place}: {error}") from None
+
+
+def _tables(data: object) -> Tables:
+    if not isinstance(data, Mapping):
+        raise PolicyError(f'{MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
+    tables: dict[str, Any] = {}
+    for name, content in data.items():
+        if not isinstance(content, Mapping) or any(isinstance(value, Mapping) for value in content.values()):
+            raise PolicyError(
+                f"[{MODULES}] {quoted(str(name))}: expected a table of ops, got {content!r}. Quote names that contain "
+                f'dots: [{MODULES}."blocks.0"], "softmax.int".'
+            )
+        if KEY_OF_WHOLE in content and len(content) > 1:
+            raise PolicyError(
+                f"{section_of(name)}: {KEY_OF_WHOLE!r} is for the whole module, so the table can have no other key. "
+                f"Remove it, or the others."
+            )
+        tables[name] = content.get(KEY_OF_WHOLE, content)
+    return merged((), parse_tables(tables))
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -36,12 +36,6 @@ def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
 
     Returns:
         The policies, in the order of the enum. Empty for an overload that does not exist or takes no tensor.
-
-    Example:
-        >>> CastPolicy.fp32_set_opt_dtype in legal_policies(rows_by_name()["aten::mm"])
-        False
-        >>> [policy.value for policy in legal_policies("aten::add_.Tensor")]
-        ['match_self', 'fallthrough', 'keep', 'banned']
     """
     return tuple(policy for policy in CastPolicy if why_illegal(op, policy) is None)
 
@@ -51,14 +45,6 @@ def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
 
     Raises:
         PolicyError: The policy is not legal. The text says why, and which policies are.
-
-    Example:
-        >>> check_legal("aten::mm", torch.float64)
-        >>> try:
-        ...     check_legal("aten::mm.out", CastPolicy.fp32)
-        ... except PolicyError as error:
-        ...     print(str(error).partition(". ")[2])
-        Legal: match_self, fallthrough, keep, banned.
     """
     why = why_illegal(op, policy)
     if why is not None:
@@ -103,23 +89,13 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
 
 
 def moves_data(op: str) -> bool:
-    """Whether an overload returns its argument's data, or memory of the same dtype, and computes nothing.
-
-    Example:
-        >>> moves_data("aten::view"), moves_data("aten::relu")
-        (True, False)
-    """
+    """Whether an overload returns its argument's data, or memory of the same dtype, and computes nothing."""
     schema = schema_of(op)
     return schema is not None and op not in rows_by_name() and _moves_data(op, schema)
 
 
 def legal_text(policies: Iterable[CastPolicy]) -> str:
-    """Returns the sentence that ends an error text: the legal policies.
-
-    Example:
-        >>> legal_text(legal_policies("aten::mm.out"))
-        ' Legal: match_self, fallthrough, keep, banned.'
-    """
+    """Returns the sentence that ends an error text: the legal policies."""
     names = [policy.value for policy in policies]
     if not names:
         return ""

@@ -22,8 +22,6 @@ __all__ = [
     "WHOLE",
     "Table",
     "Tables",
-    "check_name",
-    "check_whole",
     "entries_of",
     "library",
     "merged",
@@ -32,7 +30,6 @@ __all__ = [
     "section_of",
     "set_library",
     "spell_table",
-    "tables_of",
 ]
 
 #: The policies of a whole module, as in `set_module_policy`.
@@ -49,12 +46,7 @@ Tables = tuple[tuple[str, Table], ...]
 
 
 def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
-    """Checks tables as a user writes them: names or patterns of modules, with "fp32", "off" or overrides.
-
-    Example:
-        >>> parse_tables({"head": "fp32", "blocks.*": {"softmax.int": "lower"}})["blocks.*"]
-        (('aten::softmax.int', <CastPolicy.lower_precision_fp: 'lower_precision_fp'>),)
-    """
+    """Checks tables as a user writes them: names or patterns of modules, with "fp32", "off" or overrides."""
     if not isinstance(tables, Mapping):
         raise PolicyError(
             f"tables of modules are a mapping of names to overrides, 'fp32' or 'off', got {type(tables).__name__}."
@@ -63,9 +55,19 @@ def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
 
 
 def _parse(name: object, table: object) -> Table:
-    section = section_of(check_name(name))
+    if not isinstance(name, str):
+        raise PolicyError(
+            f"a policy names modules by a str, such as 'blocks.*.attn', got {name!r}. To select by class, use "
+            f"set_module_policy."
+        )
+    section = section_of(name)
     if isinstance(table, str):
-        return check_whole(table, section)
+        if table in WHOLE:
+            return table
+        raise PolicyError(
+            f"{section}: the policy of a whole module is {' or '.join(map(repr, WHOLE))}, got "
+            f"{table!r}.{did_you_mean(table, WHOLE)} For single ops, write overrides: the op and its policy."
+        )
     if not isinstance(table, Mapping):
         raise PolicyError(f"{section}: a table is a mapping of overrides, 'fp32' or 'off', got {table!r}.")
     if not table:
@@ -76,38 +78,8 @@ def _parse(name: object, table: object) -> Table:
         raise PolicyError(f"{section}: {error}") from None
 
 
-def check_name(name: object) -> str:
-    """Returns the name of modules, or a pattern of names. Raises unless it is a str that a file can hold."""
-    if not isinstance(name, str):
-        raise PolicyError(
-            f"a policy names modules by a str, such as 'blocks.*.attn', got {name!r}. To select by class, use "
-            f"set_module_policy."
-        )
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise PolicyError(f"the name of a module is text in Unicode, got {name!r}.") from None
-    return name
-
-
-def check_whole(policy: object, place: str) -> str:
-    """Returns the policy of a whole module. Raises unless it is one of `WHOLE`; `place` starts the text."""
-    if policy not in WHOLE:
-        close = did_you_mean(policy, WHOLE) if isinstance(policy, str) else ""
-        raise PolicyError(
-            f"{place}: the policy of a whole module is {' or '.join(map(repr, WHOLE))}, got {policy!r}.{close} For "
-            f"single ops, write overrides: the op and its policy."
-        )
-    return str(policy)
-
-
-def tables_of(tables: Mapping[str, str | Mapping[str, Value]]) -> Tables:
-    """Returns checked tables as a value."""
-    return tuple((name, _fixed(table)) for name, table in sorted(tables.items(), key=lambda item: item[0]))
-
-
-def _fixed(table: str | Mapping[str, Value]) -> Table:
-    return table if isinstance(table, str) else tuple(sorted(table.items(), key=lambda item: item[0]))
+def _fixed(table: Mapping[str, Value]) -> Table:
+    return tuple(sorted(table.items(), key=lambda item: item[0]))
 
 
 def merged(tables: Tables, added: Mapping[str, Table]) -> Tables:
@@ -121,12 +93,7 @@ def merged(tables: Tables, added: Mapping[str, Table]) -> Tables:
 
 
 def spell_table(table: Table) -> dict[str, str]:
-    """Returns a table as a file holds it.
-
-    Example:
-        >>> spell_table("off")
-        {'policy': 'off'}
-    """
+    """Returns a table as a file holds it."""
     if isinstance(table, str):
         return {KEY_OF_WHOLE: table}
     return {exact_key(overload): spell_policy(value) for overload, value in table}
@@ -142,12 +109,7 @@ def entries_of(tables: Tables) -> dict[tuple[str, str], Value | str]:
 
 
 def section_of(name: str) -> str:
-    """Returns the section of a table in a file.
-
-    Example:
-        >>> section_of("blocks.*.attn")
-        '[modules."blocks.*.attn"]'
-    """
+    """Returns the section of a table in a file."""
     return f"[{MODULES}.{quoted(name)}]"
 
 

@@ -39,10 +39,6 @@ def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
     That is the policy of its row, or `fallthrough` if the row has none for the device type, or PyTorch does not
     register it. None: the table does not know, because the overload has no row, or because PyTorch or a library
     registers it on a device type for which its row has no policy.
-
-    Example:
-        >>> stock_policy("aten::mm", "cpu"), stock_policy("aten::relu", "cpu")
-        (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, None)
     """
     return _column(device_type).get(overload)
 
@@ -64,14 +60,7 @@ def _column(device_type: str) -> Mapping[str, CastPolicy | None]:
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields the entries of a named policy. Some may be equal to stock's. `off` needs the ops of `registered_ops`.
-
-    Example:
-        >>> ("aten::exp", "cpu", CastPolicy.fp32) in named_changes("cuda")
-        True
-        >>> list(named_changes("stock"))
-        []
-    """
+    """Yields the entries of a named policy. Some may be equal to stock's. `off` needs the ops of `registered_ops`."""
     for op in _column(DEVICE_TYPES[0]):
         stock = {device_type: stock_policy(op, device_type) for device_type in DEVICE_TYPES}
         safe = next((policy for policy in stock.values() if policy in _SAFE), None)

@@ -6,14 +6,11 @@ of the same name. A function in Python may call another op, one of several, or s
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import fnmatch
-import functools
 import re
 import types
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import torch
@@ -26,7 +23,6 @@ from torch_promote.policy.op_table import rows_by_name, schema_of
 
 __all__ = [
     "HOW_TO_NAME",
-    "called_ops",
     "calls_of_function",
     "closest_ops",
     "exact_key",
@@ -69,9 +65,9 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
     """
     name = name.strip().lower()
     asked = name.replace("_", "")
-    rows = {row.op for row in rows_by_name().values()}
     if namespace == "aten" and asked in _ALIASES:
         return list(_ALIASES[asked])
+    rows = {row.op for row in rows_by_name().values()}
     found = []
     for op in set(ops):
         known = namespace != "aten" or op in rows
@@ -79,12 +75,10 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
             continue  # few programs name private ops, or those that write in place
         letters = op.lower().replace("_", "")
         ratio = difflib.SequenceMatcher(None, asked, letters).ratio()
-        is_close = ratio >= (0.8 if known else 0.9) and abs(len(letters) - len(asked)) < 3
-        is_word = len(name) > 2 and name != "forward" and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
-        if (is_close and letters[:1] == asked[:1]) or sorted(letters) == sorted(asked):
-            found.append((-ratio, not known, op))
-        elif known and is_word:
-            found.append((1.0, False, op))
+        is_close = (ratio >= (0.8 if known else 0.9) and letters[:1] == asked[:1]) or sorted(letters) == sorted(asked)
+        is_word = known and len(name) > 2 and (op.startswith(f"{name}_") or op.endswith(f"_{name}"))
+        if is_close or is_word:
+            found.append((-ratio if is_close else 1.0, not known, op))
     return [op for _, _, op in sorted(found)[:3]]
 
 
@@ -103,47 +97,26 @@ F.dropout3d                           feature_dropout
 F.fold                                col2im
 F.fractional_max_pool2d_with_indices  fractional_max_pool2d
 F.fractional_max_pool3d_with_indices  fractional_max_pool3d
-F.gaussian_nll_loss                   log sub pow div add mul
 F.grid_sample                         grid_sampler
-F.gumbel_softmax                      softmax add div
 F.interpolate                         upsample_nearest2d upsample_bilinear2d upsample_bicubic2d adaptive_avg_pool2d
-F.linear_cross_entropy                linear cross_entropy_loss
-F.local_response_norm                 avg_pool2d avg_pool3d pow div
-F.lp_pool1d                           avg_pool1d pow mul
-F.lp_pool2d                           avg_pool2d pow mul
-F.lp_pool3d                           avg_pool3d pow mul
 F.max_unpool1d                        max_unpool2d
 F.multi_head_attention_forward        linear scaled_dot_product_attention bmm softmax
-F.multilabel_soft_margin_loss         log_sigmoid mul sum div
 F.nll_loss                            nll_loss_nd
 F.normalize                           linalg_vector_norm clamp_min div
-F.softmin                             neg softmax
-F.softsign                            abs add div
-F.tanhshrink                          tanh sub
-F.triplet_margin_with_distance_loss   pairwise_distance add sub clamp_min mean
 F.unfold                              im2col
-F.upsample                            upsample_nearest2d upsample_bilinear2d upsample_bicubic2d adaptive_avg_pool2d
 F.upsample_bilinear                   upsample_bilinear2d
 F.upsample_nearest                    upsample_nearest1d upsample_nearest2d upsample_nearest3d
 torch.lu                              _lu_with_info
 torch.norm                            linalg_vector_norm linalg_matrix_norm
-torch.unique                          _unique2 unique_dim
-torch.unravel_index                   floor_divide remainder
 Tensor.index
 Tensor.lu                             _lu_with_info
 Tensor.norm                           linalg_vector_norm linalg_matrix_norm
 Tensor.resize
 Tensor.resize_as
-Tensor.unique                         _unique2 unique_dim
 """
 
 
-@functools.cache
-def called_ops() -> Mapping[str, tuple[str, ...]]:
-    """Returns the ops that functions call, where these are not the op of the same name."""
-    rows = (line.split() for line in _CALLED_OPS.strip().splitlines())
-    return MappingProxyType({function: tuple(ops) for function, *ops in rows})
-
+_CALLS = {function: ops for function, *ops in (line.split() for line in _CALLED_OPS.strip().splitlines())}
 
 #: How people write the places in which PyTorch has functions and methods.
 _ROOTS: dict[str, object] = {"torch": torch, "F": functional, "nn": nn, "Tensor": torch.Tensor}
@@ -169,12 +142,7 @@ _MODULES = {"torch.functional": "torch", "torch.nn.functional": "F", "torch._ten
 
 
 def op_of_function(function: object, shown: str = "") -> str:
-    """Returns the op that a function or method of PyTorch calls; errors show it as the user wrote it.
-
-    Example:
-        >>> op_of_function(torch.mm), op_of_function(torch.Tensor.softmax), op_of_function(functional.cross_entropy)
-        ('aten::mm', 'aten::softmax', 'aten::cross_entropy_loss')
-    """
+    """Returns the op that a function or method of PyTorch calls; errors show it as the user wrote it."""
     if isinstance(function, nn.Module) or _is_module(function):
         raise _module_error(function)
     path = _path_of(function)
@@ -183,7 +151,7 @@ def op_of_function(function: object, shown: str = "") -> str:
         raise PolicyError(
             f"expected the name of an op, an op object or a function of PyTorch, got {got}. {HOW_TO_NAME}"
         )
-    calls = called_ops().get(path, (path.rpartition(".")[2],))
+    calls = _CALLS.get(path, [path.rpartition(".")[2]])
     if len(calls) > 1:
         raise PolicyError(
             f"{shown or path} is not an op. It calls several, or one of several, such as {', '.join(calls)}. Name the "
@@ -198,16 +166,11 @@ def op_of_function(function: object, shown: str = "") -> str:
 
 
 def calls_of_function(name: str) -> str | None:
-    """Returns a sentence about a function or module of PyTorch that has the name of no op; None: there is none.
-
-    Example:
-        >>> calls_of_function("cross_entropy")
-        "F.cross_entropy calls the op 'cross_entropy_loss'. Use that name."
-    """
+    """Returns a sentence about a function or module of PyTorch that has the name of no op; None: there is none."""
     for root in ("F", "torch", "nn"):
         found = getattr(_ROOTS[root], name, None)
         try:
-            if isinstance(found, types.FunctionType | type) and (_path_of(found) in called_ops() or _is_module(found)):
+            if isinstance(found, types.FunctionType | type) and (_path_of(found) in _CALLS or _is_module(found)):
                 op = op_of_function(found).removeprefix("aten::")
                 return f"{root}.{name} calls the op {op!r}. Use that name."
         except PolicyError as error:
@@ -239,22 +202,12 @@ def _path_of(function: object) -> str | None:
 
 
 def is_python_name(name: str) -> bool:
-    """Whether a name starts as those of PyTorch's functions and modules do.
-
-    Example:
-        >>> [is_python_name(name) for name in ("F.softmax", "torch.ops.aten.mm", "softmax.int")]
-        [True, True, False]
-    """
+    """Whether a name starts as those of PyTorch's functions and modules do."""
     return name.partition(".")[0] in _ROOTS and "." in name
 
 
 def op_of_python_name(name: str) -> str | None:
-    """Returns the op that a name in Python stands for. One that starts with "torch.ops." is only rewritten.
-
-    Example:
-        >>> op_of_python_name("F.cross_entropy"), op_of_python_name("torch.ops.aten.softmax.int")
-        ('aten::cross_entropy_loss', 'aten::softmax.int')
-    """
+    """Returns the op that a name in Python stands for. One that starts with "torch.ops." is only rewritten."""
     if name.startswith("torch.ops."):
         return name.removeprefix("torch.ops.").replace(".", "::", 1)
     root, *parts = name.split(".")
@@ -268,21 +221,10 @@ def _module_error(module: nn.Module | type[nn.Module]) -> PolicyError:
     """Returns the error for a module in the place of an op, with the line that gives the module a policy."""
     kind = module if isinstance(module, type) else type(module)
     spelled = f"nn.{kind.__name__}" if getattr(nn, kind.__name__, None) is kind else kind.__name__
-    op = _op_of_module(kind)
-    remedy = f" Or name the op, wherever it is called: {op!r}." if op else ""
     return PolicyError(
         f"{spelled} is a module, and overrides are for ops. For the modules of a model, write: "
-        f'torch_promote.set_module_policy(model, {{{spelled}: "fp32"}}).{remedy}'
+        f'torch_promote.set_module_policy(model, {{{spelled}: "fp32"}}).'
     )
-
-
-def _op_of_module(kind: type[nn.Module]) -> str | None:
-    """The op that a module of PyTorch is made of, by the function of the same letters."""
-    for name in dir(functional) if kind.__module__.startswith("torch.nn.") else ():
-        if name.replace("_", "") == kind.__name__.lower():
-            with contextlib.suppress(PolicyError):  # of F._max_pool2d, say, which comes before F.max_pool2d
-                return op_of_function(getattr(functional, name)).removeprefix("aten::")
-    return None
 
 
 def find_overloads(key: object) -> tuple[str, ...]:
@@ -381,35 +323,18 @@ def _closest(name: str, known: Iterable[str], namespace: str) -> str:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorts overloads: the rows of the op table in its order, then the others by name.
-
-    Example:
-        >>> in_order(["aten::mm.out", "aten::mm", "aten::add.Tensor", "aten::addmm"])
-        ('aten::addmm', 'aten::mm', 'aten::add.Tensor', 'aten::mm.out')
-    """
+    """Sorts overloads: the rows of the op table in its order, then the others by name."""
     rows = rows_by_name()
     return tuple(sorted(names, key=lambda name: (rows[name].index if name in rows else len(rows), name)))
 
 
 def exact_key(name: str) -> str:
-    """Returns the key that selects exactly one overload: its full name, with `default` for the overload without a name.
-
-    Example:
-        >>> exact_key("aten::mm"), exact_key("aten::softmax.int")
-        ('aten::mm.default', 'aten::softmax.int')
-    """
+    """Returns the key that selects one overload: its full name, with `default` for the overload without a name."""
     return name if "." in name else f"{name}.default"
 
 
 def spell_key(key: object) -> str:
-    """Returns the name that selects the same overloads as a key.
-
-    Example:
-        >>> spell_key(torch.ops.aten.mm), spell_key(torch.ops.aten.mm.default), spell_key("softmax")
-        ('aten::mm', 'aten::mm.default', 'softmax')
-        >>> spell_key(torch.mm), spell_key("F.cross_entropy")
-        ('aten::mm', 'aten::cross_entropy_loss')
-    """
+    """Returns the name that selects the same overloads as a key."""
     if isinstance(key, str):
         is_written_in_python = is_python_name(key) and (not is_pattern(key) or key.startswith("torch.ops."))
         return (op_of_python_name(key) if is_written_in_python else None) or key
@@ -421,12 +346,7 @@ def spell_key(key: object) -> str:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name contains a wildcard. Names of ops never do.
-
-    Example:
-        >>> is_pattern("linalg_*"), is_pattern("softmax.int")
-        (True, False)
-    """
+    """Whether a name contains a wildcard. Names of ops never do."""
     return any(wildcard in name for wildcard in "*?[")
 
 

@@ -170,14 +170,7 @@ def rows_by_name() -> Mapping[str, Row]:
 
 
 def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
-    """Returns the schema of a row, or of the overload with a full name. None: the running PyTorch has no such overload.
-
-    Example:
-        >>> schema_of("aten::softmax.int").arguments[0].name
-        'self'
-        >>> schema_of("aten::softmax.out") is None
-        True
-    """
+    """Returns the schema of a row, or of the overload with a full name. None: this PyTorch has no such overload."""
     name, _, overload = (op.name if isinstance(op, Row) else op).partition(".")
     try:
         return torch._C._get_schema(name, overload)
@@ -190,34 +183,20 @@ def registered(device_type: str) -> frozenset[str]:
 
     A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1 is not available: this package uses its
     autocast key. The result is not cached, since a library may register an op at any time.
-
-    Example:
-        >>> "aten::mm" in registered("cpu"), "aten::softmax.int" in registered("cpu")
-        (True, False)
     """
-    keys = {key.removeprefix("Autocast").lower(): key for key in torch._C.DispatchKey.__members__ if "Autocast" in key}
-    del keys["privateuse1"]
-    ops = _with_kernel(keys[device_type]) if device_type in keys else None
+    key, has_kernel = f"Autocast{device_type.upper()}", torch._C._dispatch_has_kernel_for_dispatch_key
+    names = torch._C._dispatch_get_all_op_names() if key in torch._C.DispatchKey.__members__ else ()
+    ops = frozenset(name for name in names if has_kernel(name, key))
     if not ops:
-        legal = ", ".join(repr(name) for name, key in sorted(keys.items()) if _with_kernel(key))
         raise UnsupportedDeviceError(
-            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: {legal}."
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: 'cpu', 'cuda', 'mps', "
+            "'xpu', and those of backends that register theirs."
         )
     return ops
 
 
-def _with_kernel(key: str) -> frozenset[str]:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
-
-
 def missing_rows(device_type: str) -> tuple[Row, ...]:
-    """Returns the rows with a policy on "cpu" or "cuda" that the running PyTorch does not register there.
-
-    Example:
-        >>> all(row.name not in registered("cuda") for row in missing_rows("cuda"))
-        True
-    """
+    """Returns the rows with a policy on "cpu" or "cuda" that the running PyTorch does not register there."""
     names = registered(device_type)
     return tuple(row for row in _rows_with_a_policy(device_type) if row.name not in names)
 
@@ -226,10 +205,6 @@ def unlisted_ops(device_type: str) -> tuple[str, ...]:
     """Returns the ops that the running PyTorch registers on "cpu" or "cuda" and the table has no policy for.
 
     Inside our regions, stock autocast still handles these. They include custom ops of libraries.
-
-    Example:
-        >>> "aten::mm" in unlisted_ops("cpu")
-        False
     """
     return tuple(sorted(registered(device_type) - {row.name for row in _rows_with_a_policy(device_type)}))
 

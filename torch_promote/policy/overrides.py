@@ -79,12 +79,7 @@ def which_wins(key: object) -> str:
 
 
 def spell_overrides(overrides: Mapping[Any, Any]) -> str:
-    """Returns overrides as a repr shows them.
-
-    Example:
-        >>> spell_overrides({torch.mm: CastPolicy.fp32, torch.ops.aten.bmm: torch.float64})
-        "{'aten::mm': 'fp32', 'aten::bmm': 'torch.float64'}"
-    """
+    """Returns overrides as a repr shows them."""
     shown = []
     for op, policy in overrides.items():
         name = op if isinstance(op, str) else spell_key(op)
@@ -93,13 +88,7 @@ def spell_overrides(overrides: Mapping[Any, Any]) -> str:
 
 
 def select(key: object, value: object) -> tuple[CastPolicy | torch.dtype, tuple[str, ...]]:
-    """Returns a policy, and the overloads that a key selects and for which the policy is legal: one or more.
-
-    Example:
-        >>> policy, overloads = select("softmax", "fp32")
-        >>> policy, "aten::softmax.int" in overloads, "aten::softmax.int_out" in overloads
-        (<CastPolicy.fp32: 'fp32'>, True, False)
-    """
+    """Returns a policy, and the overloads that a key selects and for which the policy is legal: one or more."""
     names = find_overloads(key)
     policy = parse_policy(value, names[0] if len(names) == 1 else repr(spell_key(key)))
     if len(names) == 1:

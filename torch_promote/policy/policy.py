@@ -150,10 +150,6 @@ class Policy:
                 f"Policy(...) takes a tuple of (overload, device, policy) triples, got {changes!r}. To get a policy by "
                 f"name, use Policy.named(...)."
             )
-        if not isinstance(modules, tuple):
-            raise PolicyError(
-                f"Policy(...) takes tables as a tuple, got {modules!r}. Use policy.override_modules(...)."
-            )
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "modules", modules)
 
@@ -253,7 +249,7 @@ class Policy:
             <CastPolicy.match_self: 'match_self'>
         """
         device_types = check_device_types(device_type)
-        entries = dict(self._entries())
+        entries = self._entries()
         for overload, value in parse_overrides(overrides):
             entries.update({(overload, name): value for name in device_types})
         return self._of_entries(entries, self.modules)
@@ -336,7 +332,7 @@ class Policy:
         """
         theirs = Policy.of(other)
         found: list[Difference] = []
-        mine, its = dict(self._entries()), dict(theirs._entries())
+        mine, its = self._entries(), theirs._entries()
         for place in sorted({*mine, *its}):
             stock = stock_policy(*place)  # the policy of an entry that is missing
             found.append(Difference(*place, mine.get(place, stock), its.get(place, stock)))
@@ -373,7 +369,9 @@ class Policy:
         check_device_types(device_type)
         names = find_overloads(op)
         names = tuple(name for name in names if name in rows_by_name()) or names
-        values = {name: self._value(name, device_type) for name in names}
+        entries = self._entries()
+        places = {name: (name, device_type) for name in names}
+        values = {name: entries.get(place, stock_policy(*place)) for name, place in places.items()}
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{name} {_plain(value) or 'no entry'}" for name, value in values.items())
             raise PolicyError(
@@ -478,12 +476,8 @@ class Policy:
         changes = ((*place, value) for place, value in sorted(entries.items(), key=lambda entry: entry[0]))
         return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]), modules)
 
-    def _entries(self) -> Iterable[tuple[tuple[str, str], Value]]:
-        return (((overload, device_type), value) for overload, device_type, value in self.changes)
-
-    def _value(self, overload: str, device_type: str) -> Value | None:
-        place = overload, device_type
-        return dict(self._entries()).get(place, stock_policy(*place))
+    def _entries(self) -> dict[tuple[str, str], Value]:
+        return {(overload, device_type): value for overload, device_type, value in self.changes}
 
 
 def _spell(entries: Mapping[str, Any]) -> str:

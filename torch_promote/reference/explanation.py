@@ -54,14 +54,6 @@ _RULES = {
     "written": "An op that writes to a tensor keeps the tensor's dtype.",
 }
 
-_KIND_WORDS = {
-    Kind.BOOL: "bool",
-    Kind.INTEGRAL: "integral",
-    Kind.FLOATING: "floating",
-    Kind.COMPLEX: "complex",
-    Kind.OPAQUE: "opaque",
-}
-
 
 def listed(items: Sequence[str]) -> str:
     """Returns items as a list in a sentence."""
@@ -196,10 +188,8 @@ def explain_promotion(
     has_dimensions = any(isinstance(value, Operand) and value.shape for value in values)
     step = f"{called} computes in {dtype_name(computed)} and returns {_names(results)}."
     for name, value in operands:
-        if not isinstance(value, Operand):
-            step += _overflow_of_number(value, computed, function, compares)
-        elif not value.shape and has_dimensions:
-            step += _overflow_of_tensor(name, value.dtype, computed, function, compares)
+        if not isinstance(value, Operand) or (not value.shape and has_dimensions):
+            step += _overflow(name, value, computed, function, compares)
     yield step
 
 
@@ -317,7 +307,7 @@ def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]
             f"{weak} is not of a higher kind than {strong}, so {strong} stays: a weaker state does not widen.",
             joined,
         )
-    kinds = f"{weak} is {_KIND_WORDS[kind(lower)]}, a higher kind than {_KIND_WORDS[kind(higher)]}"
+    kinds = f"{weak} is {kind(lower).name.lower()}, a higher kind than {kind(higher).name.lower()}"
     if not is_complex(lower):
         return f"{kinds}, so the two are promoted. {_looked_up(higher, lower, joined)}", joined
     if is_floating(higher):
@@ -327,77 +317,57 @@ def _combine(higher: torch.dtype, lower: torch.dtype) -> tuple[str, torch.dtype]
 
 # --- Values that may not fit the dtype that an op computes in
 
-#: The dtypes in which PyTorch's kernels compute in float32.
+#: The dtypes whose kernels compute in float32, and may read a number or a 0-dim CPU tensor in float32, too.
 _ROUNDED = (torch.float16, torch.bfloat16)
-#: The ops whose kernels for these dtypes read numbers and 0-dim CPU tensors in float32, too.
-_READ_IN_FLOAT32 = ("mul", "true_divide", "div")
-#: The ops that convert a number or a 0-dim tensor to the dtype that they compute in, and return inf for inf.
+#: The ops that convert these to the dtype that they compute in, and return inf for inf.
 _CONVERT = ("add", "sub", "rsub")
-_FINITE = {
-    torch.float16: 65504.0,
-    torch.bfloat16: float(2**128 - 2**120),
-    torch.float32: float(2**128 - 2**104),
-    torch.float64: math.inf,
+#: The largest value of a dtype, and the least number that rounds to infinity.
+_LIMITS = {
+    torch.float16: (65504.0, 65520.0),
+    torch.bfloat16: (float(2**128 - 2**120), float(2**128 - 2**119)),
+    torch.float32: (float(2**128 - 2**104), float(2**128 - 2**103)),
+    torch.float64: (math.inf, math.inf),
 }
-_CLAMPS = ("clamp", "clamp_min", "clamp_max", "clip")
-#: The least number that rounds to infinity.
-_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: float(2**128 - 2**119), torch.float32: float(2**128 - 2**103)}
 
 
-def _overflow_of_number(number: Number, computed: torch.dtype, op: str, compares: bool) -> str:
-    """What happens to a number that does not fit the dtype that an op computes in, with a leading space; "" if it fits.
+def _overflow(name: str, value: Operand | Number, computed: torch.dtype, op: str, compares: bool) -> str:
+    """What happens to a number, or to a value of a 0-dim tensor, that does not fit the dtype that an op computes in.
+
+    The text starts with a space. It is empty if every value fits.
 
     Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, binary_kernel_reduced_floating_vec_opmath_support (v2.13);
-    c10/util/TypeCast.h, convert (v2.13).
+    c10/util/TypeCast.h, convert (v2.13); aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     """
-    name = dtype_name(computed)
-    if kind(computed) is Kind.INTEGRAL and isinstance(number, int):
-        info = torch.iinfo(computed)
-        wrapped = (int(number) - info.min) % (info.max - info.min + 1) + info.min
-        if wrapped == number:
+    target, real = dtype_name(computed), to_real(computed)
+    if kind(computed) is Kind.INTEGRAL:
+        return _wrapping(name, value, computed)
+    if real not in _LIMITS or real is torch.float64:
+        return ""
+    largest, to_infinity = _LIMITS[real]
+    limit = "65504" if real is torch.float16 else f"{largest:g}"
+    if isinstance(value, Operand):
+        integral = kind(value.dtype) is Kind.INTEGRAL
+        reach = torch.iinfo(value.dtype).max if integral else _LIMITS.get(to_real(value.dtype), (0.0,))[0]
+        if compares or reach < 2 * to_infinity:  # float32's values exceed bfloat16's by less than 1%
             return ""
-        becomes = ", so it bounds nothing" if op in _CLAMPS else f" and wraps to {wrapped}"  # other ops raise
-        return f" {number} does not fit {name}{becomes}."
-    real = to_real(computed)
-    limit = _TO_INFINITY.get(real)
-    if limit is None:
+        becomes = "becomes" if op in _CONVERT else "may become"
+        return f" A value of {name} beyond {limit} does not fit {target}, and {becomes} inf."
+    reach = max((abs(part) for part in (value.real, value.imag) if math.isfinite(part)), default=0.0)
+    if reach < to_infinity:
         return ""
-    parts = (number.real, number.imag) if isinstance(number, complex) else (number,)
-    if not any(math.isfinite(part) and abs(part) >= limit for part in parts):
-        return ""
-    largest = f"{_FINITE[real]:g}" if real is not torch.float16 else "65504"
-    if compares:
-        return f" {number} does not fit {name}, whose largest value is {largest}, and is compared as inf."
-    beyond_float32 = any(abs(part) >= _TO_INFINITY[torch.float32] for part in parts)
-    if computed in _ROUNDED and not beyond_float32 and op in _READ_IN_FLOAT32:
-        return (
-            f" {number} does not fit {name}, whose largest value is {largest}. PyTorch computes with the number in "
-            f"float32 and rounds the result to {name}: a result beyond {largest} is inf."
-        )
-    becomes = "may become" if computed in _ROUNDED and not beyond_float32 and op not in _CONVERT else "becomes"
-    return f" {number} does not fit {name}, whose largest value is {largest}, and {becomes} inf."
+    may_fit = computed in _ROUNDED and op not in _CONVERT and reach < _LIMITS[torch.float32][1]
+    becomes = "is compared as" if compares else "may become" if may_fit else "becomes"
+    return f" {name} does not fit {target}, whose largest value is {limit}, and {becomes} inf."
 
 
-def _overflow_of_tensor(name: str, dtype: torch.dtype, computed: torch.dtype, op: str, compares: bool) -> str:
-    """What may happen to the value of a 0-dim tensor in the dtype that an op computes in; "" if each value fits.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
-    """
-    target = dtype_name(computed)
-    if kind(dtype) is Kind.INTEGRAL and kind(computed) is Kind.INTEGRAL:
-        own, theirs = torch.iinfo(dtype), torch.iinfo(computed)
-        if own.min >= theirs.min and own.max <= theirs.max:
-            return ""
-        return f" A value of {name} that does not fit {target} wraps around."
-    real = to_real(computed)
-    if compares or real not in _TO_INFINITY or kind(dtype) < Kind.INTEGRAL:
+def _wrapping(name: str, value: Operand | Number, computed: torch.dtype) -> str:
+    """What happens to a value that does not fit an integral dtype."""
+    info = torch.iinfo(computed)
+    if isinstance(value, Operand):
+        own = torch.iinfo(value.dtype) if kind(value.dtype) is Kind.INTEGRAL else info
+        fits = info.min <= own.min and own.max <= info.max
+        return "" if fits else f" A value of {name} that does not fit {dtype_name(computed)} wraps around."
+    if not isinstance(value, int) or info.min <= value <= info.max:
         return ""
-    source = to_real(dtype)
-    largest = torch.iinfo(dtype).max if kind(dtype) is Kind.INTEGRAL else _FINITE.get(source, 0.0)
-    if largest < 2 * _TO_INFINITY[real] or source is real:  # float32's values exceed bfloat16's by less than 1%
-        return ""
-    limit = "65504" if real is torch.float16 else f"{_FINITE[real]:g}"
-    text = f" A value of {name} beyond {limit} does not fit {target}"
-    if computed in _ROUNDED and op in _READ_IN_FLOAT32 and largest <= _FINITE[torch.float32]:
-        return f"{text}. PyTorch may compute with it in float32: then only a result beyond {limit} is inf."
-    return f"{text}, and {'becomes' if op in _CONVERT else 'may become'} inf."
+    wrapped = (value - info.min) % (info.max - info.min + 1) + info.min
+    return f" {name} does not fit {dtype_name(computed)} and wraps to {wrapped}."

@@ -29,6 +29,7 @@ from torch_promote.reference.dtypes import (
 )
 
 __all__ = [
+    "CODES",
     "PROMOTION_TABLE",
     "TABLE_DTYPES",
     "Casting",
@@ -39,6 +40,7 @@ __all__ = [
     "combine_categories",
     "number_dtype",
     "promote_types",
+    "read_table",
     "result_type",
 ]
 
@@ -67,6 +69,9 @@ BCOMPLEX32_ROW = """
 bc   bc bc bc bc bc bc bc c4 c4 c8 c4 c4 c8 bc
 """
 
+#: The typecodes of PyTorch's table, and those of unsigned dtypes without a row in it.
+CODES: dict[str, torch.dtype] = TYPECODES | {"u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
+
 #: The thirteen dtypes of `PROMOTION_TABLE`, in its order.
 TABLE_DTYPES: tuple[torch.dtype, ...] = tuple(TYPECODES[code] for code in PROMOTION_TABLE.split("\n")[1].split())
 
@@ -80,20 +85,22 @@ class PromotionError(TorchPromoteError, TypeError):
     """
 
 
-def _pairs() -> dict[tuple[torch.dtype, torch.dtype], torch.dtype]:
-    """The tables as a mapping of ordered pairs, without dtypes that the running PyTorch lacks."""
-    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
-    for text in (PROMOTION_TABLE, BCOMPLEX32_ROW):
-        header, *rows = (line.split() for line in text.strip().splitlines())
-        for row_code, *results in rows:
-            for column_code, result in zip(header, results, strict=True):
-                if {row_code, column_code, result} <= TYPECODES.keys():
-                    pairs[TYPECODES[row_code], TYPECODES[column_code]] = TYPECODES[result]
-                    pairs[TYPECODES[column_code], TYPECODES[row_code]] = TYPECODES[result]
+def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype | None]:
+    """Returns a table in typecodes as a mapping of pairs in both orders, without dtypes that the running PyTorch lacks.
+
+    Args:
+        text: A header of typecodes, and rows that start with theirs. "--" marks a pair without a common dtype.
+    """
+    header, *rows = (line.split() for line in text.strip().splitlines())
+    pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
+    for row, *codes in rows:
+        for column, code in zip(header, codes, strict=True):
+            if {row, column, code} <= CODES.keys() | {"--"}:
+                pairs[CODES[row], CODES[column]] = pairs[CODES[column], CODES[row]] = CODES.get(code)
     return pairs
 
 
-_TABLE = _pairs()
+_TABLE = read_table(PROMOTION_TABLE) | read_table(BCOMPLEX32_ROW)
 
 
 def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:

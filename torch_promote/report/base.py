@@ -46,7 +46,6 @@ __all__ = [
     "size",
     "spell_number",
     "to_csv",
-    "to_html",
 ]
 
 Cell: TypeAlias = str | float | int | Sequence[str] | Mapping[str, int] | None
@@ -451,18 +450,6 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
             f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value for value in row
         )
     return text.getvalue()
-
-
-def to_html(table: Table) -> str:
-    """Returns a table for a notebook, which has its own style."""
-    columns = visible_columns(table, "terminal")
-    head = "".join(f"<th>{html.escape(name)}</th>" for _, name, _ in columns)
-    rows = (
-        "".join(f"<td>{html.escape(spell(row[index], kind))}</td>" for index, _, kind in columns)
-        for row in table.rows[: table.most]
-    )
-    more = f"<p>... {len(table.rows) - table.most:,} more</p>" if len(table.rows) > table.most else ""
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{more}"
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -34,6 +34,8 @@ def encode(value: Any) -> Any:
         >>> encode({"errors": (0.5, float("inf"), float("nan")), "dtype": torch.float16})
         {'errors': [0.5, 'inf', 'nan'], 'dtype': 'float16'}
     """
+    if value is None or type(value) in (str, int, bool):
+        return value
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
@@ -107,7 +109,7 @@ def _decoder(kind: Any) -> Decoder:
     if hasattr(kind, "from_dict"):
         return lambda data: kind.from_dict(data)
     if dataclasses.is_dataclass(kind):
-        return functools.partial(decode_fields, kind)
+        return lambda data: data if type(data) is kind else decode_fields(kind, data)
     # A bool is an int to Python, but not in a file.
     return lambda data: _expect(isinstance(data, kind) and isinstance(data, bool) == (kind is bool), kind, data)
 

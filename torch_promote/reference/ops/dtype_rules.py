@@ -44,11 +44,6 @@ def _rule(function: _Rule) -> _Rule:
 def same(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype of the named argument, or of the first tensor.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.sort.default, [torch.ones(2).half()]).dtypes
-        (torch.float16, torch.int64)
-
     Source: aten/src/ATen/core/TensorBase.h, options (v2.13).
     """
     return call.tensor(name).dtype
@@ -57,13 +52,6 @@ def same(call: Call, name: str | None = None) -> torch.dtype:
 @_rule
 def one_dtype(call: Call, *names: str) -> torch.dtype:
     """The dtype that the named tensors, or all, have in common. Matrix products do not promote.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.mm.default, [torch.ones(2, 2), torch.ones(2, 2).half()])  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        torch_promote.reference.promotion.PromotionError: aten::mm takes tensors of one dtype, got float32 and ...
 
     Source: aten/src/ATen/native/Blas.cpp, dot_check (v2.13); aten/src/ATen/native/LinearAlgebra.cpp,
     TORCH_META_FUNC(addmm) (v2.13).
@@ -82,11 +70,6 @@ def one_dtype(call: Call, *names: str) -> torch.dtype:
 def promoted(call: Call, *names: str) -> torch.dtype:
     """The dtype that the named arguments, or all tensors, promote to.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.cat.default, [[torch.ones(2).half(), torch.ones(2).bfloat16()]]).dtypes
-        (torch.float32,)
-
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """
     return result_type(*call.operands(*names), default_dtype=call.default_dtype)
@@ -95,11 +78,6 @@ def promoted(call: Call, *names: str) -> torch.dtype:
 @_rule
 def floating(call: Call, name: str | None = None) -> torch.dtype:
     """The tensor's dtype, or the default dtype for integers and bools.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.logsumexp.default, [torch.ones(2).char(), [0]], default_dtype=torch.float64).dtypes
-        (torch.float64,)
 
     Source: aten/src/ATen/native/ReduceOps.cpp, logsumexp (v2.13).
     """
@@ -120,11 +98,6 @@ def real(call: Call, name: str | None = None) -> torch.dtype:
 def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa: A001 # the rule's name
     """The complex dtype whose parts have the tensor's dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.linalg_eigvals.default, [torch.ones(2, 2)]).dtypes
-        (torch.complex64,)
-
     Source: c10/core/ScalarType.h, toComplexType (v2.13).
     """
     return to_complex(same(call, name))
@@ -143,12 +116,6 @@ def real_of_promoted(call: Call, *names: str) -> torch.dtype:
 def accumulate(call: Call, name: str | None = None) -> torch.dtype:
     """The dtype in which sums are accumulated: float32 for half precision.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        >>> infer(attention, [torch.ones(1, 1, 2, 2).half()] * 3).dtypes
-        (torch.float16, torch.float32)
-
     Source: aten/src/ATen/OpMathType.h, toOpMathType (v2.13).
     """
     dtype = same(call, name)
@@ -159,13 +126,6 @@ def accumulate(call: Call, name: str | None = None) -> torch.dtype:
 def truth(call: Call) -> torch.dtype:
     """bool, or uint8 for a uint8 tensor.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.any.default, [torch.ones(2)]).dtypes
-        (torch.bool,)
-        >>> infer(torch.ops.aten.any.default, [torch.ones(2).byte()]).dtypes
-        (torch.uint8,)
-
     Source: aten/src/ATen/native/ReduceOps.cpp, get_result_or_bytebool_dtype (v2.13).
     """
     return torch.uint8 if same(call) is torch.uint8 else torch.bool
@@ -174,11 +134,6 @@ def truth(call: Call) -> torch.dtype:
 @_rule
 def bin_counts(call: Call) -> torch.dtype:
     """Counts are int64; sums of weights are float32 for float32 weights and float64 for all others.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.bincount.default, [torch.ones(2).int(), torch.ones(2).half()]).dtypes
-        (torch.float64,)
 
     Source: aten/src/ATen/native/SummaryOps.cpp, _bincount_cpu (v2.13).
     """
@@ -192,15 +147,6 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
     """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
 
     On CUDA, batch and layer norm always use float32 for half-precision inputs.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> arguments = [torch.ones(2, 4).half(), [4], torch.ones(4), torch.ones(4), 1e-5]
-        >>> infer(torch.ops.aten.native_layer_norm.default, arguments).dtypes
-        (torch.float16, torch.float32, torch.float32)
-        >>> on_cuda = described(torch.ones(2, 4).half())._replace(device="cuda")
-        >>> infer(torch.ops.aten.native_batch_norm.default, [on_cuda, None, None, None, None, True, 0.1, 1e-5]).dtypes
-        (torch.float16, torch.float32, torch.float32)
 
     Source: aten/src/ATen/native/cpu/mixed_data_type.h, param_scalar_type (v2.13);
     aten/src/ATen/native/cuda/Normalization.cu, batch_norm_cuda (v2.13);
@@ -221,12 +167,6 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
 
     `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> x, mask = torch.ones(4), [True, False, True]
-        >>> infer(torch.ops.aten.native_layer_norm_backward.default, [x, x, [4], x, x, x, x, mask]).dtypes
-        (torch.float32, None, torch.float32)
-
     Source: aten/src/ATen/native/layer_norm.cpp, layer_norm_backward_cpu (v2.13).
     """
     if not call["output_mask"][int(position)]:
@@ -238,11 +178,6 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
 @_rule
 def pieces(call: Call) -> tuple[torch.dtype, ...]:
     """One dtype for each piece of a given size along a dimension.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.split.Tensor, [torch.ones(5), 2]).dtypes
-        (torch.float32, torch.float32, torch.float32)
 
     Source: aten/src/ATen/native/TensorShape.h, get_num_splits (v2.13).
     """
@@ -274,11 +209,6 @@ def slices(call: Call) -> tuple[torch.dtype, ...]:
 def for_each(call: Call, name: str) -> tuple[torch.dtype, ...]:
     """One dtype for each element of the named list.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten._histogramdd_bin_edges.default, [torch.ones(3, 2), [4, 4]]).dtypes
-        (torch.float32, torch.float32)
-
     Source: aten/src/ATen/native/Histogram.cpp, histogramdd_bin_edges (v2.13).
     """
     return (same(call),) * len(call[name])
@@ -303,13 +233,6 @@ def dtype_or_same(call: Call, name: str | None = None) -> torch.dtype:
 def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
     """Sums of integers and bools are int64.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()]).dtypes
-        (torch.int64,)
-        >>> infer(torch.ops.aten.sum.default, [torch.ones(2).char()], {"dtype": torch.int8}).dtypes
-        (torch.int8,)
-
     Source: aten/src/ATen/native/ReduceOpsUtils.h, get_dtype_from_self (v2.13).
     """
     dtype = same(call)
@@ -320,13 +243,6 @@ def sum(call: Call) -> torch.dtype:  # noqa: A001 # the rule's name
 def mean(call: Call) -> torch.dtype:
     """A mean requires a floating or complex dtype; for integers, there is no default.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.mean.default, [torch.ones(2).int()])  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        torch_promote.reference.promotion.PromotionError: aten::mean is defined for floating and complex dtypes...
-
     Source: aten/src/ATen/native/ReduceOps.cpp, TORCH_META_FUNC2(mean, dim) (v2.13).
     """
     return _not_whole(call, _given(call) or same(call))
@@ -336,11 +252,6 @@ def mean(call: Call) -> torch.dtype:
 def deviation(call: Call) -> torch.dtype:
     """Deviations and variances are real, and require a floating or complex dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.var_mean.correction, [torch.ones(2).cfloat()]).dtypes
-        (torch.float32, torch.complex64)
-
     Source: aten/src/ATen/native/ReduceOps.cpp, std_var_out (v2.13).
     """
     return to_real(_not_whole(call, same(call)))
@@ -349,11 +260,6 @@ def deviation(call: Call) -> torch.dtype:
 @_rule
 def norm(call: Call) -> torch.dtype:
     """A norm is real, even if `dtype` is complex, and requires a floating or complex dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.linalg_vector_norm.default, [torch.ones(2).cfloat()]).dtypes
-        (torch.float32,)
 
     Source: aten/src/ATen/native/LinearAlgebra.cpp, TORCH_META_FUNC(linalg_vector_norm) (v2.13).
     """
@@ -382,11 +288,6 @@ def output_dtype(call: Call, argument: str = "dtype") -> torch.dtype:
 @_rule
 def softmax(call: Call) -> torch.dtype:
     """float32 if `half_to_float` is set, otherwise the tensor's dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten._softmax.default, [torch.ones(2).half(), 0, True]).dtypes
-        (torch.float32,)
 
     Source: aten/src/ATen/native/SoftMax.cpp, TORCH_META_FUNC(_softmax) (v2.13).
     """
@@ -424,12 +325,6 @@ def dtype_or_int64(call: Call) -> torch.dtype:
 def dtype_or_whole(call: Call) -> torch.dtype:
     """Without a dtype argument, int64. If the argument is None, the default dtype.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> randint = torch.ops.aten.randint.default
-        >>> infer(randint, [10, [2]]).dtypes, infer(randint, [10, [2]], {"dtype": None}).dtypes
-        ((torch.int64,), (torch.float32,))
-
     Source: aten/src/ATen/native/TensorFactories.cpp, randint (v2.13).
     """
     # The schema's default is int64, given as a number.
@@ -440,11 +335,6 @@ def dtype_or_whole(call: Call) -> torch.dtype:
 def dtype_or_number(call: Call, name: str) -> torch.dtype:
     """Without a dtype argument, the dtype of the number.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.full.default, [[2], True]).dtypes, infer(torch.ops.aten.full.default, [[2], 1]).dtypes
-        ((torch.bool,), (torch.int64,))
-
     Source: aten/src/ATen/native/TensorFactories.cpp, infer_full_options (v2.13).
     """
     return _given(call) or number_dtype(call[name], call.default_dtype)
@@ -453,13 +343,6 @@ def dtype_or_number(call: Call, name: str) -> torch.dtype:
 @_rule
 def dtype_or_range(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument, int64 if every bound is an integer, else the default dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.arange.start, [0, 5]).dtypes
-        (torch.int64,)
-        >>> infer(torch.ops.aten.arange.start, [0, 5.0], default_dtype=torch.float64).dtypes
-        (torch.float64,)
 
     Source: aten/src/ATen/native/TensorFactories.cpp, arange (v2.13).
     """
@@ -471,11 +354,6 @@ def dtype_or_range(call: Call, *names: str) -> torch.dtype:
 def dtype_or_points(call: Call, *names: str) -> torch.dtype:
     """Without a dtype argument, the default dtype, or its complex dtype if an end point is complex.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.linspace.default, [0, 1j, 5], default_dtype=torch.float64).dtypes
-        (torch.complex128,)
-
     Source: aten/src/ATen/native/TensorFactories.cpp, linspace_logspace_infer_options (v2.13).
     """
     ends = (result_type(call[name], default_dtype=call.default_dtype) for name in names)
@@ -485,12 +363,6 @@ def dtype_or_points(call: Call, *names: str) -> torch.dtype:
 @_rule
 def put(call: Call) -> torch.dtype:
     """The tensor's dtype, which the values must have, except for a single value with a mask, which is filled in.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> x, mask, value = torch.ones(2).half(), torch.ones(2).bool(), torch.tensor(1)
-        >>> infer(torch.ops.aten.index_put.default, [x, [mask], value]).dtypes
-        (torch.float16,)
 
     Source: aten/src/ATen/native/TensorAdvancedIndexingUtils.h, canDispatchToMaskedFill (v2.13);
     aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_index_put_iterator (v2.13).
@@ -506,12 +378,6 @@ def put(call: Call) -> torch.dtype:
 def rectified_gradient(call: Call) -> torch.dtype:
     """In training, the promoted dtype of gradient and noise; otherwise that of a leaky ReLU's gradient.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> gradient, x, noise = torch.ones(2).half(), torch.ones(2), torch.ones(2).double()
-        >>> infer(torch.ops.aten.rrelu_with_noise_backward.default, [gradient, x, noise, 0.1, 0.3, True, False]).dtypes
-        (torch.float64,)
-
     Source: aten/src/ATen/native/Activation.cpp, rrelu_with_noise_backward (v2.13).
     """
     return promoted(call, "grad_output", "noise" if call["training"] else "self")
@@ -520,12 +386,6 @@ def rectified_gradient(call: Call) -> torch.dtype:
 @_rule
 def softmax_gradient(call: Call) -> torch.dtype:
     """The gradient's dtype, but float16 if softmax widened a float16 input to float32.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> gradient = torch.ones(2)
-        >>> infer(torch.ops.aten._softmax_backward_data.default, [gradient, gradient, 0, torch.float16]).dtypes
-        (torch.float16,)
 
     Source: aten/src/ATen/native/SoftMax.cpp, TORCH_META_FUNC(_softmax_backward_data) (v2.13).
     """
@@ -536,10 +396,6 @@ def softmax_gradient(call: Call) -> torch.dtype:
 @_rule
 def workspace(call: Call) -> torch.dtype | None:
     """uint8, for a workspace of the backward. Undefined if no gradient is recorded.
-
-    Example:
-        >>> workspace(None), torch.no_grad()(workspace)(None)
-        (torch.uint8, None)
 
     Source: aten/src/ATen/native/mkldnn/RNN.cpp, mkldnn_rnn_layer (v2.13).
     """

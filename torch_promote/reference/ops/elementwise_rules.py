@@ -59,12 +59,6 @@ for _preset in ("unary", "unary_float", "binary", "binary_float", "comparison", 
 def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """Promotes like binary ops, but allows an output with overlaps.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> out = torch.ones(1).expand(3)
-        >>> infer(torch.ops.aten.threshold.out, [torch.ones(3), 0, 1], {"out": out}).strides
-        (0,)
-
     Source: aten/src/ATen/native/Activation.cpp, TORCH_META_FUNC(threshold) (v2.13).
     """
     config = replace(PRESETS["binary"], check_mem_overlap=False)
@@ -74,12 +68,6 @@ def threshold(call: Call, *names: str, out: TensorLike | None = None) -> Element
 @_rule
 def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The operands are multiplied one after another.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> half, mask = torch.ones(3).half(), torch.ones(3).bool()
-        >>> infer(torch.ops.aten.native_dropout_backward.default, [half, mask, 2.0]).dtypes
-        (torch.float16,)
 
     Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
     """
@@ -95,14 +83,6 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
 def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """With a rounding mode, integers stay integers.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> whole = torch.ones(3).int()
-        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": "floor"}).dtypes
-        (torch.int32,)
-        >>> infer(torch.ops.aten.div.Tensor_mode, [whole, whole], {"rounding_mode": None}).dtypes
-        (torch.float32,)
-
     Source: aten/src/ATen/native/BinaryOps.cpp, TORCH_META_FUNC2(div, Tensor_mode) (v2.13).
     """
     return _with_preset("binary_float" if call["rounding_mode"] is None else "binary", call, *names, out=out)
@@ -111,11 +91,6 @@ def quotient(call: Call, *names: str, out: TensorLike | None = None) -> Elementw
 @_rule
 def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The condition affects the shape and strides, not the dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.where.self, [torch.ones(2, 1).bool(), torch.ones(3).char(), torch.ones(3).char()])
-        Inference(rule='where', dtypes=(torch.int8,), shape=(2, 3), strides=(3, 1))
 
     Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
     """
@@ -130,11 +105,6 @@ def where(call: Call, *names: str, out: TensorLike | None = None) -> Elementwise
 def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """Two floating tensors of one dtype give a complex tensor.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.complex.default, [torch.ones(3), torch.ones(2, 1)])
-        Inference(rule='complex_of', dtypes=(torch.complex64,), shape=(2, 3), strides=(3, 1))
-
     Source: aten/src/ATen/native/TensorFactories.cpp, complex (v2.13).
     """
     operands = tuple(call.operands(*names))
@@ -146,11 +116,6 @@ def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> Elemen
 def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The first name gives the result's dtype, the others are the operands.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.mish_backward.default, [torch.ones(3), torch.ones(3).half()]).dtypes
-        (torch.float16,)
-
     Source: aten/src/ATen/native/Activation.cpp, mish_backward (v2.13).
     """
     config = replace(PRESETS["binary"], static_dtype=call.tensor(name).dtype)
@@ -160,11 +125,6 @@ def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = Non
 @_rule
 def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The modulus of complex numbers is real, and keeps the input's strides.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.abs.default, [torch.ones(3, 2).cfloat().t()])
-        Inference(rule='modulus', dtypes=(torch.float32,), shape=(2, 3), strides=(1, 2))
 
     Source: aten/src/ATen/native/UnaryOps.cpp, abs (v2.13).
     """
@@ -180,11 +140,6 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 @_rule
 def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """The angle of complex numbers is real and contiguous. Angles of integers are floating.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.angle.default, [torch.ones(3, 2).cfloat().t()])
-        Inference(rule='angle', dtypes=(torch.float32,), shape=(2, 3), strides=(3, 1))
 
     Source: aten/src/ATen/native/UnaryOps.cpp, angle (v2.13).
     """
@@ -214,11 +169,6 @@ def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_
 def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The numbers affect the dtype, but are not operands of the iteration.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.pow.Tensor_Scalar, [torch.ones(2, 3).int().t(), 0.5])
-        Inference(rule='with_numbers(self, exponent)', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
-
     Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
     """
     dtype = result_type(*call.operands(*names), default_dtype=call.default_dtype)
@@ -233,11 +183,6 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
 def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """A number to the power of a tensor: the result is contiguous.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.pow.Scalar, [2.0, torch.ones(2, 3).int().t()])
-        Inference(rule='power_of_number', dtypes=(torch.float32,), shape=(3, 2), strides=(2, 1))
-
     Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13).
     """
     dtype = result_type(*call.operands("self", "exponent"), default_dtype=call.default_dtype)
@@ -249,16 +194,6 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
 
     The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3).int()]).dtypes
-        (torch.float16,)
-        >>> infer(torch.ops.aten.ldexp.Tensor, [torch.ones(3).half(), torch.ones(3)]).dtypes
-        (torch.float32,)
-        >>> on_cuda = described(torch.ones(3))._replace(device="cuda")
-        >>> infer(torch.ops.aten.ldexp.Tensor, [on_cuda, on_cuda]).dtypes
-        (torch.float32,)
 
     Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
     """
@@ -281,13 +216,6 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
 def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
     """The tensor's dtype and shape, and its strides if it is dense.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(2, 3).t()]).strides
-        (1, 3)
-        >>> infer(torch.ops.aten.hardtanh.default, [torch.ones(6, 6)[::2, ::2]]).strides
-        (3, 1)
-
     Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
     """
     return _like(call.tensor(name), call.tensor(name).dtype, out)
@@ -296,11 +224,6 @@ def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> El
 @_rule
 def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """Like `like`, but the default dtype for integers.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.rad2deg.default, [torch.ones(2, 3).int().t()])
-        Inference(rule='like_float', dtypes=(torch.float32,), shape=(3, 2), strides=(1, 3))
 
     Source: aten/src/ATen/native/UnaryOps.cpp, rad2deg (v2.13).
     """
@@ -321,12 +244,6 @@ def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> Ele
 def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """The result is written into an `empty_like` of the first named tensor.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> x = torch.ones(2, 3)
-        >>> infer(torch.ops.aten.log_sigmoid_backward.default, [torch.ones(3, 2).t(), x, x]).strides
-        (1, 2)
-
     Source: aten/src/ATen/native/Activation.cpp, log_sigmoid_backward_cpu (v2.13).
     """
     tensor = call.tensor(name)
@@ -339,11 +256,6 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
 @_rule
 def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
     """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
-
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.isinf.default, [torch.ones(2, 3).cfloat().t()])
-        Inference(rule='is_infinite', dtypes=(torch.bool,), shape=(3, 2), strides=(1, 3))
 
     Source: aten/src/ATen/native/TensorCompare.cpp, isinf (v2.13).
     """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 
 import torch
 
-from torch_promote.errors import RuleDefinitionError
 from torch_promote.reference.dtypes import (
     ALL_DTYPES,
     Family,
@@ -19,7 +19,7 @@ from torch_promote.reference.dtypes import (
 )
 from torch_promote.reference.promotion_rules.rule import PromotionRule, words_of_table
 
-__all__ = ["FLOAT8", "LATTICE", "jax_rule", "joins"]
+__all__ = ["FLOAT8", "LATTICE", "jax_rule"]
 
 #: The float8 dtypes. Each is a node with nothing above it.
 FLOAT8 = tuple(dtype_name(dtype) for dtype in ALL_DTYPES if family(dtype) is Family.FLOAT8)
@@ -60,58 +60,19 @@ _INEXACT = {
 }
 
 
-def _above(lattice: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
-    """Maps every node to the set of nodes above it, including itself."""
-    found: dict[str, frozenset[str]] = {}
-
-    def climb(node: str, below: tuple[str, ...]) -> frozenset[str]:
-        if node in below:
-            raise RuleDefinitionError(f"the lattice has a cycle: {' < '.join((*below, node))}.")
-        if node not in found:
-            found[node] = frozenset({node}).union(*(climb(up, (*below, node)) for up in lattice[node]))
-        return found[node]
-
-    for node in lattice:
-        climb(node, ())
-    return found
+@functools.cache
+def _above(node: str) -> frozenset[str]:
+    """The nodes above a node, including itself."""
+    return frozenset({node}).union(*map(_above, LATTICE[node]))
 
 
-def _least(nodes: Iterable[str], above: Mapping[str, frozenset[str]]) -> str | None:
-    common = frozenset.intersection(*(above[node] for node in nodes))
-    least = [node for node in common if common <= above[node]]
-    if common and not least:
-        raise RuleDefinitionError(f"{', '.join(nodes)} have no least node above them: {', '.join(sorted(common))}.")
-    return least[0] if least else None
+def _join(nodes: Iterable[str]) -> str | None:
+    """The least node above all of the nodes, or None. Source: jax/_src/dtypes.py, _least_upper_bound (v0.10)."""
+    common = frozenset.intersection(*map(_above, nodes))
+    return next((node for node in common if common <= _above(node)), None)
 
 
-def joins(lattice: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, str], str | None]:
-    """Returns the join of each pair of nodes: the least node above both.
-
-    Args:
-        lattice: Maps each node to the nodes directly above it.
-
-    Returns:
-        Maps ordered pairs to their join. None: no node is above both.
-
-    Raises:
-        RuleDefinitionError: There is a cycle, or two nodes have no least node above them.
-
-    Example:
-        >>> joins({"a": ("c",), "b": ("c",), "c": (), "d": ()})["a", "b"]
-        'c'
-        >>> joins({"a": ("c", "d"), "b": ("c", "d"), "c": (), "d": ()})
-        Traceback (most recent call last):
-        ...
-        torch_promote.errors.RuleDefinitionError: a, b have no least node above them: c, d.
-
-    Source: jax/_src/dtypes.py, _least_upper_bound (v0.10).
-    """
-    above = _above(lattice)
-    return {(a, b): _least((a, b), above) for a in lattice for b in lattice}
-
-
-_JOINS = joins(LATTICE)
-_ABOVE = _above(LATTICE)
+_JOINS = {pair: _join(pair) for pair in itertools.product(LATTICE, repeat=2)}
 
 
 @functools.cache
@@ -164,7 +125,7 @@ def _is_inexact(dtype: torch.dtype) -> bool:
 
 def _of_many(dtypes: Iterable[torch.dtype]) -> str | None:
     names = [dtype_name(dtype) for dtype in dtypes]
-    return _least(names, _ABOVE) if LATTICE.keys() >= set(names) else None
+    return _join(names) if LATTICE.keys() >= set(names) else None
 
 
 def _words(a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:

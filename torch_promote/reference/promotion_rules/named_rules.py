@@ -15,19 +15,19 @@ from torch_promote.errors import RuleDefinitionError, did_you_mean
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, is_integral, kind
 from torch_promote.reference.promotion import (
+    CODES,
     PromotionError,
     combine_categories,
     number_dtype,
     promote_types,
+    read_table,
     result_type,
 )
 from torch_promote.reference.promotion_rules.jax_rule import jax_rule
 from torch_promote.reference.promotion_rules.rule import (
-    CODES,
     NUMBER_TYPES,
     PromotionRule,
     fits,
-    read_table,
     words_of_table,
 )
 

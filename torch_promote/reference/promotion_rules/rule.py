@@ -13,21 +13,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_promote.errors import PromotionRuleError, RuleDefinitionError
+from torch_promote.errors import PromotionRuleError
 from torch_promote.policy.dtype_names import operand_of_name
-from torch_promote.reference.dtypes import TYPECODES, Kind, default_complex, dtype_name, is_complex, is_floating, kind
+from torch_promote.reference.dtypes import Kind, default_complex, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
 
 __all__ = [
-    "CODES",
-    "NONE",
     "NUMBER_TYPES",
     "OperandLike",
     "PromotionRule",
     "describe",
     "fits",
     "number_type",
-    "read_table",
     "words_of_table",
 ]
 
@@ -366,46 +363,3 @@ def _clauses(error: str) -> tuple[str, str]:
     _, _, why = error.rpartition("no common dtype: ")
     why, _, remedy_ = why.rstrip(".").partition(". ")
     return why, f"{remedy_ or 'Convert the operands first'}."
-
-
-# --- Tables written as text in typecodes
-
-
-#: The typecodes of PyTorch's table, and those of unsigned dtypes without a row in it.
-CODES: dict[str, torch.dtype] = TYPECODES | {"u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
-
-#: Marks a pair without a common dtype.
-NONE = "--"
-
-
-def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype | None]:
-    """Returns a square table as a mapping of ordered pairs.
-
-    Args:
-        text: A header of typecodes, followed by a row for each, in the same order. A row starts with its typecode.
-
-    Raises:
-        RuleDefinitionError: The table is not square or not symmetric, contains an unknown typecode, or promotes a dtype
-            with itself to another one.
-
-    Example:
-        >>> table = read_table('''
-        ...      i4 f4
-        ... i4   i4 --
-        ... f4   -- f4
-        ... ''')
-        >>> table[torch.int32, torch.float32] is None
-        True
-    """
-    header, *rows = (line.split() for line in text.strip().splitlines())
-    if [row[0] for row in rows] != header or any(len(row) != len(header) + 1 for row in rows):
-        raise RuleDefinitionError("a table has one row for each typecode of its header, in the same order.")
-    found = {(row, column): code for row, *codes in rows for column, code in zip(header, codes, strict=True)}
-    for (row, column), code in found.items():
-        if code not in CODES and code != NONE:
-            raise RuleDefinitionError(f"no dtype has the typecode {code}.")
-        if found[column, row] != code:
-            raise RuleDefinitionError(f"the table has {code} for {row} with {column}, but not for {column} with {row}.")
-        if row == column and code != row:
-            raise RuleDefinitionError(f"the table has {code} for {row} with itself.")
-    return {(CODES[row], CODES[column]): CODES.get(code) for (row, column), code in found.items()}
