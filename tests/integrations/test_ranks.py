@@ -25,7 +25,6 @@ from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
 
-
 # --- what each rank does: regions that are the same on all ranks, or differ
 
 
