@@ -135,55 +135,25 @@ class TraceReport(Recording, Report):
     def _parts(self) -> Iterable[Part]:
         yield module_tree(self.by_module())
         yield self._ops()
-        yield Table(
-            "Casts of the same tensor",
-            (
-                *(Column("cast", "dtypes"), Column("shape", "code"), "kind", Column("tensors", "count", "page")),
-                *(Column("casts", "count"), Column("bytes again", "bytes"), Column("at", "line")),
-                *(Column("argument", where="page"), Column("modules", "name", "page")),
-            ),
-            [
-                (
-                    *(f"{one.from_dtype} -> {one.to_dtype}", str(list(one.shape)), one.kind, one.tensors, one.made),
-                    *(
-                        one.repeated_bytes,
-                        _distinct(line or "unknown line" for *_, line in one.places),
-                    ),
-                    _distinct(f"{argument} of {op}" for op, argument, _ in one.places),
-                    _distinct(module or "(outside)" for module in one.modules),
-                )
-                for one in repeated_casts(self.calls)
-            ],
-            most=5,
-            note="Tensors that were cast to one dtype several times, without a change in between.",
-        )
+        yield repeated_casts(self.calls)
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
-        rows = [(one.remedy, one.casts, one.bytes, one.effect) for one in savings(self.calls)]
-        yield Table("Fewer casts", columns, rows, most=5)
+        yield Table("Fewer casts", columns, savings(self.calls), most=5)
         unused = [(one.op, one.policy, one.device, one.said_by) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
-        yield Table(
-            "Where casts are made",
-            (
-                *(Column("cast", "dtypes"), "argument", Column("op", "name"), Column("module", "name")),
-                *(Column("line", "line"), "made", "reused", Column("bytes", "bytes")),
-            ),
-            [
-                (
-                    *(
-                        f"{one.from_dtype} -> {one.to_dtype}",
-                        f"{one.argument} ({one.kind})",
-                        one.op,
-                        one.module or None,
-                    ),
-                    *(one.line or None, one.made, one.reused, one.bytes),
-                )
-                for one in self.casts()
-            ],
-            where="page",
+        columns = (
+            *(Column("cast", "dtypes"), "argument", Column("op", "name"), Column("module", "name")),
+            *(Column("line", "line"), "made", "reused", Column("bytes", "bytes")),
         )
+        places = [
+            (
+                *(f"{one.from_dtype} -> {one.to_dtype}", f"{one.argument} ({one.kind})", one.op, one.module or None),
+                *(one.line or None, one.made, one.reused, one.bytes),
+            )
+            for one in self.casts()
+        ]
+        yield Table("Where casts are made", columns, places, where="page")
         exponents = exponents_chart(self.calls)
         if exponents is not None:
             yield exponents
@@ -288,10 +258,6 @@ class TraceReport(Recording, Report):
 def _numbers_of(values: Values) -> dict[str, Any]:
     """The numbers of a `Values`, without its histogram."""
     return {name: value for name, value in values.to_dict().items() if name != "exponents"}
-
-
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
 
 
 def _joined(parts: Iterable[object]) -> str:
