@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, percent
+from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
@@ -24,7 +24,6 @@ __all__ = [
     "dtypes_chart",
     "exponents_chart",
     "module_tree",
-    "repeated_casts",
     "result_dtypes",
     "savings",
     "time_in_casts",
@@ -95,40 +94,6 @@ def time_in_casts(report: Recording) -> float | None:
             ends[call.thread] = call.start + call.duration
             outermost += call.duration
     return report.total.cast_time / outermost if outermost else None
-
-
-def repeated_casts(calls: Iterable[Call]) -> Table:
-    """Returns the tensors that were cast repeatedly with unchanged content: a row for those cast at the same places."""
-    by_tensor: dict[tuple[Any, ...], list[tuple[Call, Cast]]] = defaultdict(list)
-    for call in calls:
-        for cast in call.casts:
-            if not cast.reused:
-                shape = next((info.shape for info in call.inputs if info.name == cast.argument), ())
-                by_tensor[cast.tensor, cast.from_dtype, cast.to_dtype, shape].append((call, cast))
-    alike: dict[tuple[Any, ...], list[list[tuple[Call, Cast]]]] = defaultdict(list)
-    for (_, *what), made in by_tensor.items():
-        if any(cast.earlier for _, cast in made):
-            places = tuple(dict.fromkeys((call.name, cast.argument, call.line) for call, cast in made))
-            alike[*what, made[0][1].kind, places].append(made)
-    rows: list[tuple[Any, ...]] = []
-    for (from_dtype, to_dtype, shape, kind, places), tensors in alike.items():
-        casts = [pair for made in tensors for pair in made]
-        again = sum(cast.bytes for _, cast in casts if cast.earlier)
-        arguments = _distinct(f"{argument} of {op}" for op, argument, _ in places)
-        modules = _distinct(call.module or "(outside)" for call, _ in casts)
-        what = f"{dtype_name(from_dtype)} -> {dtype_name(to_dtype)}", str(list(shape)), kind, len(tensors), len(casts)
-        rows.append((*what, again, _distinct(line or "unknown line" for *_, line in places), arguments, modules))
-    columns = (
-        *(Column("cast", "dtypes"), Column("shape", "code"), "kind", Column("tensors", "count", "page")),
-        *(Column("casts", "count"), Column("bytes again", "bytes"), Column("at", "line")),
-        *(Column("argument", where="page"), Column("modules", "name", "page")),
-    )
-    note = "Tensors that were cast to one dtype several times, without a change in between."
-    return Table("Casts of the same tensor", columns, sorted(rows, key=lambda row: (-row[5], -row[4])), 5, note)
-
-
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
 
 
 _REMEMBERED = 4  # the number of activations that cache="all" keeps

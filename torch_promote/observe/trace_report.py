@@ -17,7 +17,6 @@ from torch_promote.observe.findings import (
     dtypes_chart,
     exponents_chart,
     module_tree,
-    repeated_casts,
     result_dtypes,
     savings,
     time_in_casts,
@@ -135,25 +134,13 @@ class TraceReport(Recording, Report):
     def _parts(self) -> Iterable[Part]:
         yield module_tree(self.by_module())
         yield self._ops()
-        yield repeated_casts(self.calls)
+        yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
         unused = [(one.op, one.policy, one.device, one.said_by) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
-        columns = (
-            *(Column("cast", "dtypes"), "argument", Column("op", "name"), Column("module", "name")),
-            *(Column("line", "line"), "made", "reused", Column("bytes", "bytes")),
-        )
-        places = [
-            (
-                *(f"{one.from_dtype} -> {one.to_dtype}", f"{one.argument} ({one.kind})", one.op, one.module or None),
-                *(one.line or None, one.made, one.reused, one.bytes),
-            )
-            for one in self.casts()
-        ]
-        yield Table("Where casts are made", columns, places, where="page")
         exponents = exponents_chart(self.calls)
         if exponents is not None:
             yield exponents
@@ -178,6 +165,23 @@ class TraceReport(Recording, Report):
             "separate calls."
         )
         return Table("Ops", columns, rows, note=note)
+
+    def _casts(self) -> Table:
+        rows = [
+            (
+                *(f"{one.from_dtype} -> {one.to_dtype}", f"{one.argument} ({one.kind})", one.op, one.module or None),
+                *(one.line or None, one.made, one.reused or None, one.bytes),
+                *(one.repeated or None, one.repeated_bytes or None),
+            )
+            for one in sorted(self.casts(), key=lambda one: -one.repeated_bytes)
+        ]
+        columns = (
+            *(Column("cast", "dtypes"), "argument", Column("op", "name", "page"), Column("module", "name", "page")),
+            *(Column("at", "line"), "made", Column("reused", "count", "page"), Column("bytes", "bytes")),
+            *("repeated", Column("bytes again", "bytes")),
+        )
+        note = "Repeated: of a tensor that was cast to that dtype before, without a change in between."
+        return Table("Where casts are made", columns, rows, most=5, note=note)
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`: "run.html", "run.json", "run.csv" (a row for each call), "run.trace.json"."""
