@@ -149,7 +149,7 @@ def compare_traces(before: Recording, after: Recording) -> TraceDiff:
 def _differences(one: Call | None, other: Call | None) -> Iterator[tuple[str, str, str]]:
     if one is None or other is None:
         what = _ONLY_AFTER if one is None else _ONLY_BEFORE
-        yield what, *("" if call is None else call.dtypes for call in (one, other))
+        yield what, "" if one is None else one.dtypes, "" if other is None else other.dtypes
         return
     before, after = _shown(one), _shown(other)
     yield from ((what, value, after[what]) for what, value in before.items() if value != after[what])

@@ -36,7 +36,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -66,6 +66,7 @@ from torch_promote.regions.region import watch_regions
 
 __all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun", "observe"]
 
+_T = TypeVar("_T")
 _PYTHON = torch._C.DispatchKey.Python
 #: Excluded inside an op's kernel, and included in the autograd kernel that calls it.
 _BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
@@ -441,7 +442,7 @@ class CallObserver:
         return plan
 
 
-def _store(cache: dict[Any, Any], key: Any, value: Any) -> Any:
+def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
     """Adds to a cache of bounded size, and returns the value."""
     if len(cache) > _MOST_CACHED:
         cache.clear()
