@@ -433,7 +433,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 import torch_promote as tp
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 
 rendezvous, cache, rank = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
