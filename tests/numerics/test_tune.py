@@ -23,7 +23,6 @@ from helpers.planted_steps import Calls, Planted, Scaled, make_op, planted_step,
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, TuningError
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.search import Candidates
-from torch_promote.numerics.step_runs import distance
 from torch_promote.numerics.trials import Ranks
 
 
@@ -31,13 +30,6 @@ from torch_promote.numerics.trials import Ranks
 def policies_of_ops() -> Iterator[None]:
     with registered_meanwhile():
         yield
-
-
-def error_of(step: Calls, policy: tp.Policy, number: int) -> float:
-    with tp.installed_as(policy=policy):
-        ours = step(number)
-    with tp.installed_as(policy="off"):
-        return distance(ours, step(number))
 
 
 # --- planted ops
