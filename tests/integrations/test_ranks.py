@@ -2,18 +2,296 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import re
 import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from helpers import differing_ranks, rank_training
+import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
+
+
+def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
+    """Makes the ranks call `enter` one after the other, and returns its error as text."""
+    result = None
+    for turn in range(world_size):
+        if rank == turn:
+            try:
+                result = enter()
+            except tp.TorchPromoteError as error:
+                result = str(error)
+        dist.barrier()
+    return result
+
+
+def entered(region: Any) -> str:
+    """Enters a region, and returns the result of a product in it."""
+    with region:
+        return str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+
+
+def same(rank: int, world_size: int) -> Any:
+    region = tp.my_autocast("cpu", overrides={"softmax": "fp16"})
+    return in_order(rank, world_size, lambda: [entered(region), entered(region)])
+
+
+def overrides_of_the_first_rank(rank: int, world_size: int) -> Any:
+    region = tp.my_autocast("cpu", overrides={"matmul": "fp32"} if rank == 0 else None)
+    return in_order(rank, world_size, lambda: entered(region))
+
+
+def only_the_first_region_is_compared(rank: int, world_size: int) -> Any:
+    def enter() -> Any:
+        outcomes = [entered(tp.my_autocast("cpu"))]
+        outcomes += [entered(tp.my_autocast("cpu", policy="off" if rank else "stock")) for _ in range(2)]
+        return outcomes
+
+    return in_order(rank, world_size, enter)
+
+
+def raised_once(rank: int, world_size: int) -> Any:
+    region = tp.my_autocast("cpu", policy="off" if rank else None)
+
+    def enter() -> Any:
+        outcomes = []
+        for _ in range(2):
+            try:
+                outcomes.append(entered(region))
+            except tp.errors.PolicyMismatchError as error:
+                outcomes.append(type(error).__name__)
+                outcomes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype))  # the region is not open
+        return outcomes
+
+    return in_order(rank, world_size, enter)
+
+
+def default_policy(rank: int, world_size: int) -> Any:
+    before = tp.set_default_policy("off" if rank else None)
+    try:
+        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+    finally:
+        tp.set_default_policy(before)
+
+
+def registered_policy(rank: int, world_size: int) -> Any:
+    with tp.register_policy("relu", "fp32") if rank else contextlib.nullcontext():
+        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+
+
+def installed(rank: int, world_size: int) -> Any:
+    with tp.installed_as(overrides={"matmul": "fp32"} if rank else None):
+        return in_order(rank, world_size, lambda: entered(torch.autocast("cpu")))
+
+
+def promotion_rule(rank: int, world_size: int) -> Any:
+    region = tp.promotion("jax" if rank else "numpy")
+    return in_order(rank, world_size, lambda: entered(region))
+
+
+def what_stock_has(rank: int, world_size: int) -> Any:
+    """A rank may have its own dtype, as on devices without bfloat16, and its own cache mode."""
+    dtype = torch.float16 if rank else torch.bfloat16
+    cache = "persistent" if rank else "none"
+    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu", dtype=dtype, cache=cache)))
+
+
+def rank_0_alone(rank: int, world_size: int) -> Any:
+    if rank == 0:
+        return entered(tp.my_autocast("cpu", policy="off"))
+    return "no region"
+
+
+def store_fails(rank: int, world_size: int) -> Any:
+    def fail() -> Any:
+        raise RuntimeError("the server of the store has ended")
+
+    c10d = dist.distributed_c10d
+    original, c10d._get_default_store = c10d._get_default_store, fail
+    try:
+        return entered(tp.my_autocast("cpu", policy="off" if rank else None))
+    finally:
+        c10d._get_default_store = original
+
+
+def switched_off(rank: int, world_size: int) -> Any:
+    before = tp.set_check_ranks(False)
+    try:
+        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu", policy="off" if rank else None)))
+    finally:
+        tp.set_check_ranks(before)
+
+
+def in_a_fork(rank: int, world_size: int) -> Any:
+    """A child, such as a worker that loads data, has its parent's connection to the store."""
+
+    def enter() -> Any:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os._exit(0 if entered(tp.my_autocast("cpu", policy="off")) == "torch.float32" else 1)
+            os._exit(2)
+        return os.waitpid(child, 0)[1], entered(tp.my_autocast("cpu"))
+
+    return in_order(rank, world_size, enter)
+
+
+# --- policies of modules
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def data_parallel(rank: int, world_size: int) -> Any:
+    model = net()
+    if rank:
+        tp.set_module_policy(model, {"2": "fp32"})
+    model = DistributedDataParallel(model)
+    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+
+
+def sharded(rank: int, world_size: int) -> Any:
+    model = net()
+    if rank:
+        tp.set_module_policy(model, {"2": {"linear": "fp32"}})
+    fully_shard(model[0])
+    model = fully_shard(model)
+    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+
+
+def models_alike(rank: int, world_size: int) -> Any:
+    """Rank 0 has a model that it does not share, which is not compared."""
+    shared, own = net(), net()
+    tp.set_module_policy(shared, {"2": tp.Policy.named("cuda") if rank else "cuda"})
+    if rank == 0:
+        tp.set_module_policy(own, {"2": "off"})
+    first, second = DistributedDataParallel(shared), fully_shard(net())
+    result = in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+    del first, second
+    return result
+
+
+def wrapped_after_the_first_region(rank: int, world_size: int) -> Any:
+    def enter() -> str:
+        return entered(tp.my_autocast("cpu"))
+
+    in_order(rank, world_size, enter)
+    model = net()
+    if rank:
+        tp.set_module_policy(model, {"2": "fp32"})
+    model = DistributedDataParallel(model)
+    return in_order(rank, world_size, enter)
+
+
+MODES = ("weights", "persistent", "all", "none")
+OVERRIDES = {"linear": "fp32"}
+#: The policy of the head, which is what `HeadInFloat32` does by hand.
+HEAD = {"head": "fp32"}
+
+Kind = Callable[[], AbstractContextManager[object]]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class HeadInFloat32(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.head(x.float())
+
+
+def in_ddp(small_net: Net) -> nn.Module:
+    return DistributedDataParallel(small_net)
+
+
+def in_fsdp(small_net: Net) -> nn.Module:
+    for block in small_net.blocks:
+        fully_shard(block)
+    return fully_shard(small_net)
+
+
+WRAPPERS = {"ddp": in_ddp, "fsdp2": in_fsdp}
+
+
+def trained_by(
+    wrap: Callable[[Net], nn.Module], region: Kind, rank: int, make: type[Net] = Net, **policies: Any
+) -> Any:
+    """Returns the losses and the whole weights after some steps."""
+    torch.manual_seed(0)
+    small_net = make()
+    tp.set_module_policy(small_net, policies.get("before", {}))
+    model = wrap(small_net)
+    tp.set_module_policy(small_net, policies.get("after", {}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(3):
+        x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        with region():
+            loss = nn.functional.cross_entropy(model(x), y)
+            if wrap is in_ddp:
+                loss = loss + nn.functional.cross_entropy(model(x * 2), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses, [whole(weight) for weight in model.parameters()]
+
+
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+
+
+def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
+    """Every training by its wrapper, what its policy is, and whose regions and which cache mode it has."""
+    results: dict[tuple[str, ...], Any] = {}
+    stock = functools.partial(torch.autocast, "cpu")
+    for name, wrap in WRAPPERS.items():
+        run = functools.partial(trained_by, wrap, rank=rank)
+        for cached in (True, False):
+            by_hand = functools.partial(stock, cache_enabled=cached)
+            results[name, "stock", f"by hand, {cached}"] = run(by_hand)
+            results[name, "overrides", f"by hand, {cached}"] = run(functools.partial(by_hand, enabled=False))
+            results[name, "modules", f"by hand, {cached}"] = run(by_hand, make=HeadInFloat32)
+        results[name, "modules", "policies in stock's regions"] = run(stock, before=HEAD)
+        for mode in MODES:
+            ours = functools.partial(tp.my_autocast, "cpu", cache=mode)
+            results[name, "stock", f"ours, {mode}"] = run(ours)
+            results[name, "overrides", f"ours, {mode}"] = run(functools.partial(ours, overrides=OVERRIDES))
+            results[name, "modules", f"ours, {mode}"] = run(ours, before=HEAD)
+            results[name, "modules", f"ours, set when wrapped, {mode}"] = run(ours, after=HEAD)
+            for policy, overrides in (("stock", None), ("overrides", OVERRIDES)):
+                with tp.installed_as(overrides=overrides, cache=mode):
+                    results[name, policy, f"installed, {mode}"] = run(stock)
+    return results
+
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
@@ -43,8 +321,8 @@ EVERYDAY = (*ALIKE, *DIFFERENT, *OTHERS)
 
 
 def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str, Any]]:
-    functions = {name: getattr(differing_ranks, name) for name in names}
-    return in_ranks({**functions, "training": rank_training.training}, world_size, folder)
+    functions = {name: globals()[name] for name in names}
+    return in_ranks({**functions, "training": training}, world_size, folder)
 
 
 @pytest.fixture(
@@ -58,14 +336,14 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 # --- training
 
 
-@pytest.mark.parametrize("wrapper", rank_training.WRAPPERS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("policy", ["stock", "overrides", "modules"])
 def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, policy: str) -> None:
     """With stock's policy it has the bits of stock, and with others those of the same written by hand under stock."""
     for results in ranks:
         trained = results["training"]
         compared = [key for key in trained if key[:2] == (wrapper, policy) and not key[2].startswith("by hand")]
-        assert len(compared) >= 2 * len(rank_training.MODES)
+        assert len(compared) >= 2 * len(MODES)
         for key in compared:
             by_hand = f"by hand, {not key[2].endswith(', none')}"
             assert_same(trained[key], trained[wrapper, policy, by_hand], what=str(key))
@@ -139,7 +417,7 @@ time.sleep(rank)
 with region:
     loss = model(torch.ones(2, 4)).square().mean()
 loss.backward()
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 end_group()
 """
 
@@ -186,7 +464,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 import torch_promote as tp
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 
 rendezvous, cache, rank = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)

@@ -14,11 +14,26 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import torch_promote as tp
-from helpers.nothing_left import nothing_left_behind
 from torch_promote.errors import OptionError, RegionError, StepError
 from torch_promote.numerics.step_runs import StepRuns, current_policy, distance, distances, named_tensors, read_result
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Any:
+    def present() -> Any:
+        stance = torch._dynamo.eval_frame._stance.stance
+        dtypes = [torch.get_autocast_dtype(device) for device in ("cpu", "cuda")]
+        hooks = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
+        # A step that installs the same again may leave an equal installation.
+        return tp.default_policy(), repr(tp.installed()), stance, dtypes, hooks, torch.is_grad_enabled()
+
+    before = present()
+    yield
+    assert present() == before
+
 
 __all__ = ["nothing_left_behind"]  # a fixture
 

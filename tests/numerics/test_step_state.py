@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 from torch_promote.errors import OptionError, StepError
 from torch_promote.numerics.step_state import StepState, objects_of, same_bits
 

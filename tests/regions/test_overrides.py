@@ -18,7 +18,7 @@ import torch_promote as tp
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.reference.promotion_rules import make_rule
-from torch_promote.regions import autocast as arguments
+from torch_promote.regions import autocast
 from torch_promote.regions import promotion_tables as hooks
 from torch_promote.regions.autocast import policy_change
 from torch_promote.regions.region import Region
@@ -132,21 +132,6 @@ def test_a_policy_takes_the_place_of_the_one_around() -> None:
         assert three_dtypes() == STOCK
 
 
-def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
-    def define() -> torch.library.Library:
-        library = torch.library.Library("torch_promote_test_again", "DEF")
-        library.define("op(Tensor x) -> Tensor")
-        library.impl("op", lambda x: x.clone(), "CompositeExplicitAutograd")
-        return library
-
-    x = torch.ones(2)
-    for _ in range(2):
-        library = define()
-        with tp.my_autocast("cpu", overrides={"torch_promote_test_again::op": "float64"}):
-            assert torch.ops.torch_promote_test_again.op(x).dtype is FP64
-        library._destroy()
-
-
 def test_more_policies_than_fingerprints_tell_apart() -> None:
     """Some of them have the same 25-bit hash; the second one then gets another."""
     rows = range(len(_C.OP_ENTRY_NAMES))
@@ -172,7 +157,7 @@ OVERRIDES = {"mm.default": "keep", "exp.default": torch.float64}
 
 def forget() -> None:
     """Drops the changes that Python keeps for regions with equal arguments."""
-    arguments._register.cache_clear()
+    autocast._register.cache_clear()
     gc.collect()
 
 

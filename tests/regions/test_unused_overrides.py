@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.probes import leaves_no_trace
-from torch_promote.regions import autocast as arguments
+from torch_promote.regions import autocast
 
 X, W = torch.randn(4, 8), torch.randn(8, 8)
 BATCH = torch.randn(2, 4, 4)
@@ -55,7 +55,7 @@ def linear_12_times() -> None:
 @pytest.fixture(autouse=True)
 def forget_regions() -> None:
     """Regions with equal overrides share the notes of what was called in them."""
-    arguments._register.cache_clear()
+    autocast._register.cache_clear()
     gc.collect()
 
 
@@ -177,7 +177,7 @@ def test_calls_under_a_mode_count_for_the_regions_that_existed_then_alone() -> N
 
     with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
         under_a_mode()
-    arguments._register.cache_clear()
+    autocast._register.cache_clear()
     gc.collect()
     assert len(told(region({"mm": "fp32"}, linear_12_times))) == 1
     assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), under_a_mode()))) == []
