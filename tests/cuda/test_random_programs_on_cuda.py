@@ -46,10 +46,3 @@ def _names(number: int, mode: str) -> list[str]:
     from fuzz.tree import names
 
     return names(draw_program(7, number, "cuda", mode))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_bits_of_many_programs_are_stocks(mode: str) -> None:
-    counts = checked(2, range(2000), mode)
-    assert counts.outcomes["same"] > 1900

@@ -427,13 +427,6 @@ def test_a_banned_op_says_which_op_and_what_to_do() -> None:
     assert "my_autocast(enabled=False)" in of_ours
 
 
-def test_without_cuda_a_region_of_cuda_is_disabled_as_in_stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: True)
-    for region in (tp.stock_autocast, tp.my_autocast):
-        with pytest.warns(UserWarning, match="CUDA is not available"), region("cuda"):
-            assert not torch.is_autocast_enabled("cuda")
-
-
 # --- stock's regions and ours inside one another
 
 

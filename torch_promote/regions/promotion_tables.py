@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-# What an op computes in; csrc/promotion/ops.h, Computes.
+# What an op computes in; csrc/promotion/call.h, Computes.
 COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
 
 #: The rules of promoting ops, and what an op with such a rule computes in.
@@ -277,7 +277,7 @@ def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, r
             rule = rule.under(default_dtype)
             is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
             options = _C.PromotionOptions(rule.zero_dim_is_weak, rule.associative, is_stock, matmul, kinds, mode)
-            number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
+            number = _C.register_promotion(rule.name, options, default_dtype, _tables(rule))
             _changes[number] = _C.register_promotion_change(number)
             _known[number] = asked
         return _changes[number].number
@@ -346,14 +346,14 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension calls: csrc/promotion/rule.h, PromotionCallbacks."""
+    """What the extension calls; csrc/promotion/rule.h."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
         rule = _known[number].rule.under(default_dtype)
-        _C.put_promotion_tables(number, _CODES[default_dtype], _tables(rule))
+        _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
     def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
         try:
