@@ -70,7 +70,7 @@ def policy_of(tables: Any) -> tp.Policy:
     return tp.Policy.stock().override_modules(tables)
 
 
-# For helpers.module_policies.model_of.
+#: Tables for the last layer of `model_of`.
 FP32 = policy_of({"2": "fp32"})
 FP16 = policy_of({"2": {"linear": "float16"}})
 
