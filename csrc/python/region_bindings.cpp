@@ -406,7 +406,7 @@ void add_regions(py::module_& m) {
   m.def("set_ranks_unchecked", [](bool wanted) { set_wanted(kUncheckedRanks, wanted); });
   m.def("set_regions_watched", [](bool wanted) { set_wanted(kWatched, wanted); });
   m.def("unused_overrides", [] { return last_unused(); });
-  m.def("open_regions", &open_regions);
+  m.def("open_regions", [] { return py::tuple(py::cast(open_regions())); });
   m.def("depth", [] { return open_frames().size(); });
   m.def("cuda_allows", &cuda_allows);
   py::class_<Suspended, std::shared_ptr<Suspended>>(m, "SuspendedRegions");

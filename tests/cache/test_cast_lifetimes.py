@@ -149,24 +149,6 @@ def nesting() -> int:
 # --- torch.clear_autocast_cache
 
 
-def cleared(region: Region) -> list[Any]:
-    w = weight()
-    with region():
-        first = X @ w
-        write_unseen(w)
-        torch.clear_autocast_cache()
-        second = X @ w
-        third = X @ w
-    (gradient,) = torch.autograd.grad((first + second + third).float().sum(), w)
-    return [first, second, third, gradient]
-
-
-def test_stocks_clearing_clears_ours() -> None:
-    results = cleared(ours)
-    assert_same(results, cleared(stock))
-    assert not torch.equal(results[0], results[1])
-
-
 @pytest.mark.parametrize("cache", ["weights", "all"])
 @pytest.mark.parametrize("around", [ours, stock, contextlib.nullcontext], ids=["ours", "stock", "nothing"])
 def test_it_frees_the_memory_at_once(around: Any, cache: str) -> None:
@@ -282,47 +264,6 @@ def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_s
     assert output_of(program) == "1\n0\ntorch.bfloat16\n"
 
 
-# --- threads of the autograd engine
-
-
-@contextlib.contextmanager
-def as_carried_by_the_engine() -> Iterator[None]:
-    """The dispatch keys of a region, and no region: so the autograd engine's device threads find themselves."""
-    with ours():
-        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(*keys):
-        yield
-
-
-def recomputation(region: Region, keys: Any) -> list[Any]:
-    """What a checkpoint does on a device thread: the keys are the caller's, and the regions are PyTorch's."""
-    w = weight()
-
-    def work() -> list[Any]:
-        with keys(), stock():
-            outputs = [X @ w for _ in range(4)]
-            held = entries()
-        total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
-        (gradient,) = torch.autograd.grad(total, w)
-        assert (held, entries()) == ((1, 0) if region is ours else (0, 0))
-        return [*outputs, gradient]
-
-    return in_thread(work)
-
-
-def test_regions_of_pytorch_in_a_thread_without_ours_keep_casts() -> None:
-    assert_same(recomputation(ours, as_carried_by_the_engine), recomputation(stock, contextlib.nullcontext))
-
-
-def test_a_thread_without_any_region_keeps_none() -> None:
-    def work() -> int:
-        with as_carried_by_the_engine():
-            X @ weight()
-            return entries()
-
-    assert in_thread(work) == 0
-
-
 # --- where the end of a region could deadlock
 
 
@@ -344,26 +285,6 @@ def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
         """
     )
     assert result == "0\n"
-
-
-def test_after_a_fork_both_processes_notice() -> None:
-    result = output_of(
-        """
-        import os, sys, torch, torch_promote as tp
-        torch.set_num_threads(1)
-        w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
-        with tp.my_autocast("cpu"):
-            x @ w
-            child = os.fork()
-            w.data.mul_(3)
-            torch.clear_autocast_cache()
-            fresh = (x @ w)[0, 0].item() == 12
-            if child == 0:
-                os._exit(fresh)
-            print(fresh, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """
-    )
-    assert result == "True 1\n"
 
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])

@@ -140,19 +140,6 @@ def test_an_error_names_the_line_of_the_forward_in_anomaly_mode() -> None:
         assert "the line of the forward" in failing(region)
 
 
-def test_the_graph_is_let_go() -> None:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    x = leaf()
-    y = cast(x * 1, BF16)
-    storage = StorageWeakRef(y.untyped_storage())
-    loss = y.square().sum()
-    del y
-    assert not storage.expired()
-    loss.backward()
-    assert storage.expired()
-
-
 # --- views whose base gets a gradient or a tangent after the view was made: autograd's state is the base's
 
 Write = Callable[[Tensor, Tensor], Any]

@@ -118,22 +118,6 @@ def test_every_kind_of_argument(name: str, args: Any, kwargs: Any, policy: Polic
         assert in_the_region == dtypes
 
 
-def test_promote_asks_all_but_optional_tensors() -> None:
-    cases: list[tuple[str, tuple[Any, ...], dict[str, Any], list[torch.dtype]]] = [
-        ("plain", (t(BF16), t(F32), [t(BF16)], [t(F32)]), {"w": t(BF16), "z": t(F32)}, [BF16] * 6),
-        ("plain", (t(BF16), None, [t(F32)], []), {"w": t(BF16)}, [F32] * 3),
-        ("many_or_none", ([t(F32)], t(BF16)), {}, [BF16] * 2),
-        ("named", (t(BF16), {"a": t(F32)}), {}, [F32] * 2),
-        ("rows", (t(BF16), [[t(F16)]]), {}, [F32] * 2),
-        ("nothing_but_a_tuple", ((t(BF16), t(F32)),), {}, [F32] * 2),
-    ]
-    for name, args, kwargs, dtypes in cases:
-        got.clear()
-        with tp.my_autocast("cpu", overrides={op(name): "promote"}):
-            op(name)(*args, **kwargs)
-        assert got == dtypes, name
-
-
 WRITING: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("into", (t(BF16), t(F32, 1)), {"z": t(F64, 2)}),
     ("into", (t(F32), t(BF16, 1)), {}),

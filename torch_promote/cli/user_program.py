@@ -45,13 +45,12 @@ __all__ = [
     "Outcome",
     "add_policy_options",
     "add_record_options",
-    "command_of",
     "end_as",
     "parse_steps",
+    "prepare",
     "report_each",
     "run_recorded",
     "run_to_end",
-    "settings",
     "why_not_loaded",
 ]
 
@@ -87,30 +86,12 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", metavar="MODE", help="the cache mode: weights, persistent, all or none")
 
 
-def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
-    """Returns the environment of the program, and a description of what it installs."""
-    variables = {**os.environ, environment.AUTOCAST: "1"}
-    if arguments.policy is not None:
-        try:
-            Policy.of(arguments.policy)
-        except PolicyError as error:
-            raise PolicyError(f"--policy {arguments.policy}: {error}") from error
-        named = arguments.policy in Policy.names()
-        variables[environment.POLICY] = arguments.policy if named else os.path.abspath(arguments.policy)
-    overrides = environment.asked_overrides()
-    for text in arguments.override:
-        overrides |= environment.split_overrides(text)
-    if overrides:
-        variables[environment.OVERRIDES] = environment.join_overrides(overrides)
-    if arguments.cache is not None:
-        variables[environment.CACHE] = arguments.cache
-    policy = arguments.policy if arguments.policy is not None else default_policy()
-    installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
-    return variables, installation.info
+def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
+    """Returns the command that runs the program, its environment, and a description of what that installs.
 
-
-def command_of(arguments: argparse.Namespace, what: str) -> list[str]:
-    """Returns the command that runs the program, if torch_promote will be loaded in it. `what` is our command."""
+    Raises:
+        OptionError, PolicyError: The command line cannot be carried out, or torch_promote would not be loaded.
+    """
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     word = arguments.program[0]
@@ -130,8 +111,25 @@ def command_of(arguments: argparse.Namespace, what: str) -> list[str]:
         sys.path = path
     if problem is not None:
         raise OptionError(f"the program would run without torch_promote: {problem}")
+    variables = {**os.environ, environment.AUTOCAST: "1"}
+    if arguments.policy is not None:
+        try:
+            Policy.of(arguments.policy)
+        except PolicyError as error:
+            raise PolicyError(f"--policy {arguments.policy}: {error}") from error
+        named = arguments.policy in Policy.names()
+        variables[environment.POLICY] = arguments.policy if named else os.path.abspath(arguments.policy)
+    overrides = environment.asked_overrides()
+    for text in arguments.override:
+        overrides |= environment.split_overrides(text)
+    if overrides:
+        variables[environment.OVERRIDES] = environment.join_overrides(overrides)
+    if arguments.cache is not None:
+        variables[environment.CACHE] = arguments.cache
+    policy = arguments.policy if arguments.policy is not None else default_policy()
+    installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
     options = _interpreter_options() if arguments.is_process else []
-    return [sys.executable, *options, *arguments.program]
+    return [sys.executable, *options, *arguments.program], variables, installation.info
 
 
 def why_not_loaded() -> str | None:
@@ -290,8 +288,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
     from torch_promote.numerics.traced_process import VARIABLE, read_records
 
     first, end = parse_steps(arguments.steps)
-    command = command_of(arguments, what)
-    variables, _ = settings(arguments)
+    command, variables, _ = prepare(arguments, what)
     if arguments.stock:
         if arguments.policy is not None or arguments.override or arguments.cache is not None:
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
