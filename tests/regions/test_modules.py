@@ -444,16 +444,6 @@ def test_overrides_cannot_be_exported(fresh_dynamo: None) -> None:
         torch.export.export(model_of(OVERRIDES), (torch.ones(2, 4),))
 
 
-@POLICIES
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_traced_by_torch_jit(policy: Any) -> None:
-    model, x = model_of(policy), torch.randn(2, 4)
-    with ours(cache_enabled=False):  # the traced code contains the casts, and has to be called outside of regions
-        traced = torch.jit.trace(model, x, check_trace=False)
-        expected = model(x)
-    assert_same(traced(x), expected)
-
-
 class Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + x
