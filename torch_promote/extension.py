@@ -37,7 +37,7 @@ __all__ = [
 def fork_safe_lock() -> threading.RLock:
     """Returns a lock that a forking thread acquires before the fork, and both processes release afterwards.
 
-    See NOTE [ Fork ] in csrc/policy/fork_safe_mutex.h. Use it only for locks that live as long as the process.
+    See NOTE [ Fork ] in csrc/policy/process.h. Use it only for locks that live as long as the process.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):  # not on Windows
@@ -53,7 +53,7 @@ DTYPE_NUMBERS = {
 }
 _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
-# The bits of a packed spec, as in csrc/region/region_spec.h.
+# The bits of a packed spec, as in csrc/region/region.h.
 _BITS_PER_DEVICE = 16
 _NAMED = 1 << 8
 _ENABLED = 1 << 9

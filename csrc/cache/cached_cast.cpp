@@ -3,12 +3,10 @@
 
 #include "cache/cached_cast.h"
 
-#include "cache/cache_mode.h"
 #include "cache/capture.h"
 #include "cache/check.h"
 #include "cache/persistent_casts.h"
 #include "cache/thread_casts.h"
-#include "policy/torch_declarations.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -146,14 +144,6 @@ bool may_be_kept(const Source& source, const at::Tensor& cast) {
          is_in_region();
 }
 
-// `is_still_kept`: whether the cache would return the cast again.
-void check_reused(const CastRequest& wanted, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
-  if (const std::optional<StaleCast> stale = find_stale(wanted.source, cast, is_still_kept)) {
-    forget_casts({wanted.source.tensor});
-    raise_stale_cast(wanted.source, cast, *stale);
-  }
-}
-
 // What each use of a kept cast gets. Undefined if another thread has freed the cast.
 at::Tensor use_kept(CastSet& here, const CastRequest& wanted, const std::shared_ptr<KeptCast>& kept) {
   at::Tensor cast = kept->use(wanted.source);
@@ -162,7 +152,7 @@ at::Tensor use_kept(CastSet& here, const CastRequest& wanted, const std::shared_
   }
   ++here.hits;
   if (are_casts_checked()) {
-    check_reused(wanted, cast, [&] {
+    check_reuse(wanted.source, cast, [&] {
       here.catch_up();
       CastRequest now = wanted;
       now.aliases = wanted.aliases == 0 ? 0 : alias_epoch(wanted.source.tensor);
@@ -214,7 +204,7 @@ at::Tensor cast_outside_regions(const CastRequest& wanted) {
     if (at::Tensor cast = kept->use(wanted.source); cast.defined()) {
       ++casts_of_this_thread().hits;
       if (are_casts_checked()) {
-        check_reused(wanted, cast, [&] { return borrow_cast(wanted) != nullptr; });
+        check_reuse(wanted.source, cast, [&] { return borrow_cast(wanted) != nullptr; });
       }
       return cast;
     }

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
 #include <vector>
 
 // Declared as Python.h declares it, so that no more of that header is needed here.
@@ -48,21 +47,9 @@ namespace torch_promote {
 // is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 
-// While one lives, the thread casts for an op that may return a view of its argument. The op's caller may write into
-// that view, so the caches share no data beyond what stock shares.
+// Whether the thread casts for an op that may return a view of its argument. The op's caller may write into that view,
+// so the caches then share no data beyond what stock shares.
 inline constinit thread_local bool tls_results_may_alias = false;
-class ResultsMayAlias {
- public:
-  ResultsMayAlias() : before_(std::exchange(tls_results_may_alias, true)) {}
-  ~ResultsMayAlias() {
-    tls_results_may_alias = before_;
-  }
-  ResultsMayAlias(const ResultsMayAlias&) = delete;
-  ResultsMayAlias& operator=(const ResultsMayAlias&) = delete;
-
- private:
-  bool before_;
-};
 
 // Sets the type object of torch.nn.Parameter, and those of the dispatch modes that count casts (selective
 // checkpointing): such a mode replays ops by their order, so a cast that the cache saves would shift all later ones.

@@ -1,7 +1,7 @@
 // file: which CUDA graph is being captured
 #pragma once
 
-#include "cast/source.h"
+#include "cast/cast.h"
 
 #include <cstdint>
 
@@ -26,9 +26,6 @@ inline uint64_t current_capture(const Source& source) {
   const bool cuda = source.impl.key_set().has_backend(c10::BackendComponent::CUDABit);
   return cuda ? capture_on_cuda(source) : 0;
 }
-
-// Whether a capture is under way on this thread's stream of the tensor's device. Installs nothing.
-bool is_captured(const Source& source);
 
 // Notes that a capture begins.
 void note_capture();

@@ -1,24 +1,17 @@
 // file: compares reused casts with fresh ones, while torch_promote.check_casts is on
 #include "cache/check.h"
 
-#include "cache/cache_mode.h"
 #include "cache/capture.h"
-#include "cache/kept_cast.h"
-#include "policy/fork_safe_mutex.h"
-#include "policy/registry_sizes.h"
+#include "cache/thread_casts.h"
 
 #include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/equal_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <ATen/record_function.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
@@ -31,9 +24,6 @@ namespace {
 
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-
-std::atomic<uint64_t> count_checked = 0;
-std::atomic<uint64_t> count_skipped = 0;
 
 // --- Lines of first casts, beside the caches: entries need no member for them.
 
@@ -48,25 +38,13 @@ struct FirstCast {
   }
 };
 
-// Never destroyed: autograd's threads may outlive static objects.
 struct FirstCasts {
   ForkSafeMutex mutex;
   std::unordered_map<const void*, FirstCast> by_address;
   size_t next_sweep = 64;
 };
 
-FirstCasts& first_casts() {
-  static FirstCasts* instance = new FirstCasts;
-  return *instance;
-}
-
-// Made at import: see NOTE [ Fork ].
-[[maybe_unused]] const FirstCasts& first_casts_at_import = first_casts();
-
-[[maybe_unused]] const bool noted_lines_of_first_casts = note_registry("lines of first casts", [] {
-  const std::lock_guard<std::mutex> lock(first_casts().mutex);
-  return first_casts().by_address.size();
-});
+FirstCasts& first_casts = *new FirstCasts; // never destroyed; see NOTE [ Fork ]
 
 // Uses of a plain cast share its storage; a cast that is not plain is one tensor for all uses.
 const void* address_of(const at::Tensor& cast) {
@@ -75,38 +53,26 @@ const void* address_of(const at::Tensor& cast) {
 }
 
 std::string line_of_first_cast(const at::Tensor& cast) {
-  const std::lock_guard<std::mutex> lock(first_casts().mutex);
-  const auto found = first_casts().by_address.find(address_of(cast));
-  return found == first_casts().by_address.end() ? std::string() : found->second.line;
+  const Lock lock(first_casts.mutex);
+  const auto found = first_casts.by_address.find(address_of(cast));
+  return found == first_casts.by_address.end() ? std::string() : found->second.line;
 }
 
 // --- Comparing
 
-class NoMemoryReport final : public c10::MemoryReportingInfoBase {
- public:
-  // GCOVR_EXCL_START: PyTorch calls it only if the next function returns true
-  void reportMemoryUsage(void*, int64_t, size_t, size_t, c10::Device) override {}
-  // GCOVR_EXCL_STOP
-  bool memoryProfilingEnabled() const override {
-    return false;
-  }
-};
-
 // In its scope ops on plain tensors run PyTorch's kernels alone: no autograd, autocast, functorch, dispatch mode, or
-// tracer, and no profiler sees them.
+// tracer, and no profiler sees them (but for the memory that they allocate).
 class Unobserved {
  public:
   Unobserved()
       : keys_(
             DispatchKeySet(DispatchKey::BackendSelect),
             c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset),
-        profilers_(/*is_enabled=*/false),
-        memory_(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<NoMemoryReport>()) {}
+        profilers_(/*is_enabled=*/false) {}
 
  private:
   c10::impl::ForceDispatchKeyGuard keys_;
   at::RecordFunctionGuard profilers_;
-  c10::DebugInfoGuard memory_;
 };
 
 // The tensor, or one over the memory of a subclass that has memory of its own. Undefined for wrappers and fake tensors.
@@ -137,7 +103,7 @@ std::vector<at::Tensor> plain_parts(const at::Tensor& tensor) {
     return {std::move(whole)};
   }
   std::vector<at::Tensor> result;
-  for (const at::Tensor& part : cast_check_callbacks.parts(tensor)) {
+  for (const at::Tensor& part : parts_of(tensor)) {
     result.push_back(in_plain_memory(part));
     if (!result.back().defined()) {
       return {};
@@ -159,33 +125,34 @@ bool have_same_bits(const at::Tensor& a, const at::Tensor& b) {
 enum class Outcome : uint8_t { same, differs, unknown };
 struct Comparison {
   Outcome outcome;
-  StaleCast stale; // if they differ
+  at::Tensor kept; // the first parts that differ; plain
+  at::Tensor fresh;
 };
 
 Comparison compare(const Source& source, const at::Tensor& cast) {
   if (current_capture(source) != 0) { // nothing is computed
-    return {Outcome::unknown, {}};
+    return {Outcome::unknown, {}, {}};
   }
   const std::vector<at::Tensor> sources = plain_parts(source.tensor);
   const std::vector<at::Tensor> kept = plain_parts(cast);
   if (sources.empty() || sources.size() != kept.size()) {
-    return {Outcome::unknown, {}};
+    return {Outcome::unknown, {}, {}};
   }
   const Unobserved unobserved;
   for (size_t i = 0; i < kept.size(); ++i) {
     at::Tensor fresh = at::_ops::_to_copy::call(sources[i], kept[i].scalar_type(), {}, {}, {}, false, {});
     if (!have_same_bits(kept[i], fresh)) {
-      return {Outcome::differs, {kept[i], std::move(fresh)}};
+      return {Outcome::differs, kept[i], std::move(fresh)};
     }
   }
-  return {Outcome::same, {}};
+  return {Outcome::same, {}, {}};
 }
 
 } // namespace
 
 void remember_line_of(const at::Tensor& cast) {
   FirstCast first;
-  first.line = cast_check_callbacks.calling_line();
+  first.line = calling_line();
   const at::TensorImpl& impl = *cast.unsafeGetTensorImpl();
   if (is_plain(impl)) {
     first.storage.emplace(impl.unsafe_storage().getWeakStorageImpl());
@@ -193,8 +160,8 @@ void remember_line_of(const at::Tensor& cast) {
     first.tensor.emplace(cast.getIntrusivePtr());
   }
   std::vector<FirstCast> gone; // destroyed without the lock: the last weak reference to a wrapper may run Python
-  FirstCasts& all = first_casts();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  FirstCasts& all = first_casts;
+  const Lock lock(all.mutex);
   gone.push_back(std::exchange(all.by_address[address_of(cast)], std::move(first)));
   if (all.by_address.size() >= all.next_sweep) {
     std::erase_if(all.by_address, [&gone](auto& item) {
@@ -208,38 +175,26 @@ void remember_line_of(const at::Tensor& cast) {
   }
 }
 
-std::optional<StaleCast> find_stale(
-    const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
+void check_reuse(const Source& source, const at::Tensor& cast, c10::function_ref<bool()> is_still_kept) {
   const Outcome outcome = compare(source, cast).outcome;
-  if (outcome == Outcome::unknown) {
-    ++count_skipped;
-    return std::nullopt;
-  }
-  ++count_checked;
-  if (outcome == Outcome::same) {
-    return std::nullopt;
+  ++(outcome == Outcome::unknown ? casts_skipped : casts_compared);
+  if (outcome != Outcome::differs) {
+    return;
   }
   // A thread that writes in place changes the data before the version. Give it time to finish.
   constexpr int kTries = 20;
   for (int i = 0; i < kTries && is_still_kept(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  Comparison found = compare(source, cast); // again: it may have restored the data
-  return found.outcome == Outcome::differs && is_still_kept() ? std::optional(std::move(found.stale)) : std::nullopt;
-}
-
-void raise_stale_cast(const Source& source, const at::Tensor& cast, const StaleCast& stale) {
-  const std::string line = line_of_first_cast(cast);
-  {
-    const Unobserved unobserved;
-    cast_check_callbacks.raise(
-        source.tensor, stale.kept, stale.fresh, kCacheModeNames[static_cast<size_t>(tls_cache_mode)], line);
+  const Comparison found = compare(source, cast); // again: it may have restored the data
+  if (found.outcome != Outcome::differs || !is_still_kept()) {
+    return;
   }
-  TORCH_CHECK(false, "a kept cast is stale"); // GCOVR_EXCL_LINE: the callback raises
-}
-
-CastCheckCounts cast_check_counts() {
-  return {count_checked.load(), count_skipped.load()};
+  forget_casts({source.tensor});
+  const char* const mode = kCacheModeNames[static_cast<size_t>(tls_cache_mode)];
+  const std::string line = line_of_first_cast(cast);
+  const Unobserved unobserved;
+  raise_stale_cast(source.tensor, found.kept, found.fresh, mode, line);
 }
 
 } // namespace torch_promote

@@ -8,7 +8,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 namespace torch_promote {
@@ -166,7 +165,7 @@ at::Tensor KeptCast::use_in_graph(const Source& source) {
   std::optional<WeakTensor> weak_cast(cast.getIntrusivePtr());
   if (NodePtr node = node_.has_value() ? node_->lock() : NodePtr(); node != nullptr) {
     attach_node(cast, std::move(node));
-    const std::lock_guard<std::mutex> lock(casts_mutex());
+    const Lock lock(casts_mutex());
     cast_.swap(weak_cast);
     return cast;
   }
@@ -174,7 +173,7 @@ at::Tensor KeptCast::use_in_graph(const Source& source) {
   attach_node(cast, source.tensor, sequence_nr_ ? *sequence_nr_ : next_sequence_nr());
   const NodePtr& node = *node_of(cast);
   std::optional<WeakNode> weak_node(node);
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   cast_.swap(weak_cast);
   node_.swap(weak_node);
   sequence_nr_ = node->sequence_nr();
@@ -193,7 +192,7 @@ at::Tensor KeptCast::held(const at::TensorImpl& source) {
   const c10::InferenceMode normal_mode(false); // uses outside of inference mode get this tensor too
   at::Tensor held = alias(source);
   if (held.defined()) {
-    const std::lock_guard<std::mutex> lock(casts_mutex());
+    const Lock lock(casts_mutex());
     held_.emplace(held.getIntrusivePtr());
     if (memory_.storage) {
       memory_.held = held; // no Python object belongs to it yet
@@ -238,7 +237,7 @@ void KeptCast::wait_until_made(const at::TensorImpl& source) {
   made.record(c10::Stream(c10::Stream::UNSAFE, source.device(), streams_.front()));
   made.block(stream);
   c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).recordDataPtrOnStream(storage.data_ptr(), stream);
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   streams_.push_back(stream.id());
 }
 
@@ -255,7 +254,7 @@ bool KeptCast::let_go() {
     return false;
   }
   CastMemory gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   std::swap(gone, memory_);
   bytes_ = 0;
   return true;

@@ -3,7 +3,7 @@
 
 #include "cast/cast.h"
 #include "cast/pooled.h"
-#include "policy/fork_safe_mutex.h"
+#include "policy/process.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>

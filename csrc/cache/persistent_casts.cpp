@@ -1,8 +1,7 @@
 // file: casts of weights that outlive regions
 #include "cache/persistent_casts.h"
 
-#include "policy/fork_safe_mutex.h"
-#include "policy/registry_sizes.h"
+#include "policy/process.h"
 
 #include <ATen/MapAllocator.h>
 #include <c10/core/Allocator.h>
@@ -12,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <typeinfo>
 #include <unordered_set>
@@ -75,28 +73,17 @@ struct PersistentWeights {
   std::unordered_set<const CastsOfWeight*> weights;
 };
 
-// Never destroyed, because tensors may be freed after static destructors have run.
-PersistentWeights& persistent_weights() {
-  static auto* instance = new PersistentWeights;
-  return *instance;
-}
-
-// Made at import: see NOTE [ Fork ].
-[[maybe_unused]] const PersistentWeights& persistent_weights_at_import = persistent_weights();
-
-[[maybe_unused]] const bool noted_weights = note_registry("weights with casts", [] {
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
-  return persistent_weights().weights.size();
-});
+// Never destroyed; see NOTE [ Fork ]. Tensors may be freed after static destructors have run, too.
+PersistentWeights& registry_of_weights = *new PersistentWeights;
 
 CastsOfWeight::~CastsOfWeight() {
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
-  persistent_weights().weights.erase(this);
+  const Lock lock(registry_of_weights.mutex);
+  registry_of_weights.weights.erase(this);
 }
 
 c10::intrusive_ptr<c10::BackendMeta> CastsOfWeight::clone(const c10::intrusive_ptr<c10::BackendMeta>& /*self*/) const {
   PersistentCasts gone;
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+  const Lock lock(registry_of_weights.mutex);
   gone = begin_epoch();
   return {};
 }
@@ -107,10 +94,18 @@ const CastsOfWeight* casts_of(const at::Tensor& weight) {
   return meta != nullptr && typeid(*meta) == typeid(CastsOfWeight) ? static_cast<const CastsOfWeight*>(meta) : nullptr;
 }
 
+// The weight's cast of a dtype, or null. The caller holds the mutex.
+std::shared_ptr<const PersistentCast>* find_cast(const CastsOfWeight& weight, at::ScalarType dtype) {
+  const auto place = std::find_if(weight.casts.begin(), weight.casts.end(), [dtype](const auto& kept) {
+    return kept->cast.scalar_type() == dtype;
+  });
+  return place == weight.casts.end() ? nullptr : &*place;
+}
+
 template <class Function>
 void for_each_weight(const Function& function) {
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
-  for (const CastsOfWeight* weight : persistent_weights().weights) {
+  const Lock lock(registry_of_weights.mutex);
+  for (const CastsOfWeight* weight : registry_of_weights.weights) {
     function(*weight);
   }
 }
@@ -119,15 +114,15 @@ void for_each_weight(const Function& function) {
 
 uint64_t alias_epoch(const at::Tensor& weight) {
   {
-    const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+    const Lock lock(registry_of_weights.mutex);
     if (const CastsOfWeight* const casts = casts_of(weight)) {
       return casts->epoch;
     }
   }
   auto made = c10::make_intrusive<CastsOfWeight>();
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+  const Lock lock(registry_of_weights.mutex);
   if (weight.unsafeGetTensorImpl()->get_backend_meta() == nullptr) {
-    persistent_weights().weights.insert(made.get());
+    registry_of_weights.weights.insert(made.get());
     weight.unsafeGetTensorImpl()->set_backend_meta(made); // a copy, so that none is destroyed under the mutex
   }
   const CastsOfWeight* const casts = casts_of(weight);
@@ -186,21 +181,18 @@ bool has_outside_writers(const at::Tensor& tensor) {
 
 at::Tensor find_persistent(const CastRequest& wanted) {
   std::shared_ptr<const PersistentCast> found;
-  const auto is_wanted = [&](const auto& kept) { return kept->cast.scalar_type() == wanted.dtype; };
   {
-    const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
-    if (const CastsOfWeight* const weight = casts_of(wanted.source.tensor)) {
-      const auto place = std::find_if(weight->casts.begin(), weight->casts.end(), is_wanted);
-      if (place != weight->casts.end()) {
-        found = *place;
-      }
+    const Lock lock(registry_of_weights.mutex);
+    const CastsOfWeight* const weight = casts_of(wanted.source.tensor);
+    if (const auto* const place = weight == nullptr ? nullptr : find_cast(*weight, wanted.dtype)) {
+      found = *place;
     }
   }
   if (found == nullptr) {
     return {};
   }
   if (!found->is_fresh(wanted.source)) {
-    const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+    const Lock lock(registry_of_weights.mutex);
     if (const CastsOfWeight* const weight = casts_of(wanted.source.tensor)) {
       std::erase(weight->casts, found);
     }
@@ -230,15 +222,12 @@ void store_persistent(
     made->made->record(stream);
   }
   std::shared_ptr<const PersistentCast> gone;
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+  const Lock lock(registry_of_weights.mutex);
   const CastsOfWeight* const weight = casts_of(wanted.source.tensor);
   if (weight == nullptr || weight->epoch != epoch_before) {
     return;
   }
-  const auto same = std::find_if(weight->casts.begin(), weight->casts.end(), [&](const auto& kept) {
-    return kept->cast.scalar_type() == wanted.dtype;
-  });
-  if (same != weight->casts.end()) {
+  if (auto* const same = find_cast(*weight, wanted.dtype)) {
     gone = std::exchange(*same, std::move(made));
   } else {
     weight->casts.push_back(std::move(made));
@@ -247,7 +236,7 @@ void store_persistent(
 
 void forget_persistent(const std::vector<at::Tensor>& written) {
   std::vector<PersistentCasts> gone;
-  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);
+  const Lock lock(registry_of_weights.mutex);
   for (const at::Tensor& tensor : written) {
     if (const CastsOfWeight* const weight = casts_of(tensor)) {
       gone.push_back(weight->begin_epoch());
@@ -260,19 +249,15 @@ void forget_beyond_stock() {
   for_each_weight([&gone](const CastsOfWeight& weight) { gone.push_back(weight.begin_epoch()); });
 }
 
-void clear_persistent() {
-  forget_beyond_stock();
-}
-
-PersistentInfo persistent_info() {
-  PersistentInfo info;
-  for_each_weight([&info](const CastsOfWeight& weight) {
+std::pair<uint64_t, uint64_t> persistent_casts() {
+  std::pair<uint64_t, uint64_t> sum;
+  for_each_weight([&sum](const CastsOfWeight& weight) {
     for (const auto& kept : weight.casts) {
-      ++info.entries;
-      info.bytes += kept->cast.storage().nbytes();
+      ++sum.first;
+      sum.second += kept->cast.storage().nbytes();
     }
   });
-  return info;
+  return sum;
 }
 
 } // namespace torch_promote

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -47,15 +48,10 @@ void store_persistent(
 
 // Drops the casts of these weights, which have been written to without a change of their version.
 void forget_persistent(const std::vector<at::Tensor>& written);
-// After a write that may have been to any weight: drops all persistent casts, and in the regions of all threads those
-// of frozen weights.
+// Drops all persistent casts, and in the regions of all threads those of frozen weights.
 void forget_beyond_stock();
-void clear_persistent();
 
-struct PersistentInfo {
-  uint64_t entries = 0;
-  uint64_t bytes = 0;
-};
-PersistentInfo persistent_info();
+// How many there are in the process, and their bytes.
+std::pair<uint64_t, uint64_t> persistent_casts();
 
 } // namespace torch_promote

@@ -4,14 +4,13 @@
 #include "cache/thread_casts.h"
 
 #include "cache/persistent_casts.h"
-#include "policy/of_this_thread.h"
-#include "policy/registry_sizes.h"
+#include "policy/process.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <iterator>
-#include <mutex>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -24,18 +23,7 @@ struct AllCasts {
   std::vector<CastSet*> sets;
 };
 
-AllCasts& all_casts() {
-  static auto* instance = new AllCasts; // never destroyed: threads may outlive static destructors
-  return *instance;
-}
-
-// Made at import: see NOTE [ Fork ].
-[[maybe_unused]] const AllCasts& all_casts_at_import = all_casts();
-
-[[maybe_unused]] const bool noted_sets_of_casts = note_registry("sets of casts", [] {
-  const std::lock_guard<std::mutex> lock(all_casts().mutex);
-  return all_casts().sets.size();
-});
+AllCasts& all_casts = *new AllCasts; // never destroyed; see NOTE [ Fork ]
 
 constinit thread_local bool tls_runs_forwards = false;
 
@@ -62,19 +50,19 @@ class WithoutGil {
 } // namespace
 
 ForkSafeMutex& casts_mutex() {
-  return all_casts().mutex;
+  return all_casts.mutex;
 }
 
 // --- A set of casts
 
 CastSet::CastSet() {
-  const std::lock_guard<std::mutex> lock(casts_mutex());
-  all_casts().sets.push_back(this);
+  const Lock lock(casts_mutex());
+  all_casts.sets.push_back(this);
 }
 
 CastSet::~CastSet() {
-  const std::lock_guard<std::mutex> lock(casts_mutex());
-  std::erase(all_casts().sets, this);
+  const Lock lock(casts_mutex());
+  std::erase(all_casts.sets, this);
 }
 
 template <class Function>
@@ -102,7 +90,7 @@ std::shared_ptr<KeptCast> CastSet::find(const CastRequest& wanted) {
   }
   ++stale;
   std::shared_ptr<KeptCast> gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   gone = std::move(found->second);
   weights_.erase(found);
   return nullptr;
@@ -121,14 +109,14 @@ std::shared_ptr<KeptCast> CastSet::find_activation(const CastRequest& wanted) {
   }
   stale += fresh ? 0 : 1;
   std::shared_ptr<KeptCast> gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   gone.swap(*found);
   return nullptr;
 }
 
 void CastSet::insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, const CastTime& began) {
   std::vector<std::shared_ptr<KeptCast>> gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   if (began.ended != all_casts_ended || began.writes != writes_reported) {
     return;
   }
@@ -144,7 +132,10 @@ void CastSet::insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, 
       next_activation_ = (next_activation_ + 1) % activations_.size();
     }
   }
-  gone.push_back(std::exchange(*place, std::move(cast)));
+  if (*place != nullptr) {
+    gone.push_back(std::move(*place));
+  }
+  *place = std::move(cast);
 }
 
 // Takes out the casts of dead tensors: of activations at once, of weights when their number has doubled. When a new
@@ -175,7 +166,7 @@ void CastSet::sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& go
 void CastSet::drop_all(uint64_t ended) {
   std::vector<std::shared_ptr<KeptCast>> gone;
   gone.reserve(count());
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   ended_ = ended;
   for (auto& [key, cast] : weights_) {
     gone.push_back(std::move(cast));
@@ -189,7 +180,7 @@ void CastSet::drop_all(uint64_t ended) {
 
 void CastSet::drop_beyond_stock() {
   std::vector<std::shared_ptr<KeptCast>> gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   for (auto it = weights_.begin(); it != weights_.end();) {
     if (it->second->kind() != Kind::trainable) {
       gone.push_back(std::move(it->second));
@@ -214,7 +205,7 @@ std::shared_ptr<KeptCast> CastSet::copy(const CastRequest& wanted) const {
 }
 
 void CastSet::swap(CastSet& other) {
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   weights_.swap(other.weights_);
   activations_.swap(other.activations_);
   std::swap(next_activation_, other.next_activation_);
@@ -267,8 +258,8 @@ std::shared_ptr<KeptCast> borrow_cast(const CastRequest& wanted) {
   }
   std::shared_ptr<KeptCast> found;
   {
-    const std::lock_guard<std::mutex> lock(casts_mutex());
-    for (auto set = all_casts().sets.begin(); found == nullptr && set != all_casts().sets.end(); ++set) {
+    const Lock lock(casts_mutex());
+    for (auto set = all_casts.sets.begin(); found == nullptr && set != all_casts.sets.end(); ++set) {
       found = (*set)->copy(wanted);
     }
   }
@@ -301,16 +292,16 @@ void end_caches() {
 void end_casts_of_all_threads() {
   end_casts_of_thread();
   std::vector<CastMemory> gone;
-  const std::lock_guard<std::mutex> lock(casts_mutex());
+  const Lock lock(casts_mutex());
   ++all_casts_ended;
-  for (CastSet* casts : all_casts().sets) {
+  for (CastSet* casts : all_casts.sets) {
     casts->take_memory(gone);
   }
 }
 
 void clear_casts() {
   end_casts_of_all_threads();
-  clear_persistent();
+  forget_beyond_stock();
 }
 
 std::shared_ptr<CastSet> take_casts() {
@@ -343,9 +334,9 @@ void forget_casts(const std::vector<at::Tensor>& written) {
     }
   }
   {
-    const std::lock_guard<std::mutex> lock(casts_mutex());
+    const Lock lock(casts_mutex());
     ++writes_reported;
-    for (const CastSet* casts : all_casts().sets) {
+    for (const CastSet* casts : all_casts.sets) {
       casts->for_each([&](KeptCast& cast) {
         if (addresses.contains(cast.address()) || addresses.contains(cast.signature().storage())) {
           cast.note_write();
@@ -358,19 +349,14 @@ void forget_casts(const std::vector<at::Tensor>& written) {
 
 // --- What there is
 
-CacheInfo cast_cache_info() {
+std::map<std::string, uint64_t> cast_cache_info() {
   CastSet& here = casts_of_this_thread();
   here.catch_up();
-  const PersistentInfo persistent = persistent_info();
-  return {
-      .entries = here.count(),
-      .bytes = here.bytes(),
-      .hits = here.hits,
-      .misses = here.misses,
-      .stale = here.stale,
-      .dropped = here.dropped,
-      .persistent_entries = persistent.entries,
-      .persistent_bytes = persistent.bytes};
+  std::map<std::string, uint64_t> info = {{"entries", here.count()}, {"bytes", here.bytes()},
+                                          {"hits", here.hits},       {"misses", here.misses},
+                                          {"stale", here.stale},     {"dropped", here.dropped}};
+  std::tie(info["persistent_entries"], info["persistent_bytes"]) = persistent_casts();
+  return info;
 }
 
 } // namespace torch_promote

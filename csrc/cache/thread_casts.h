@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache/kept_cast.h"
-#include "policy/torch_declarations.h"
+#include "policy/dispatch_state.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/flat_hash_map.h>
@@ -11,10 +11,28 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace torch_promote {
+
+// Which casts are kept for later uses while a region's cache flag is on; see docs/casts.md.
+//
+//   mode        trainable float32 leaf    other weight                activation
+//   weights     in the region             -                           -
+//   all         in the region             in the region               the last four, in the region
+//   persistent  on the weight             on the weight               -
+enum class CacheMode : uint8_t { weights, persistent, all };
+constexpr std::array<const char*, 3> kCacheModeNames = {"weights", "persistent", "all"}; // in the enum's order
+
+// Set by the innermost open region that specifies a mode.
+inline constinit thread_local CacheMode tls_cache_mode = CacheMode::weights;
+
+// Whether an autocast region of ours is open in this thread. (Regions that name no device, such as those of
+// `promotion`, are no autocast regions.)
+inline constinit thread_local bool tls_region_open = false;
 
 // How often the casts of all threads have ended, and how often a write that changes no version was reported. Both only
 // increase, under casts_mutex.
@@ -168,16 +186,7 @@ void forget_casts(const std::vector<at::Tensor>& written);
 
 // --- What there is
 
-struct CacheInfo {
-  uint64_t entries = 0;            // casts held now
-  uint64_t bytes = 0;              // their size
-  uint64_t hits = 0;               // casts served from the cache since the thread began
-  uint64_t misses = 0;             // casts made and kept
-  uint64_t stale = 0;              // entries dropped because their source had changed
-  uint64_t dropped = 0;            // entries dropped because their weight had died
-  uint64_t persistent_entries = 0; // casts of the whole process that outlive regions
-  uint64_t persistent_bytes = 0;
-};
-CacheInfo cast_cache_info();
+// By name, as torch_promote.cache_info documents them.
+std::map<std::string, uint64_t> cast_cache_info();
 
 } // namespace torch_promote

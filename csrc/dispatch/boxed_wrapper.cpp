@@ -1,13 +1,9 @@
 // file: the wrapper of each op outside the table, with the schema read at run time, and its registration
-#include "dispatch/boxed_wrapper.h"
-
 #include "cache/cached_cast.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
-#include "policy/dispatch_key.h"
-#include "policy/fork_safe_mutex.h"
-#include "policy/op_table.h"
-#include "promotion/call.h"
+#include "dispatch/kernels.h"
+#include "policy/process.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -17,7 +13,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -202,7 +197,8 @@ bool cast_as(const Decision& decision, BoxedCall& call) {
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  BoxedKernel(OpNumber op, Closed closed) : op_(op), closed_(closed) {}
+  // `closed`: the op's calls count as inside its kernel in inference mode too; see NOTE [ Inside kernels ].
+  BoxedKernel(OpNumber op, bool closed) : op_(op), closed_(closed) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     BoxedCall call(op.schema(), *stack);
@@ -212,12 +208,12 @@ class BoxedKernel final : public c10::OperatorKernel {
     const PromotingOp* promoting = acted_on(promotion, op_);
     const PolicyPtr held =
         promoting == nullptr ? nullptr : hold(table); // a cast may run Python, which may end the region
-    std::optional<InsidePromoted> inside;
+    std::optional<Scoped<bool>> inside;
     const auto promote = [&] {
       const Promoted outcome =
           promoting == nullptr ? Promoted::as_it_was : promote_call(*promoting, *promotion, *stack);
       if (promoting != nullptr && outcome != Promoted::done) {
-        inside.emplace();
+        inside.emplace(tls_promotion.inside, true);
       }
       return outcome;
     };
@@ -225,8 +221,8 @@ class BoxedKernel final : public c10::OperatorKernel {
     if (decision.is_none()) {
       switch (promote()) {
         case Promoted::as_it_was:
-          if (closed_ == Closed::yes) { // outside of inference mode, the autograd kernel does this
-            const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::ADInplaceOrView);
+          if (closed_) { // outside of inference mode, the autograd kernel does this
+            const c10::impl::ExcludeDispatchKeyGuard in_kernel(c10::DispatchKey::ADInplaceOrView);
             op.redispatchBoxed(keys_without_policy(decision, keys).remove(c10::DispatchKey::ADInplaceOrView), stack);
             return;
           }
@@ -243,7 +239,7 @@ class BoxedKernel final : public c10::OperatorKernel {
       raise_banned(op_, decision.device);
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
-    const ResultsMayAlias no_sharing; // the op may return a view of an argument
+    const Scoped no_sharing(tls_results_may_alias, true); // the op may return a view of an argument
     const bool cast = cast_as(decision, call);
     const Promoted outcome = promote();
     if (outcome == Promoted::done) {
@@ -265,29 +261,44 @@ class BoxedKernel final : public c10::OperatorKernel {
 
  private:
   OpNumber op_;
-  Closed closed_;
+  bool closed_;
 };
 
 } // namespace
 
-c10::BoxedKernel boxed_kernel_of(OpNumber op) {
-  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, Closed::no));
+void raise_banned(OpNumber op, Device device) {
+  const std::string name = op_name(op);
+  const std::string device_name = c10::DeviceTypeName(device_type_of(device), /*lower_case=*/true);
+  const bool by_stock = stock_policy_table().lookup(device, op) == to_byte(CastPolicy::banned);
+  std::string remedy =
+      "To run it anyway, use a nested `my_autocast(enabled=False)` and inputs of the dtype you want, or give the op "
+      "another policy in this region's overrides.";
+  if (op == number_of(OpEntry::binary_cross_entropy)) {
+    remedy =
+        "A sigmoid in half precision saturates before the loss takes its logarithm. Use "
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss) on the sigmoid's input instead. " +
+        remedy;
+  }
+  const char* why = by_stock ? "its results are unsafe there. " : "the current policy bans it. ";
+  TORCH_CHECK(false, name, " is banned under autocast on ", device_name, ": ", why, remedy);
 }
 
-torch::CppFunction boxed_kernel(OpNumber op, Closed closed) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op, closed));
+c10::BoxedKernel boxed_kernel_of(OpNumber op) {
+  return c10::BoxedKernel::makeFromFunctor(std::make_unique<BoxedKernel>(op, /*closed=*/false));
 }
 
 namespace {
 
 // Held while an op gets its kernel and its number, so that an op with a number always has its kernel.
-ForkSafeMutex& registration_mutex = *new ForkSafeMutex; // never destroyed: threads may outlive static destructors
+ForkSafeMutex& registration_mutex = *new ForkSafeMutex; // never destroyed; see NOTE [ Fork ]
 
-void add_kernel(const std::string& op, const std::string& overload, OpNumber number, Closed closed) {
+void add_kernel(const std::string& op, const std::string& overload, OpNumber number, bool closed) {
   const size_t colons = op.find("::");
   TORCH_CHECK_VALUE(colons != std::string::npos, "an op's name needs a namespace, as in 'aten::mm'; got '", op, "'");
   library_on_autocast_key(op.substr(0, colons))
-      .impl(join_overload(op.substr(colons + 2), overload).c_str(), boxed_kernel(number, closed));
+      .impl(
+          join_overload(op.substr(colons + 2), overload).c_str(),
+          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(number, closed)));
 }
 
 void check_free(const std::string& op, const std::string& overload) {
@@ -308,12 +319,12 @@ torch::Library& library_on_autocast_key(const std::string& name_space) {
 }
 
 OpNumber register_op(const std::string& op, const std::string& overload) {
-  return register_op(op, overload, [&](OpNumber number) { add_kernel(op, overload, number, Closed::no); });
+  return register_op(op, overload, [&](OpNumber number) { add_kernel(op, overload, number, /*closed=*/false); });
 }
 
 OpNumber register_op(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel) {
-  const std::lock_guard<std::mutex> lock(registration_mutex);
+  const Lock lock(registration_mutex);
   if (const auto known = find_op_number(join_overload(op, overload))) {
     return *known;
   }
@@ -323,9 +334,9 @@ OpNumber register_op(
 }
 
 void register_closed_ops() {
-  const std::lock_guard<std::mutex> lock(registration_mutex);
+  const Lock lock(registration_mutex);
   for (const char* name : kClosedOps) {
-    add_kernel(name, "", next_op_number(), Closed::yes);
+    add_kernel(name, "", next_op_number(), /*closed=*/true);
     add_op_number(name);
   }
 }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cache/cached_cast.h"
-#include "policy/dispatch_key.h"
-#include "region/current_policy.h"
+#include "policy/dispatch_state.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 namespace torch_promote {
@@ -23,6 +23,10 @@ inline bool is_eligible(const at::Tensor& tensor, Device device) {
   return device == Device::cuda ? tensor.is_cuda() || tensor.is_xla() : tensor.is_cpu() || tensor.is_mkldnn();
 }
 
+// Both kinds of tensor list. As in stock, a List[Optional[Tensor]], such as index_put's indices, is not cast.
+template <class T>
+concept TensorListType = std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
+
 // --- Does an argument need a cast? Overloads for the types that hold tensors; other types never need one.
 
 inline bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype, Device device) {
@@ -31,15 +35,8 @@ inline bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype, Device de
 inline bool needs_cast(const std::optional<at::Tensor>& tensor, at::ScalarType dtype, Device device) {
   return tensor.has_value() && needs_cast(*tensor, dtype, device);
 }
-inline bool needs_cast(const at::TensorList& tensors, at::ScalarType dtype, Device device) {
-  for (const at::Tensor& tensor : tensors) {
-    if (needs_cast(tensor, dtype, device)) {
-      return true;
-    }
-  }
-  return false;
-}
-inline bool needs_cast(const at::ITensorListRef& tensors, at::ScalarType dtype, Device device) {
+template <TensorListType List>
+bool needs_cast(const List& tensors, at::ScalarType dtype, Device device) {
   for (const at::Tensor& tensor : tensors) {
     if (needs_cast(tensor, dtype, device)) {
       return true;
@@ -99,11 +96,10 @@ class CastArg<std::optional<at::Tensor>> {
   std::optional<at::Tensor> cast_;
 };
 
-// Both kinds of tensor list. As in stock, a List[Optional[Tensor]], such as index_put's indices, is not cast.
-template <class List>
-class CastListArg {
+template <TensorListType List>
+class CastArg<List> {
  public:
-  CastListArg(const List& argument, at::ScalarType dtype, Device device) {
+  CastArg(const List& argument, at::ScalarType dtype, Device device) {
     own_.reserve(argument.size());
     for (const at::Tensor& tensor : argument) {
       own_.push_back(needs_cast(tensor, dtype, device) ? cached_cast(tensor, dtype) : tensor);
@@ -115,14 +111,6 @@ class CastListArg {
 
  private:
   std::vector<at::Tensor> own_;
-};
-template <>
-class CastArg<at::TensorList> : public CastListArg<at::TensorList> {
-  using CastListArg::CastListArg;
-};
-template <>
-class CastArg<at::ITensorListRef> : public CastListArg<at::ITensorListRef> {
-  using CastListArg::CastListArg;
 };
 
 // --- The common dtype of `promote`.
@@ -140,12 +128,8 @@ class PromoteJoin {
       join_ = join_ == at::ScalarType::Undefined || join_ == dtype ? dtype : at::kFloat;
     }
   }
-  void add(const at::TensorList& tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      add(tensor);
-    }
-  }
-  void add(const at::ITensorListRef& tensors) {
+  template <TensorListType List>
+  void add(const List& tensors) {
     for (const at::Tensor& tensor : tensors) {
       add(tensor);
     }

@@ -1,13 +1,9 @@
 // file: decides which policy applies to a call, the dtype it casts to, and the dispatch keys that follow
 #pragma once
 
-#include "policy/dispatch_key.h"
-#include "policy/inside_kernel.h"
-#include "policy/torch_declarations.h"
-#include "region/current_policy.h"
-#include "region/unused_overrides.h"
+#include "policy/dispatch_state.h"
+#include "region/region.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <array>
@@ -35,12 +31,19 @@ struct Decision {
   }
 };
 
-[[noreturn]] void raise_banned(OpNumber op, Device device);
+[[noreturn]] void raise_banned(OpNumber op, Device device); // boxed_wrapper.cpp
 
 constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
 // Removes casting policies that are not in stock's table; see NOTE [ Inside kernels ].
-void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op);
+inline void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op) {
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    PolicyByte& policy = policies[static_cast<size_t>(device)];
+    if (is_casting(policy) && policy != stock_policy_table().lookup(device, op)) {
+      policy = to_byte(CastPolicy::fallthrough);
+    }
+  }
+}
 
 // Has the registry hold a table under which a compiler traces a call; see NOTE [ What the registry keeps ].
 inline void keep_if_traced(const PolicyTable& table) {

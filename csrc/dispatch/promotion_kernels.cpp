@@ -1,10 +1,6 @@
 // file: the kernels of promoting ops on kAutocastKey, typed for common signatures
-#include "dispatch/promotion_kernels.h"
-
-#include "dispatch/boxed_wrapper.h"
 #include "dispatch/decision.h"
-#include "policy/op_table.h"
-#include "promotion/call.h"
+#include "dispatch/kernels.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -50,7 +46,7 @@ class TypedKernel<Result(Args...)> {
       }
       keep_if_traced(table);
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
-        const InsidePromoted inside;
+        const Scoped inside(tls_promotion.inside, true);
         if constexpr ((is_tensor_list<Args> || ...)) {
           // On the CPU these ops call another op for each element. With autocast off, the kernels on kAutocastKey would
           // do nothing for those calls.
@@ -71,48 +67,7 @@ class TypedKernel<Result(Args...)> {
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
 
-// The letter of an argument in kSignatures:
-//   T tensor   W tensor that the op writes to   t optional tensor
-//   L list of tensors             M list of tensors that the op writes to
-//   N number   n optional number  S list of numbers
-//   s optional string             ? any other type
-char letter_of(const c10::Argument& argument) {
-  const auto optional = argument.real_type()->cast<c10::OptionalType>();
-  const c10::TypePtr type = optional ? optional->getElementType() : argument.real_type();
-  const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  switch (type->kind()) {
-    case c10::TypeKind::ListType:
-      switch (type->expectRef<c10::ListType>().getElementType()->kind()) {
-        case c10::TypeKind::TensorType:
-          return written ? 'M' : optional ? '?' : 'L';
-        case c10::TypeKind::NumberType:
-          return optional ? '?' : 'S';
-        default:
-          return '?';
-      }
-    case c10::TypeKind::TensorType:
-      return written ? 'W' : optional ? 't' : 'T';
-    case c10::TypeKind::NumberType:
-      return optional ? 'n' : 'N';
-    case c10::TypeKind::StringType:
-      return optional ? 's' : '?';
-    default:
-      return '?';
-  }
-}
-
-std::string letters_of(const c10::FunctionSchema& schema) {
-  std::string letters;
-  for (const c10::Argument& argument : schema.arguments()) {
-    letters += letter_of(argument);
-  }
-  letters += '>';
-  for (const c10::Argument& result : schema.returns()) {
-    letters += letter_of(result);
-  }
-  return letters;
-}
-
+// The types of an op's arguments and results in C++, by their names in schemas. "!": the op writes to the argument.
 using T = const at::Tensor&;
 using W = at::Tensor&;
 using N = const at::Scalar&;
@@ -121,90 +76,88 @@ using OptN = const std::optional<at::Scalar>&;
 using OptS = std::optional<std::string_view>;
 using L = at::TensorList;
 using S = at::ArrayRef<at::Scalar>;
-using Made = std::vector<at::Tensor>;
 
-template <class Signature>
-torch::CppFunction typed(const PromotingOp& op) {
-  return torch::CppFunction(TypedKernel<Signature>(op));
+template <class Type>
+constexpr const char* kNameOf = nullptr;
+template <>
+constexpr const char* kNameOf<T> = "Tensor";
+template <>
+constexpr const char* kNameOf<W> = "Tensor!";
+template <>
+constexpr const char* kNameOf<N> = "Scalar";
+template <>
+constexpr const char* kNameOf<OptT> = "Tensor?";
+template <>
+constexpr const char* kNameOf<OptN> = "Scalar?";
+template <>
+constexpr const char* kNameOf<OptS> = "str?";
+template <>
+constexpr const char* kNameOf<L> = "Tensor[]";
+template <>
+constexpr const char* kNameOf<S> = "Scalar[]";
+
+template <>
+constexpr const char* kNameOf<at::Tensor> = "Tensor";
+template <>
+constexpr const char* kNameOf<std::vector<at::Tensor>> = "Tensor[]";
+template <>
+constexpr const char* kNameOf<void> = "";
+
+std::string names_of(const std::vector<c10::Argument>& arguments) {
+  std::string names;
+  for (const c10::Argument& argument : arguments) {
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    names += argument.real_type()->str();
+    names += written && argument.real_type()->kind() == c10::TypeKind::TensorType ? "!" : "";
+  }
+  return names;
 }
 
-using MakeKernel = torch::CppFunction (*)(const PromotingOp&);
+// Sets `kernel` to a typed one if the op has this signature.
+template <class Result, class... Args>
+void try_typed(const PromotingOp& op, std::optional<torch::CppFunction>& kernel) {
+  const c10::FunctionSchema& schema = op.handle.schema();
+  if (names_of(schema.returns()) == kNameOf<Result> &&
+      names_of(schema.arguments()) == (std::string() + ... + kNameOf<Args>)) {
+    kernel.emplace(TypedKernel<Result(Args...)>(op));
+  }
+}
 
-struct TypedSignature {
-  const char* letters;
-  MakeKernel make;
-};
-
-constexpr TypedSignature kSignatures[] = {
-    {"T>T", &typed<at::Tensor(T)>},
-    {"W>W", &typed<at::Tensor&(W)>},
-    {"TW>W", &typed<at::Tensor&(T, W)>},
-    {"TT>T", &typed<at::Tensor(T, T)>},
-    {"WT>W", &typed<at::Tensor&(W, T)>},
-    {"TTW>W", &typed<at::Tensor&(T, T, W)>},
-    {"TTT>T", &typed<at::Tensor(T, T, T)>},
-    {"WTT>W", &typed<at::Tensor&(W, T, T)>},
-    {"TTTW>W", &typed<at::Tensor&(T, T, T, W)>},
-    {"TTN>T", &typed<at::Tensor(T, T, N)>},
-    {"WTN>W", &typed<at::Tensor&(W, T, N)>},
-    {"TTNW>W", &typed<at::Tensor&(T, T, N, W)>},
-    {"TTTN>T", &typed<at::Tensor(T, T, T, N)>},
-    {"WTTN>W", &typed<at::Tensor&(W, T, T, N)>},
-    {"TTTNW>W", &typed<at::Tensor&(T, T, T, N, W)>},
-    {"TTs>T", &typed<at::Tensor(T, T, OptS)>},
-    {"WTs>W", &typed<at::Tensor&(W, T, OptS)>},
-    {"TTsW>W", &typed<at::Tensor&(T, T, OptS, W)>},
-    {"TN>T", &typed<at::Tensor(T, N)>},
-    {"WN>W", &typed<at::Tensor&(W, N)>},
-    {"TNW>W", &typed<at::Tensor&(T, N, W)>},
-    {"TNN>T", &typed<at::Tensor(T, N, N)>},
-    {"WNN>W", &typed<at::Tensor&(W, N, N)>},
-    {"TNNW>W", &typed<at::Tensor&(T, N, N, W)>},
-    {"NT>T", &typed<at::Tensor(N, T)>},
-    {"NTW>W", &typed<at::Tensor&(N, T, W)>},
-    {"Tnn>T", &typed<at::Tensor(T, OptN, OptN)>},
-    {"Wnn>W", &typed<at::Tensor&(W, OptN, OptN)>},
-    {"TnnW>W", &typed<at::Tensor&(T, OptN, OptN, W)>},
-    {"Ttt>T", &typed<at::Tensor(T, OptT, OptT)>},
-    {"Wtt>W", &typed<at::Tensor&(W, OptT, OptT)>},
-    {"TttW>W", &typed<at::Tensor&(T, OptT, OptT, W)>},
-    {"TTTNN>T", &typed<at::Tensor(T, T, T, N, N)>},
-    {"WTTNN>W", &typed<at::Tensor&(W, T, T, N, N)>},
-    {"TTTNNW>W", &typed<at::Tensor&(T, T, T, N, N, W)>},
-    {"L>L", &typed<Made(L)>},
-    {"M>", &typed<void(L)>},
-    {"LL>L", &typed<Made(L, L)>},
-    {"ML>", &typed<void(L, L)>},
-    {"LN>L", &typed<Made(L, N)>},
-    {"MN>", &typed<void(L, N)>},
-    {"LS>L", &typed<Made(L, S)>},
-    {"MS>", &typed<void(L, S)>},
-    {"LT>L", &typed<Made(L, T)>},
-    {"MT>", &typed<void(L, T)>},
-    {"LLN>L", &typed<Made(L, L, N)>},
-    {"MLN>", &typed<void(L, L, N)>},
-    {"LTN>L", &typed<Made(L, T, N)>},
-    {"MTN>", &typed<void(L, T, N)>},
-    {"LLL>L", &typed<Made(L, L, L)>},
-    {"MLL>", &typed<void(L, L, L)>},
-    {"LLLN>L", &typed<Made(L, L, L, N)>},
-    {"MLLN>", &typed<void(L, L, L, N)>},
-    {"LLLS>L", &typed<Made(L, L, L, S)>},
-    {"MLLS>", &typed<void(L, L, L, S)>},
-    {"LLLT>L", &typed<Made(L, L, L, T)>},
-    {"MLLT>", &typed<void(L, L, L, T)>},
-    {"LLS>L", &typed<Made(L, L, S)>},
-    {"MLS>", &typed<void(L, L, S)>},
-};
-
-torch::CppFunction kernel_of(const PromotingOp& op) {
-  const std::string letters = letters_of(op.handle.schema());
-  for (const TypedSignature& signature : kSignatures) {
-    if (letters == signature.letters) {
-      return signature.make(op);
+// The overloads of an op on tensors: they return the result, or write it to the first argument or to `out`.
+template <class First, class... Rest>
+struct OnTensors {
+  static void try_each(const PromotingOp& op, std::optional<torch::CppFunction>& kernel) {
+    try_typed<at::Tensor, First, Rest...>(op, kernel);
+    try_typed<at::Tensor&, First, Rest..., W>(op, kernel);
+    if constexpr (std::is_same_v<First, T>) {
+      try_typed<at::Tensor&, W, Rest...>(op, kernel);
     }
   }
-  return torch::CppFunction::makeFromBoxedKernel(op.boxed);
+};
+
+// The overloads of an op on lists of tensors: they return the results, or write them to the first list.
+template <class... Args>
+struct OnLists {
+  static void try_each(const PromotingOp& op, std::optional<torch::CppFunction>& kernel) {
+    try_typed<std::vector<at::Tensor>, Args...>(op, kernel);
+    try_typed<void, Args...>(op, kernel);
+  }
+};
+
+template <class... Overloads>
+torch::CppFunction kernel_among(const PromotingOp& op) {
+  std::optional<torch::CppFunction> kernel;
+  (Overloads::try_each(op, kernel), ...);
+  return kernel.has_value() ? *std::move(kernel) : torch::CppFunction::makeFromBoxedKernel(op.boxed);
+}
+
+torch::CppFunction kernel_of(const PromotingOp& op) {
+  return kernel_among<
+      OnTensors<T>, OnTensors<T, T>, OnTensors<T, T, T>, OnTensors<T, T, N>, OnTensors<T, T, T, N>,
+      OnTensors<T, T, OptS>, OnTensors<T, N>, OnTensors<T, N, N>, OnTensors<N, T>, OnTensors<T, OptN, OptN>,
+      OnTensors<T, OptT, OptT>, OnTensors<T, T, T, N, N>, OnLists<L>, OnLists<L, L>, OnLists<L, N>, OnLists<L, S>,
+      OnLists<L, T>, OnLists<L, L, N>, OnLists<L, T, N>, OnLists<L, L, L>, OnLists<L, L, L, N>, OnLists<L, L, L, S>,
+      OnLists<L, L, L, T>, OnLists<L, L, S>>(op);
 }
 
 void register_kernel(const PromotingOp& op) {
@@ -233,8 +186,16 @@ uint64_t written_arguments(const c10::FunctionSchema& schema) {
 
 } // namespace
 
-void register_promoting_op(const PromotingOpRequest& request) {
-  const std::string name = join_overload(request.op, request.overload);
+void register_promoting_op(
+    const std::string& op_name,
+    const std::string& overload,
+    const std::string& functional,
+    uint64_t participants,
+    uint8_t computes,
+    int rounding_mode,
+    bool each,
+    bool matmul) {
+  const std::string name = join_overload(op_name, overload);
   const auto handle = find_overload(name);
   TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher has no overload ", name);
   TORCH_CHECK_VALUE(handle->schema().arguments().size() < 64, name, " has too many arguments");
@@ -245,18 +206,18 @@ void register_promoting_op(const PromotingOpRequest& request) {
         number,
         *handle,
         name,
-        request.functional.empty() ? std::nullopt : find_overload(request.functional),
-        request.participants,
+        functional.empty() ? std::nullopt : find_overload(functional),
+        participants,
         written_arguments(handle->schema()),
-        request.computes,
-        request.rounding_mode,
-        request.each,
-        request.matmul,
+        static_cast<Computes>(computes),
+        rounding_mode,
+        each,
+        matmul,
         boxed_kernel_of(number),
     };
   };
   const PromotingOp* op = nullptr;
-  const OpNumber number = register_op(request.op, request.overload, [&](OpNumber new_number) {
+  const OpNumber number = register_op(op_name, overload, [&](OpNumber new_number) {
     op = make(new_number);
     register_kernel(*op);
   });

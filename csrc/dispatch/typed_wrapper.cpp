@@ -1,10 +1,7 @@
 // file: the wrapper of each op entry: finds the device and its policy, casts, calls the op
-#include "dispatch/typed_wrapper.h"
-
-#include "dispatch/boxed_wrapper.h"
 #include "dispatch/cast_args.h"
 #include "dispatch/decision.h"
-#include "promotion/call.h"
+#include "dispatch/kernels.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -66,7 +63,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
         return Boxed::call(promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
       }
-      const InsidePromoted inside;
+      const Scoped inside(tls_promotion.inside, true);
       return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);
     }
     if (decision.is_none()) {
@@ -85,7 +82,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     });
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
       if constexpr (kMayReturnArgument) {
-        const ResultsMayAlias no_sharing;
+        const Scoped no_sharing(tls_results_may_alias, true);
         return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
       }
       // As in stock, the casts are arguments of one call expression. The compiler's order of evaluation determines the
@@ -130,10 +127,6 @@ struct IsComplete : std::false_type {};
 template <class T>
 struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
 
-void register_wrapper(torch::Library& library, OpEntry entry, torch::CppFunction&& kernel) {
-  library.impl(op_entries()[static_cast<size_t>(entry)].overload_name().c_str(), std::move(kernel));
-}
-
 template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
 torch::CppFunction make_wrapper(
     OpEntry entry, Result (*call)(Args...), Result (*redispatch)(c10::DispatchKeySet, Args...), WithDtype* with_dtype) {
@@ -141,17 +134,17 @@ torch::CppFunction make_wrapper(
       TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)>(entry, call, redispatch, with_dtype));
 }
 
-template <OpEntry entry, class Op, class WithDtype = void>
+struct NoDtype {
+  static constexpr void* call = nullptr;
+};
+
+template <OpEntry entry, class Op, class WithDtype = NoDtype>
 void register_entry(torch::Library& library) {
   if constexpr (IsComplete<Op>::value) {
-    constexpr bool kMayReturnArgument = may_return_argument(entry);
-    if constexpr (std::is_void_v<WithDtype>) {
-      void* const none = nullptr;
-      register_wrapper(library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, none));
-    } else {
-      register_wrapper(
-          library, entry, make_wrapper<kMayReturnArgument>(entry, &Op::call, &Op::redispatch, &WithDtype::call));
-    }
+    auto* const with_dtype = WithDtype::call;
+    library.impl(
+        op_entries()[static_cast<size_t>(entry)].overload_name().c_str(),
+        make_wrapper<may_return_argument(entry)>(entry, &Op::call, &Op::redispatch, with_dtype));
   }
 }
 

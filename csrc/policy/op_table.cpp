@@ -1,12 +1,10 @@
 // file: the op entries' names and default policies, and the numbers of all ops that may have a policy
 #include "policy/op_table.h"
 
-#include "policy/fork_safe_mutex.h"
-#include "policy/registry_sizes.h"
+#include "policy/process.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -99,38 +97,28 @@ struct OpNumbers {
   }
 };
 
-OpNumbers& op_numbers = *new OpNumbers; // never destroyed: threads may outlive static destructors
-
-[[maybe_unused]] const bool noted_op_numbers = note_registry("op numbers", [] {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
-  return op_numbers.names.size();
-});
+OpNumbers& op_numbers = *new OpNumbers; // never destroyed; see NOTE [ Fork ]
 
 } // namespace
 
 std::optional<OpNumber> find_op_number(const std::string& name) {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const Lock lock(op_numbers.mutex);
   const auto found = op_numbers.by_name.find(name);
   return found == op_numbers.by_name.end() ? std::nullopt : std::optional(found->second);
 }
 
 OpNumber add_op_number(const std::string& name) {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const Lock lock(op_numbers.mutex);
   return op_numbers.add(name);
 }
 
 OpNumber next_op_number() {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const Lock lock(op_numbers.mutex);
   return static_cast<OpNumber>(op_numbers.names.size());
 }
 
-bool is_op_number(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
-  return op < op_numbers.names.size();
-}
-
 std::string op_name(OpNumber op) {
-  const std::lock_guard<std::mutex> lock(op_numbers.mutex);
+  const Lock lock(op_numbers.mutex);
   return op_numbers.names.at(op);
 }
 

@@ -82,7 +82,7 @@ enum class Device : uint8_t { cpu, cuda, count };
 constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
 // Every op that can have a policy has a number. The number of an op entry is its index in the table; the numbers of
-// other ops (op_numbers.h) follow.
+// other ops follow.
 using OpNumber = uint32_t;
 
 constexpr OpNumber number_of(OpEntry entry) {
@@ -97,6 +97,25 @@ struct PromotionReference {
   uint64_t content = 0;            // the rule's hash, which is the same in every process
 
   auto operator<=>(const PromotionReference& other) const = default;
+};
+
+// FNV-1a: the same in every process, which a cache on disk needs.
+class Hash {
+ public:
+  void mix(uint64_t value) {
+    hash_ = (hash_ ^ value) * 1099511628211ULL;
+  }
+  void mix(const std::string& text) {
+    for (const char c : text) {
+      mix(static_cast<uint8_t>(c));
+    }
+  }
+  uint64_t value() const {
+    return hash_ ^ hash_ >> 32;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ULL;
 };
 
 // A hash of a policy, small enough for PyTorch's autocast state: one dtype for each device type that this library does
@@ -166,9 +185,6 @@ OpNumber next_op_number();
 
 // Gives an op without a number the next one.
 OpNumber add_op_number(const std::string& name);
-
-// Whether an op has this number.
-bool is_op_number(OpNumber op);
 
 std::string op_name(OpNumber op);
 

@@ -269,7 +269,7 @@ class Call {
     bool any = false;
     for (size_t i = 0; i < calls.size(); ++i) {
       if (computed[i].has_value()) {
-        report(calls[i], *computed[i]);
+        report_cast(calls[i], *computed[i]);
         any |= casts && cast(calls[i], *computed[i], /*written_too=*/!in_place);
       }
     }
@@ -309,7 +309,7 @@ class Call {
       if (promotion_.options.is_stock) {
         return std::nullopt;
       }
-      promotion_callbacks.refuse_operands(promotion_, op_.name, operands, computes_floats());
+      refuse_operands(promotion_, op_.name, operands, computes_floats());
       TORCH_CHECK(false, op_.name, ": the operands have no common dtype under the rule '", promotion_.name, "'.");
     }
     return static_cast<ScalarType>(found);
@@ -321,7 +321,7 @@ class Call {
 
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
     if (!promotion_.tables().can_write(computed, written)) {
-      promotion_callbacks.refuse_to_write(promotion_, op_.name, operands, computed, written);
+      refuse_to_write(promotion_, op_.name, operands, computed, written);
       TORCH_CHECK(
           false, op_.name, ": ", computed, " is not written to ", written, " under the rule '", promotion_.name, "'.");
     }
@@ -353,11 +353,11 @@ class Call {
   }
 
   // Python decides which kinds of promotion describe the call; this leaves out calls that none describes.
-  void report(const Operands& operands, ScalarType computed) const {
+  void report_cast(const Operands& operands, ScalarType computed) const {
     if (promotion_.options.lint != 0 && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
           return is_tensor(operand) ? operand.dtype != computed : promotion_.options.reports_numbers();
         })) {
-      promotion_callbacks.report(promotion_, innermost_promotion_region(), op_.name, operands, computed);
+      report(promotion_, innermost_promotion_region(), op_.name, operands, computed);
     }
   }
 
@@ -403,7 +403,7 @@ class Call {
     arguments_.write_back();
     const size_t count = op_.handle.schema().arguments().size();
     Stack inner(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-    const InsidePromoted inside;
+    const Scoped inside(tls_promotion.inside, true);
     op_.functional->callBoxed(&inner);
     const std::vector<at::Tensor> computed =
         inner.back().isTensor() ? std::vector<at::Tensor>{inner.back().toTensor()} : inner.back().toTensorVector();
@@ -426,30 +426,23 @@ class Call {
 
 } // namespace
 
-std::optional<int64_t> Operand::int_value() const {
-  if (number != Number::integer || dtype != c10::ScalarType::Long) {
+std::optional<c10::Scalar> Operand::value() const {
+  if (scalar != nullptr) {
+    return scalar->isSymbolic() || scalar->isBoolean() ? std::nullopt : std::optional(*scalar);
+  }
+  if (!number.has_value() || !is_readable(*tensor)) {
     return std::nullopt;
   }
-  if (scalar != nullptr) {
-    return scalar->isSymbolic() ? std::nullopt : std::optional<int64_t>(scalar->toLong());
+  switch (dtype) {
+    case c10::ScalarType::Long:
+      return *tensor->const_data_ptr<int64_t>();
+    case c10::ScalarType::Double:
+      return *tensor->const_data_ptr<double>();
+    case c10::ScalarType::ComplexDouble:
+      return *tensor->const_data_ptr<c10::complex<double>>();
+    default:
+      return std::nullopt;
   }
-  return is_readable(*tensor) ? std::optional<int64_t>(*tensor->const_data_ptr<int64_t>()) : std::nullopt;
-}
-
-std::optional<c10::complex<double>> Operand::value() const {
-  if (number != Number::floating && number != Number::complex) {
-    return std::nullopt;
-  }
-  if (scalar != nullptr) {
-    return scalar->isSymbolic() ? std::nullopt : std::optional<c10::complex<double>>(scalar->toComplexDouble());
-  }
-  if (is_readable(*tensor) && dtype == c10::ScalarType::Double) {
-    return c10::complex<double>(*tensor->const_data_ptr<double>());
-  }
-  if (is_readable(*tensor) && dtype == c10::ScalarType::ComplexDouble) {
-    return *tensor->const_data_ptr<c10::complex<double>>();
-  }
-  return std::nullopt;
 }
 
 bool promotion_acts_here() {

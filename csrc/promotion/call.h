@@ -1,7 +1,7 @@
 // file: a call of an op that promotes: its operands, their common dtype under a rule, and what the rule does with it
 #pragma once
 
-#include "policy/inside_kernel.h"
+#include "policy/dispatch_state.h"
 #include "policy/op_table.h"
 #include "promotion/rule.h"
 #include "region/current_policy.h"
@@ -12,7 +12,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
-#include <c10/util/complex.h>
 
 #include <array>
 #include <atomic>
@@ -82,10 +81,8 @@ struct Operand {
   bool is_zero_dim() const {
     return tensor != nullptr && !number.has_value() && tensor->dim() == 0;
   }
-  // The value of a Python int; nullopt for other operands and for a symbolic int.
-  std::optional<int64_t> int_value() const;
-  // The value of a Python float or complex; nullopt for other operands, and for a symbolic float.
-  std::optional<c10::complex<double>> value() const;
+  // The value of a Python int, float or complex; nullopt for other operands, and for a symbolic number.
+  std::optional<c10::Scalar> value() const;
 };
 
 using Operands = std::vector<Operand>;
@@ -155,15 +152,6 @@ class PlainCall {
   void add(const c10::Scalar& scalar) {
     add_number(scalar.type());
   }
-  void add(const at::TensorList& tensors) {
-    add_each(tensors);
-  }
-  void add(const at::ITensorListRef& tensors) {
-    add_each(tensors);
-  }
-  void add(const at::ArrayRef<c10::Scalar>& scalars) {
-    add_each(scalars);
-  }
   template <class T>
   void add(const std::optional<T>& value) {
     if (value.has_value()) {
@@ -171,13 +159,13 @@ class PlainCall {
     }
   }
   template <class Other>
-  void add(const Other& /*value*/) {
-    plain_ = false; // an argument of another type takes no part
-  }
-  template <class List>
-  void add_each(const List& values) {
-    for (const auto& value : values) {
-      add(value);
+  void add(const Other& value) {
+    if constexpr (requires { value.begin(); }) {
+      for (const auto& element : value) {
+        add(element);
+      }
+    } else {
+      plain_ = false; // an argument of another type takes no part
     }
   }
 

@@ -1,7 +1,7 @@
 // file: a promotion rule as lookup tables, with the options of its region
 #include "promotion/rule.h"
 
-#include "policy/fork_safe_mutex.h"
+#include "policy/process.h"
 
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
@@ -14,29 +14,18 @@ namespace torch_promote {
 
 namespace {
 
-struct Promotions {
-  ForkSafeMutex mutex;
-  std::deque<Promotion> all;
-};
-
-Promotions& promotions = *new Promotions; // never destroyed: threads may outlive static destructors
-
-// Guards the tables of every rule that are computed later.
-ForkSafeMutex& tables_mutex = *new ForkSafeMutex;
-
-uint64_t mix(uint64_t hash, uint64_t value) {
-  return (hash ^ value) * 1099511628211ULL; // FNV-1a
-}
+// Never destroyed; see NOTE [ Fork ]. The mutex guards the rules, and their tables that are computed later.
+ForkSafeMutex& rules_mutex = *new ForkSafeMutex;
+std::deque<Promotion>& rules = *new std::deque<Promotion>;
 
 uint64_t hash_of(const std::string& name, const PromotionOptions& options, const PromotionTables& tables) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : name) {
-    hash = mix(hash, static_cast<uint8_t>(c));
+  Hash hash;
+  hash.mix(name);
+  for (const uint64_t value : {uint64_t{options.matmul}, uint64_t{options.lint}, uint64_t{options.lint_handler}}) {
+    hash.mix(value);
   }
-  hash = mix(hash, options.matmul ? 1 : 0);
-  hash = mix(hash, options.lint);
-  hash = mix(hash, options.lint_handler);
-  return mix(hash, tables.content);
+  hash.mix(tables.content);
+  return hash.value();
 }
 
 c10::ScalarType default_dtype_now() {
@@ -63,7 +52,7 @@ const PromotionTables& Promotion::tables() const {
   const c10::ScalarType dtype = default_dtype_now();
   const auto& place = by_default_dtype_[static_cast<size_t>(dtype)];
   if (place.load(std::memory_order_acquire) == nullptr) {
-    promotion_callbacks.put_tables(*this, dtype);
+    ask_for_tables(*this, dtype);
   }
   const PromotionTables* found = place.load(std::memory_order_acquire);
   TORCH_CHECK(found != nullptr, "torch_promote: the rule '", name, "' has no tables for ", dtype);
@@ -71,7 +60,7 @@ const PromotionTables& Promotion::tables() const {
 }
 
 void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables) const {
-  const std::lock_guard<std::mutex> lock(tables_mutex);
+  const Lock lock(rules_mutex);
   auto& place = by_default_dtype_[static_cast<size_t>(default_dtype)];
   if (place.load() == nullptr) {
     place.store(new PromotionTables(tables), std::memory_order_release); // lives as long as the rule
@@ -81,14 +70,14 @@ void Promotion::put_tables(c10::ScalarType default_dtype, PromotionTables tables
 DtypeCode Promotion::of_many(uint64_t dtypes) const {
   const std::pair key(dtypes, default_dtype_now());
   {
-    const std::lock_guard<std::mutex> lock(tables_mutex);
+    const Lock lock(rules_mutex);
     const auto known = many_.find(key);
     if (known != many_.end()) {
       return known->second;
     }
   }
-  const DtypeCode found = promotion_callbacks.common_dtype(*this, dtypes);
-  const std::lock_guard<std::mutex> lock(tables_mutex);
+  const DtypeCode found = ask_for_common_dtype(*this, dtypes);
+  const Lock lock(rules_mutex);
   many_.emplace(key, found);
   return found;
 }
@@ -98,17 +87,16 @@ uint32_t register_promotion(
     const PromotionOptions& options,
     c10::ScalarType default_dtype,
     const PromotionTables& tables) {
-  const std::lock_guard<std::mutex> lock(promotions.mutex);
-  const auto number = static_cast<uint32_t>(promotions.all.size() + 1);
-  promotions.all.emplace_back(number, name, options, default_dtype, tables);
+  const Lock lock(rules_mutex);
+  const auto number = static_cast<uint32_t>(rules.size() + 1);
+  rules.emplace_back(number, name, options, default_dtype, tables);
   return number;
 }
 
 const Promotion& promotion_of(uint32_t number) {
-  const std::lock_guard<std::mutex> lock(promotions.mutex);
-  TORCH_CHECK_INDEX(
-      number > 0 && number <= promotions.all.size(), "torch_promote: no promotion has the number ", number);
-  return promotions.all[number - 1];
+  const Lock lock(rules_mutex);
+  TORCH_CHECK_INDEX(number > 0 && number <= rules.size(), "torch_promote: no promotion has the number ", number);
+  return rules[number - 1];
 }
 
 } // namespace torch_promote

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,36 +116,32 @@ class Promotion {
 
 struct Operand;
 
-// Calls of Python, off the fast path: errors, reports, and dtypes missing from the tables. python/promotion_hooks.cpp
-// sets them to functions that call torch_promote/regions/promotion_tables.py.
-struct PromotionCallbacks {
-  // Puts the rule's tables for a default dtype into the rule.
-  void (*put_tables)(const Promotion& promotion, c10::ScalarType default_dtype);
-  // The number of the common dtype of a set of dtypes (one bit each), or -1.
-  int8_t (*common_dtype)(const Promotion& promotion, uint64_t dtypes);
-  // Raises because the operands have no common dtype. `floats`: the op computes in floating point.
-  void (*refuse_operands)(
-      const Promotion& promotion, const std::string& op, const std::vector<Operand>& operands, bool floats);
-  // Raises because the rule does not allow writing the result to a tensor of dtype `written`.
-  void (*refuse_to_write)(
-      const Promotion& promotion,
-      const std::string& op,
-      const std::vector<Operand>& operands,
-      c10::ScalarType computed,
-      c10::ScalarType written);
-  // Reports a call for the lint; `region` is the owner of the innermost region that set the rule. May raise.
-  void (*report)(
-      const Promotion& promotion,
-      const void* region,
-      const std::string& op,
-      const std::vector<Operand>& operands,
-      c10::ScalarType computed);
-};
+// Calls of Python, off the fast path: errors, reports, and dtypes missing from the tables. python/callbacks.cpp defines
+// them with functions of torch_promote/regions/promotion_tables.py.
 
-// Set before the first rule is registered.
-inline PromotionCallbacks promotion_callbacks{};
+// Puts the rule's tables for a default dtype into the rule.
+void ask_for_tables(const Promotion& promotion, c10::ScalarType default_dtype);
+// The number of the common dtype of a set of dtypes (one bit each), or kNoDtype.
+DtypeCode ask_for_common_dtype(const Promotion& promotion, uint64_t dtypes);
+// Raises because the operands have no common dtype. `floats`: the op computes in floating point.
+void refuse_operands(
+    const Promotion& promotion, const std::string& op, const std::vector<Operand>& operands, bool floats);
+// Raises because the rule does not allow writing the result to a tensor of dtype `written`.
+void refuse_to_write(
+    const Promotion& promotion,
+    const std::string& op,
+    const std::vector<Operand>& operands,
+    c10::ScalarType computed,
+    c10::ScalarType written);
+// Reports a call for the lint; `region` is the owner of the innermost region that set the rule. May raise.
+void report(
+    const Promotion& promotion,
+    const void* region,
+    const std::string& op,
+    const std::vector<Operand>& operands,
+    c10::ScalarType computed);
 
-// Returns the rule's number, from 1 on. The rule is never destroyed.
+// Returns the rule's number, from 1 on.
 uint32_t register_promotion(
     const std::string& name,
     const PromotionOptions& options,

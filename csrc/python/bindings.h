@@ -10,17 +10,15 @@
 
 namespace torch_promote {
 
-// Adds enter_region, exit_region and pack_plain_region to the module. Returns false, with Python's error set, on
-// failure.
-bool add_region_functions(PyObject* module);
+// Adds the class RegionBase and the functions of regions; see region_bindings.cpp.
+void add_regions(pybind11::module_& m);
 
-// Adds the class CallOnStore to the module. Returns false, with Python's error set, on failure.
-bool add_call_on_store(PyObject* module);
+// Adds the class CallOnStore; see NOTE [ After a compiled frame ].
+void add_call_on_store(pybind11::module_& m);
 
-// `hooks` is the module torch_promote.checking.check_casts. It is never released.
+// Set what has the hooks, for the rest of the process: the module torch_promote.checking.check_casts, and an object of
+// torch_promote/regions/promotion_tables.py.
 void set_cast_check_hooks(pybind11::object hooks);
-
-// Sets the object with the hooks (torch_promote/regions/promotion_tables.py) for the rest of the process.
 void set_promotion_hooks(pybind11::object hooks);
 
 // Sets this thread's observer and returns the previous one; None stands for no observer.

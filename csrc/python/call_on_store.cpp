@@ -1,7 +1,10 @@
 // file: an object that calls a function when its attribute is assigned
 #include "python/bindings.h"
 
+namespace py = pybind11;
+
 namespace torch_promote {
+
 namespace {
 
 // NOTE [ After a compiled frame ]
@@ -52,23 +55,17 @@ PyGetSetDef kCallOnStoreAttributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-template <class Function>
-void* as_slot(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 } // namespace
 
-bool add_call_on_store(PyObject* module) {
+void add_call_on_store(py::module_& m) {
   static PyType_Slot slots[] = {
       {Py_tp_getset, kCallOnStoreAttributes},
-      {Py_tp_init, as_slot(&init_call_on_store)},
-      {Py_tp_dealloc, as_slot(&destroy_call_on_store)},
+      {Py_tp_init, reinterpret_cast<void*>(&init_call_on_store)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_call_on_store)},
       {0, nullptr},
   };
   static PyType_Spec spec = {"torch_promote._C.CallOnStore", sizeof(CallOnStore), 0, Py_TPFLAGS_DEFAULT, slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  return type != nullptr && PyModule_AddObject(module, "CallOnStore", type) == 0; // steals the reference
+  m.attr("CallOnStore") = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
 }
 
 } // namespace torch_promote

@@ -1,14 +1,15 @@
 // file: the dispatch observer: a boxed fallback above the Autocast keys that calls an object in Python around each op
 #include "python/bindings.h"
 
-#include "policy/dispatch_key.h"
-#include "region/region.h"
+#include "policy/dispatch_state.h"
+#include "policy/process.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -54,46 +55,22 @@ constexpr c10::DispatchKeySet kBelowObserver(c10::DispatchKeySet::FULL_AFTER, kO
 // layers call ops in the dispatch state in which they were entered, which includes the key.
 thread_local bool tls_unseen = false;
 
-class Unseen {
- public:
-  Unseen() : before_(tls_unseen), key_(kObserverKey) {
-    tls_unseen = true;
-  }
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
-  Unseen(Unseen&&) = delete;
-  Unseen& operator=(Unseen&&) = delete;
-  ~Unseen() {
-    tls_unseen = before_;
-  }
-
- private:
-  bool before_;
-  c10::impl::ExcludeDispatchKeyGuard key_;
+struct Unseen {
+  Scoped<bool> unseen{tls_unseen, true};
+  c10::impl::ExcludeDispatchKeyGuard key{kObserverKey};
 };
 
-// Disables tensor subclasses and modes while an observer inspects a tensor.
-struct WithoutTorchFunction {
-  const at::impl::TorchFunctionDisabledState before = at::impl::PythonTorchFunctionTLS::get_disabled_state();
-
-  WithoutTorchFunction() {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  WithoutTorchFunction(const WithoutTorchFunction&) = delete;
-  WithoutTorchFunction& operator=(const WithoutTorchFunction&) = delete;
-  WithoutTorchFunction(WithoutTorchFunction&&) = delete;
-  WithoutTorchFunction& operator=(WithoutTorchFunction&&) = delete;
-  ~WithoutTorchFunction() {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(before);
-  }
-};
-
-// Calls the observer, which does not see its own ops.
+// Calls the observer, which does not see its own ops. Tensor subclasses and modes are disabled while it inspects
+// tensors.
 template <class Function>
 auto call_observer(const Function& function) {
+  using at::impl::PythonTorchFunctionTLS;
   return in_python([&function] {
     const Unseen unseen;
-    const WithoutTorchFunction plain;
+    const auto restore = c10::make_scope_exit([before = PythonTorchFunctionTLS::get_disabled_state()] {
+      PythonTorchFunctionTLS::set_disabled_state(before);
+    });
+    PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     return function();
   });
 }
@@ -206,8 +183,6 @@ struct Reference {
   Reference() = default;
   Reference(const Reference&) = delete;
   Reference& operator=(const Reference&) = delete;
-  Reference(Reference&&) = delete;
-  Reference& operator=(Reference&&) = delete;
   ~Reference() {
     const py::gil_scoped_acquire gil;
     value = py::object();

@@ -1,94 +1,65 @@
 // file: regions in Python: the class with __enter__ and __exit__, and the packed spec
 
-#include "policy/of_this_thread.h"
-#include "policy/torch_declarations.h"
+#include "policy/process.h"
+#include "python/bindings.h"
 #include "region/region.h"
-#include "region/region_spec.h"
-#include "region/unused_overrides.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <Python.h>
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+namespace py = pybind11;
+
 namespace torch_promote {
+
+namespace {
 
 // In Python a packed spec is a str of 16 hexadecimal digits. The spec has to be a constant of a graph: Dynamo treats a
 // str as a constant, but an int that changes between calls as a symbol.
-inline constexpr Py_ssize_t kSpecDigits = 16;
-
-inline std::optional<uint64_t> parse_digits(PyObject* text) {
-  if (!PyUnicode_Check(text) || PyUnicode_GET_LENGTH(text) != kSpecDigits || !PyUnicode_IS_ASCII(text)) {
-    return std::nullopt;
-  }
-  const Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-  uint64_t packed = 0;
-  for (Py_ssize_t i = 0; i < kSpecDigits; ++i) {
-    const Py_UCS1 c = digits[i];
-    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (value < 0) {
-      return std::nullopt;
-    }
-    packed = packed << 4 | static_cast<uint64_t>(value);
-  }
-  return packed;
-}
-
-inline PyObject* spell_digits(uint64_t packed) {
-  PyObject* text = PyUnicode_New(kSpecDigits, 127);
-  if (text != nullptr) {
-    Py_UCS1* digits = PyUnicode_1BYTE_DATA(text);
-    for (Py_ssize_t i = kSpecDigits; i-- > 0; packed >>= 4) {
-      digits[i] = static_cast<Py_UCS1>("0123456789abcdef"[packed & 0xF]);
-    }
-  }
-  return text;
-}
 
 // The spec that was packed or unpacked last, with its str: a loop uses the same spec repeatedly. Holding the str
 // prevents another str from getting its address. Written only under the GIL.
 struct LastSpec {
   PyObject* text = nullptr;
-  uint64_t packed = 0;
   RegionSpec spec;
 
-  void put(PyObject* new_text, uint64_t new_packed) {
-    packed = new_packed;
-    spec = RegionSpec::unpack(new_packed);
+  void put(PyObject* new_text, uint64_t packed) {
+    spec = RegionSpec::unpack(packed);
     Py_INCREF(new_text);
     Py_XDECREF(std::exchange(text, new_text));
   }
 };
 
-inline LastSpec last_spec;
+LastSpec last_spec;
 
 // Null, with Python's error set, if the text is not a packed spec.
-inline const RegionSpec* unpack_text(PyObject* text) {
+const RegionSpec* unpack_text(PyObject* text) {
   if (text != last_spec.text) {
-    const std::optional<uint64_t> packed = parse_digits(text);
-    if (!packed.has_value()) {
+    Py_ssize_t length = 0;
+    const char* digits = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &length) : nullptr;
+    uint64_t packed = 0;
+    if (digits == nullptr || length != 16 || std::from_chars(digits, digits + 16, packed, 16).ptr != digits + 16) {
       PyErr_SetString(PyExc_ValueError, "a packed spec must be a str of 16 hexadecimal digits");
       return nullptr;
     }
-    last_spec.put(text, *packed);
+    last_spec.put(text, packed);
   }
   return &last_spec.spec;
 }
-
-namespace {
 
 // Python objects that this file uses; never released.
 struct PythonObjects {
@@ -105,11 +76,17 @@ constexpr long kRunningLoop = 2;
 constexpr long kUncheckedRanks = 4;
 constexpr long kWatched = 8;
 constexpr long kUnusedOverrides = 16;
+constexpr long kNotOpen = -1;
+constexpr long kFailed = -2; // Python's error is set
 
 // Flags that Python wants every region to return: kUncheckedRanks makes the next region compare the policies of this
 // job's ranks (torch_promote/integrations/ranks.py); kWatched calls the watchers of regions
 // (torch_promote/regions/region.py). Read and written under the GIL.
 long wanted_by_python = 0;
+
+void set_wanted(long flag, bool wanted) {
+  wanted_by_python = wanted ? wanted_by_python | flag : wanted_by_python & ~flag;
+}
 
 constexpr Py_ssize_t kPlainArguments = 5;
 
@@ -129,7 +106,9 @@ struct LastPlainRegion {
 PyObject* plain_region(PyObject* const* args, uint64_t packed) {
   static LastPlainRegion last;
   if (!last.is_for(args, packed)) {
-    PyObject* text = spell_digits(packed);
+    char digits[17];
+    std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(packed));
+    PyObject* text = PyUnicode_FromString(digits);
     PyObject* given =
         text == nullptr ? nullptr : PyTuple_Pack(kPlainArguments, args[0], args[1], args[2], args[3], args[4]);
     PyObject* result = given == nullptr ? nullptr : PyTuple_Pack(2, text, given);
@@ -166,26 +145,18 @@ const void* owner_of(PyObject* object) {
   return object == Py_None ? kGraphOwner : object;
 }
 
-// Returns false, with Python's error set, if the function threw.
-template <class Function>
-bool without_throwing(const Function& function) {
-  try {
-    function();
-    return true;
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  } catch (const std::exception& error) {              // GCOVR_EXCL_LINE: out of memory
-    PyErr_SetString(PyExc_RuntimeError, error.what()); // GCOVR_EXCL_LINE: as above
-  }
-  return false;
-}
-
-// Opens a region. Returns the flags above, or -1 with Python's error set.
+// Opens a region. Returns the flags above, or kFailed with Python's error set.
 long enter(PyObject* owner, PyObject* packed) {
   const std::optional<bool> loop = loop_runs();
   const RegionSpec* spec = loop.has_value() ? unpack_text(packed) : nullptr;
-  if (spec == nullptr || !without_throwing([&] { enter_region(owner_of(owner), *spec); })) {
-    return -1;
+  if (spec == nullptr) {
+    return kFailed;
+  }
+  try {
+    enter_region(owner_of(owner), *spec);
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+    return kFailed;
   }
   return (*loop ? kRunningLoop : 0) | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
          wanted_by_python;
@@ -198,7 +169,7 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
     return nullptr;
   }
   const long flags = enter(args[0], args[1]);
-  return flags < 0 ? nullptr : PyLong_FromLong(flags);
+  return flags == kFailed ? nullptr : PyLong_FromLong(flags);
 }
 
 // The overrides without effect in the region that this thread ended last; see unused_overrides.
@@ -206,25 +177,24 @@ std::vector<std::pair<std::string, std::string>>& last_unused() {
   return of_this_thread<std::vector<std::pair<std::string, std::string>>>();
 }
 
-constexpr long kNotOpen = -1;
-constexpr long kFailed = -2;
-
 // Ends a region. Returns the flags above, kNotOpen if the owner has no open region in this thread, or kFailed with
 // Python's error set.
 long exit(PyObject* owner) {
-  std::optional<Frame> ended;
-  if (!without_throwing([&] {
-        ended = exit_region(owner_of(owner));
-        last_unused().clear();
-        if (ended.has_value() && ended->change != nullptr && ended->change->called != nullptr) {
-          last_unused() = unused_overrides(*ended->change, *ended->policy, ended->spec);
-        }
-      })) {
-    return kFailed; // GCOVR_EXCL_LINE: out of memory
-  }
-  return !ended.has_value() ? kNotOpen
-                            : (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
-                                  (last_unused().empty() ? 0 : kUnusedOverrides);
+  try {
+    const std::optional<Frame> ended = exit_region(owner_of(owner));
+    last_unused().clear();
+    if (!ended.has_value()) {
+      return kNotOpen;
+    }
+    if (ended->change != nullptr && ended->change->called != nullptr) {
+      last_unused() = unused_overrides(*ended->change, *ended->policy, ended->spec);
+    }
+  } catch (const std::exception&) { // GCOVR_EXCL_START: out of memory
+    torch::translate_exception_to_python(std::current_exception());
+    return kFailed;
+  } // GCOVR_EXCL_STOP
+  return (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
+         (last_unused().empty() ? 0 : kUnusedOverrides);
 }
 
 // exit_region(owner) -> int: the flags, or kNotOpen.
@@ -250,13 +220,13 @@ PyObject* region_enter(PyObject* self, PyObject* /*unused*/) {
     return nullptr;
   }
   const long flags = enter(self, packed);
-  if (flags < 0) {
+  if (flags == kFailed) {
     return nullptr;
   }
   if (flags != 0) {
     PyObject* result = PyObject_CallMethod(self, "_entered", "l", flags);
     if (result == nullptr) {
-      const pybind11::error_scope error; // of the method; ending a region may run Python
+      const py::error_scope error; // of the method; ending a region may run Python
       exit(self);
       return nullptr;
     }
@@ -289,43 +259,18 @@ void destroy_region(PyObject* self) {
   Py_DECREF(type);
 }
 
-// unused_overrides() -> list[tuple[str, str]]: those of the region that this thread ended last.
-PyObject* py_unused_overrides(PyObject* /*module*/, PyObject* /*unused*/) {
-  PyObject* result = nullptr;
-  without_throwing([&] { result = pybind11::cast(last_unused()).release().ptr(); });
-  return result;
-}
-
-template <long flag>
-PyObject* py_set_wanted(PyObject* /*module*/, PyObject* wanted) {
-  wanted_by_python = wanted == Py_True ? wanted_by_python | flag : wanted_by_python & ~flag;
-  Py_RETURN_NONE;
-}
-
-// open_regions() -> tuple[tuple[int, int], ...]: the address of the owner and the policy change of each open region of
-// this thread, outermost first.
-PyObject* py_open_regions(PyObject* /*module*/, PyObject* /*unused*/) {
-  // A copy: the garbage collector may run below, and finalizing a generator ends its regions.
+// The address of the owner and the policy change of each open region of this thread, outermost first.
+std::vector<std::pair<uintptr_t, uint32_t>> open_regions() {
   std::vector<std::pair<uintptr_t, uint32_t>> open;
   for (const Frame& frame : open_frames()) {
     open.emplace_back(reinterpret_cast<uintptr_t>(frame.owner), frame.spec.change);
   }
-  PyObject* regions = PyTuple_New(static_cast<Py_ssize_t>(open.size()));
-  for (size_t i = 0; regions != nullptr && i < open.size(); ++i) {
-    PyObject* region = Py_BuildValue(
-        "(KI)", static_cast<unsigned long long>(open[i].first), static_cast<unsigned int>(open[i].second));
-    if (region == nullptr) {
-      Py_CLEAR(regions); // GCOVR_EXCL_LINE: out of memory
-    } else {
-      PyTuple_SET_ITEM(regions, static_cast<Py_ssize_t>(i), region);
-    }
-  }
-  return regions;
+  return open;
 }
 
-// Which dtypes Python has found to be usable on CUDA, and the functions of `torch.cuda` that it asked: a test may
-// replace them.
-using CudaFunctions = std::array<PyObject*, 3>;
+// Which dtypes Python has found to be usable on CUDA, and the functions that it asked, which are never released. A test
+// or torch_promote/observe/autocast_state.py may replace them.
+using CudaFunctions = std::array<PyObject*, 2>;
 
 struct CudaAnswer {
   CudaFunctions asked{};
@@ -334,25 +279,19 @@ struct CudaAnswer {
 } cuda_answer;
 
 CudaFunctions functions_to_ask() {
-  static PyObject* const names[] = {
-      PyUnicode_InternFromString("amp_definitely_not_available"), PyUnicode_InternFromString("is_available"),
-      PyUnicode_InternFromString("is_bf16_supported")};
-  return {
-      PyDict_GetItemWithError(python.amp_common, names[0]), PyDict_GetItemWithError(python.cuda, names[1]),
-      PyDict_GetItemWithError(python.cuda, names[2])};
+  static PyObject* const is_off = PyUnicode_InternFromString("amp_definitely_not_available");
+  static PyObject* const has_bfloat16 = PyUnicode_InternFromString("is_bf16_supported");
+  return {PyDict_GetItemWithError(python.amp_common, is_off), PyDict_GetItemWithError(python.cuda, has_bfloat16)};
 }
 
-// cuda_allows(dtype): remembers that a region may be enabled on CUDA with this dtype.
-PyObject* py_cuda_allows(PyObject* /*module*/, PyObject* dtype) {
-  const auto asked = functions_to_ask();
+// Remembers that a region may be enabled on CUDA with this dtype.
+void cuda_allows(at::ScalarType dtype) {
+  const CudaFunctions asked = functions_to_ask();
   if (cuda_answer.asked != asked) {
     std::for_each(asked.begin(), asked.end(), [](PyObject* function) { Py_XINCREF(function); });
-    const CudaAnswer before = std::exchange(cuda_answer, {asked});
-    std::for_each(before.asked.begin(), before.asked.end(), [](PyObject* function) { Py_XDECREF(function); });
+    cuda_answer = {asked};
   }
-  const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-  (type == at::kBFloat16 ? cuda_answer.bfloat16 : cuda_answer.half) = true;
-  Py_RETURN_NONE;
+  (dtype == at::kBFloat16 ? cuda_answer.bfloat16 : cuda_answer.half) = true;
 }
 
 bool cuda_can_be_enabled(at::ScalarType dtype) {
@@ -420,14 +359,10 @@ PyCFunction as_c_function(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// Those that programs call often: pybind11 takes longer.
 PyMethodDef kRegionFunctions[] = {
     {"enter_region", as_c_function(&py_enter_region), METH_FASTCALL, nullptr},
     {"exit_region", &py_exit_region, METH_O, nullptr},
-    {"unused_overrides", &py_unused_overrides, METH_NOARGS, nullptr},
-    {"set_ranks_unchecked", &py_set_wanted<kUncheckedRanks>, METH_O, nullptr},
-    {"set_regions_watched", &py_set_wanted<kWatched>, METH_O, nullptr},
-    {"open_regions", &py_open_regions, METH_NOARGS, nullptr},
-    {"cuda_allows", &py_cuda_allows, METH_O, nullptr},
     {"pack_plain_region", as_c_function(&py_pack_plain_region), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -443,7 +378,16 @@ PyMemberDef kRegionMembers[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
-bool add_region_class(PyObject* module) {
+PyObject* dict_of(const char* module_name) {
+  return PyModule_GetDict(py::module_::import(module_name).release().ptr());
+}
+
+} // namespace
+
+void add_regions(py::module_& m) {
+  python.cuda = dict_of("torch.cuda");
+  python.amp_common = dict_of("torch.cuda.amp.common");
+  python.get_running_loop = py::getattr(py::module_::import("asyncio"), "_get_running_loop").release().ptr();
   static PyType_Slot slots[] = {
       {Py_tp_methods, kRegionMethods},
       {Py_tp_members, kRegionMembers},
@@ -452,37 +396,22 @@ bool add_region_class(PyObject* module) {
   };
   static PyType_Spec spec = {
       "torch_promote._C.RegionBase", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  return type != nullptr && PyModule_AddObject(module, "RegionBase", type) == 0; // steals the reference
-}
-
-PyObject* import_dict(const char* module_name) {
-  PyObject* module = PyImport_ImportModule(module_name);
-  return module == nullptr ? nullptr : PyModule_GetDict(module); // the reference to the module is never released
-}
-
-} // namespace
-
-bool add_region_functions(PyObject* module) {
-  PyObject* asyncio = import_dict("asyncio");
-  python.cuda = import_dict("torch.cuda");
-  python.amp_common = import_dict("torch.cuda.amp.common");
-  python.get_running_loop = asyncio == nullptr ? nullptr : PyDict_GetItemString(asyncio, "_get_running_loop");
-  // GCOVR_EXCL_START: another Python or PyTorch
-  if (python.get_running_loop == nullptr || python.cuda == nullptr || python.amp_common == nullptr) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_ImportError, "asyncio has no _get_running_loop");
-    }
-    return false;
-  }
-  // GCOVR_EXCL_STOP
-  Py_INCREF(python.get_running_loop);
-  return add_region_class(module) && PyModule_AddFunctions(module, kRegionFunctions) == 0 &&
-         PyModule_AddIntConstant(module, "TORCH_FUNCTION_MODE", kTorchFunctionMode) == 0 &&
-         PyModule_AddIntConstant(module, "RUNNING_LOOP", kRunningLoop) == 0 &&
-         PyModule_AddIntConstant(module, "UNCHECKED_RANKS", kUncheckedRanks) == 0 &&
-         PyModule_AddIntConstant(module, "WATCHED", kWatched) == 0 &&
-         PyModule_AddIntConstant(module, "UNUSED_OVERRIDES", kUnusedOverrides) == 0;
+  m.attr("RegionBase") = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  PyModule_AddFunctions(m.ptr(), kRegionFunctions);
+  m.attr("TORCH_FUNCTION_MODE") = kTorchFunctionMode;
+  m.attr("RUNNING_LOOP") = kRunningLoop;
+  m.attr("UNCHECKED_RANKS") = kUncheckedRanks;
+  m.attr("WATCHED") = kWatched;
+  m.attr("UNUSED_OVERRIDES") = kUnusedOverrides;
+  m.def("set_ranks_unchecked", [](bool wanted) { set_wanted(kUncheckedRanks, wanted); });
+  m.def("set_regions_watched", [](bool wanted) { set_wanted(kWatched, wanted); });
+  m.def("unused_overrides", [] { return last_unused(); });
+  m.def("open_regions", [] { return py::tuple(py::cast(open_regions())); });
+  m.def("depth", [] { return open_frames().size(); });
+  m.def("cuda_allows", &cuda_allows);
+  py::class_<Suspended, std::shared_ptr<Suspended>>(m, "SuspendedRegions");
+  m.def("suspend_regions", &suspend);
+  m.def("resume_regions", &resume);
 }
 
 } // namespace torch_promote

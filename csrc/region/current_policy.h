@@ -26,21 +26,4 @@ struct PromotionState {
 
 inline constinit thread_local PromotionState tls_promotion;
 
-class InsidePromoted {
- public:
-  InsidePromoted() : before_(tls_promotion.inside) {
-    tls_promotion.inside = true;
-  }
-  InsidePromoted(const InsidePromoted&) = delete;
-  InsidePromoted& operator=(const InsidePromoted&) = delete;
-  InsidePromoted(InsidePromoted&&) = delete;
-  InsidePromoted& operator=(InsidePromoted&&) = delete;
-  ~InsidePromoted() {
-    tls_promotion.inside = before_;
-  }
-
- private:
-  bool before_;
-};
-
 } // namespace torch_promote

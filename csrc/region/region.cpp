@@ -1,19 +1,51 @@
 // file: enters, leaves and suspends regions, and mirrors them in PyTorch's own autocast state
 #include "region/region.h"
 
-#include "cache/thread_casts.h"
-#include "policy/fingerprint.h"
-#include "policy/of_this_thread.h"
-#include "policy/torch_declarations.h"
-#include "region/current_policy.h"
+#include "policy/process.h"
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
 namespace torch_promote {
+
+// --- The policy in force
+
+namespace {
+
+struct Carried {
+  Fingerprint fingerprint{};
+  PolicyPtr policy;
+};
+
+} // namespace
+
+const PolicyTable& policy_of_carried_state() {
+  Fingerprint digits{};
+  for (size_t slot = 0; slot < digits.size(); ++slot) {
+    digits[slot] = at::autocast::get_autocast_dtype(kSlots[slot]);
+    if (digits[0] == kNoFingerprint) {
+      return stock_policy_table();
+    }
+  }
+  // An op looks up the policy several times. The pointer also keeps the table alive until this thread runs under
+  // another policy.
+  Carried& found = of_this_thread<Carried>();
+  if (found.policy.get() == nullptr || found.fingerprint != digits) {
+    found = {digits, find_policy(digits)};
+    if (found.policy.get() == &stock_policy_table()) { // nothing holds the table; it may be made again later
+      found = {};
+      return stock_policy_table();
+    }
+  }
+  return *found.policy;
+}
+
+// --- The open regions of this thread
 
 namespace {
 
@@ -49,17 +81,20 @@ std::vector<Frame>& open_frames() {
   return thread().frames;
 }
 
+namespace {
+
+// Whether a region writes the slots of the fingerprint: it changes the policy, or it is the outermost region and the
+// default policy is not stock's. Call `read_slots_outside` before the first such region is entered.
 bool writes_slots(const Frame& frame) {
   return frame.change != nullptr || (frame.before.policy == nullptr && frame.around.get() != &stock_policy_table());
 }
 
-bool sets_cache_mode(const Frame& frame) {
-  return frame.spec.cache_mode.has_value();
+bool any_writes_slots() {
+  return std::any_of(open_frames().begin(), open_frames().end(), writes_slots);
 }
 
-bool any_writes_slots() {
-  const auto& frames = open_frames();
-  return std::any_of(frames.begin(), frames.end(), writes_slots);
+bool sets_cache_mode(const Frame& frame) {
+  return frame.spec.cache_mode.has_value();
 }
 
 void read_slots_outside() {
@@ -68,6 +103,7 @@ void read_slots_outside() {
   }
 }
 
+// Sets this thread's current policy. `in_slots`: an open region writes the slots, so they are ours.
 void put_policy(const PolicyTable* policy, bool in_slots) {
   tls_policy = policy;
   Slots slots = thread().slots_outside;
@@ -83,11 +119,16 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
   write_slots(slots);
 }
 
+// Our key is on if autocast is on for a device, and under overrides, which also apply to regions of torch.autocast
+// inside a disabled region of ours. Otherwise it must be off: torch.is_autocast_enabled() counts it among the autocast
+// devices.
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
   const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
   keys.put_ours(on, !on);
 }
 
+// The policy that a region entered now would change: that of the region around it, which PyTorch may have copied here
+// from another thread, or the default policy.
 PolicyPtr policy_around(const ThreadState& state) {
   if (state.policy != nullptr) {
     return hold(*state.policy);
@@ -95,6 +136,7 @@ PolicyPtr policy_around(const ThreadState& state) {
   return state.key_included ? hold(policy_of_carried_state()) : default_policy_table();
 }
 
+// Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
 void leave_nesting(const Frame& frame) {
   if (!frame.is_autocast()) {
     return;
@@ -106,6 +148,7 @@ void leave_nesting(const Frame& frame) {
   }
 }
 
+// To be called after each change of the open regions.
 void put_flags() {
   const auto& frames = open_frames();
   tls_region_open = false;
@@ -116,8 +159,6 @@ void put_flags() {
   }
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
-
-namespace {
 
 void restore(const Frame& frame) {
   ThreadKeys keys = ThreadKeys::read();
@@ -141,8 +182,7 @@ void restore(const Frame& frame) {
   }
 }
 
-} // namespace
-
+// Ends the innermost region of the thread, and returns what it was.
 Frame end_innermost() {
   Frame frame = std::move(open_frames().back());
   open_frames().pop_back();
@@ -152,6 +192,8 @@ Frame end_innermost() {
   return frame;
 }
 
+// Recomputes the policies of the frames from `first` on, and returns the innermost one. `before` is the policy that the
+// first of them restores (null for none), and `around` the policy that its change is applied to.
 const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around) {
   for (size_t i = first; i < frames.size(); ++i) {
     frames[i].before.policy = before;
@@ -163,8 +205,6 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
   return before;
 }
 
-namespace {
-
 // Ends a region while regions that were opened later are still open.
 Frame end_below(size_t position) {
   auto& frames = open_frames();
@@ -173,12 +213,12 @@ Frame end_below(size_t position) {
   put_flags();
   // The state that the ended region would have restored passes to the next region that changes the same state. If there
   // is none, it is restored now. Every region sets the key, and nearly every region sets the cache flag.
+  const auto first_above = frames.begin() + static_cast<std::ptrdiff_t>(position);
   for (size_t device = 0; device < kNumDevices; ++device) {
     if (!frame.names(device)) {
       continue;
     }
-    const auto above = std::find_if(
-        frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [&](auto& f) { return f.names(device); });
+    const auto above = std::find_if(first_above, frames.end(), [&](auto& f) { return f.names(device); });
     if (above != frames.end()) {
       above->before.devices[device] = frame.before.devices[device];
     } else {
@@ -186,22 +226,18 @@ Frame end_below(size_t position) {
     }
   }
   if (sets_cache_mode(frame)) {
-    const auto above =
-        std::find_if(frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), sets_cache_mode);
+    const auto above = std::find_if(first_above, frames.end(), sets_cache_mode);
     (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
   }
-  ThreadState& above = frames[position].before;
+  ThreadState& above = first_above->before;
   above.key_included = frame.before.key_included;
   above.key_excluded = frame.before.key_excluded;
   above.cache_enabled = frame.before.cache_enabled;
-  const bool none_sets_cache = std::all_of(
-      frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](auto& f) { return f.spec.keeps_cache; });
-  if (none_sets_cache && !frame.spec.keeps_cache) {
+  if (!frame.spec.keeps_cache && std::all_of(first_above, frames.end(), [](auto& f) { return f.spec.keeps_cache; })) {
     at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
   }
   if (frame.is_autocast()) {
-    std::for_each(
-        frames.begin() + static_cast<std::ptrdiff_t>(position), frames.end(), [](Frame& f) { --f.before.nesting; });
+    std::for_each(first_above, frames.end(), [](Frame& f) { --f.before.nesting; });
   }
   const PolicyTable* policy = recompose(frames, position, frame.before.policy, frame.around);
   if (writes_slots(frame)) {
@@ -292,39 +328,6 @@ const void* innermost_promotion_region() {
   return frame == frames.rend() ? nullptr : frame->owner;
 }
 
-size_t depth() {
-  return open_frames().size();
-}
-
-namespace {
-
-void write_devices(const ThreadState& state) {
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    state.devices[device].write(device_type_of(static_cast<Device>(device)));
-  }
-}
-
-struct EndsRegions {
-  size_t base;
-
-  void now() const {
-    while (open_frames().size() > base) {
-      end_innermost();
-    }
-  }
-  ~EndsRegions() noexcept(false) { // see WithoutGil
-    now();
-  }
-};
-
-} // namespace
-
-struct Suspended {
-  std::vector<Frame> frames;      // outermost first
-  ThreadState inside;             // the thread's state in the innermost frame at suspension
-  std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
-};
-
 // Also suspends and resumes regions of torch.autocast that the body opened inside ours: the devices' state and the
 // nesting depth reveal them.
 std::shared_ptr<Suspended> suspend(size_t base) {
@@ -333,7 +336,6 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   if (frames.size() <= base) {
     return result;
   }
-  EndsRegions ends{base}; // also if there is no memory for the rest
   result->inside = ThreadState::read();
   result->frames.assign(frames.begin() + static_cast<std::ptrdiff_t>(base), frames.end());
   const ThreadState& around = result->frames.front().before;
@@ -346,8 +348,12 @@ std::shared_ptr<Suspended> suspend(size_t base) {
   for (int nesting = result->inside.nesting; nesting > around.nesting + ours; --nesting) {
     at::autocast::decrement_nesting();
   }
-  ends.now();
-  write_devices(around);
+  while (frames.size() > base) {
+    end_innermost();
+  }
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    around.devices[device].write(device_type_of(static_cast<Device>(device)));
+  }
   if (outermost) {
     end_caches(); // only regions of PyTorch were open
   }
@@ -363,6 +369,7 @@ void resume(const Suspended& regions) {
   const ThreadState& found = regions.frames.front().before;
   const ThreadState& inside = regions.inside;
   std::vector<Frame> resumed = regions.frames;
+  resumed.front().before = around;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const auto first =
         std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
@@ -374,18 +381,10 @@ void resume(const Suspended& regions) {
       inside.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
   }
-  // The next `suspend` also reads the state of devices that a frame does not name.
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    resumed.front().before.devices[device] = around.devices[device];
-  }
   if (const auto first = std::find_if(resumed.begin(), resumed.end(), sets_cache_mode); first != resumed.end()) {
     first->before.cache_mode = around.cache_mode;
     tls_cache_mode = inside.cache_mode;
   }
-  resumed.front().before.key_included = around.key_included;
-  resumed.front().before.key_excluded = around.key_excluded;
-  resumed.front().before.cache_enabled = around.cache_enabled;
-  resumed.front().before.nesting = around.nesting;
   const PolicyTable* policy = recompose(resumed, 0, around.policy, policy_around(around));
   const bool changes_policy = std::any_of(resumed.begin(), resumed.end(), writes_slots);
   if (changes_policy && !any_writes_slots()) {
@@ -406,6 +405,128 @@ void resume(const Suspended& regions) {
   } else {
     tls_policy = policy;
   }
+}
+
+// --- The packed form of a region's settings
+
+namespace {
+
+constexpr unsigned kBitsPerDevice = 16;
+constexpr unsigned kNamedBit = 8;
+constexpr unsigned kEnabledBit = 9;
+constexpr unsigned kCacheBit = 32;
+constexpr unsigned kCacheModeShift = 33;
+constexpr unsigned kKeepsCacheBit = 35;
+constexpr unsigned kChangeShift = 40;
+
+} // namespace
+
+RegionSpec RegionSpec::unpack(uint64_t packed) {
+  RegionSpec spec;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const uint64_t field = packed >> (kBitsPerDevice * device);
+    spec.devices[device].named = (field >> kNamedBit & 1) != 0;
+    spec.devices[device].enabled = (field >> kEnabledBit & 1) != 0;
+    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
+  }
+  spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
+  if (const uint64_t mode = packed >> kCacheModeShift & 3; mode != 0) {
+    spec.cache_mode = static_cast<CacheMode>(mode - 1);
+  }
+  spec.keeps_cache = (packed >> kKeepsCacheBit & 1) != 0;
+  spec.change = static_cast<uint32_t>(packed >> kChangeShift);
+  return spec;
+}
+
+uint64_t RegionSpec::pack() const {
+  uint64_t packed = static_cast<uint64_t>(change) << kChangeShift;
+  packed |= static_cast<uint64_t>(cache_enabled) << kCacheBit;
+  if (cache_mode.has_value()) {
+    packed |= (static_cast<uint64_t>(*cache_mode) + 1) << kCacheModeShift;
+  }
+  packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    const PerDevice& wanted = devices[device];
+    if (wanted.named) {
+      const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
+                             (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
+      packed |= field << (kBitsPerDevice * device);
+    }
+  }
+  return packed;
+}
+
+// --- Overrides without effect: see NOTE [ Unused overrides ]
+
+namespace {
+
+// For each op, the number of the newest change when it was last called in a region that is not known: under a dispatch
+// mode, or in a thread to which PyTorch carried the policy. Such a call may belong to any change that existed.
+std::array<std::atomic<uint32_t>, CalledOps::kMost> called_in_unknown_region;
+
+at::ScalarType dtype_of(PolicyByte policy, at::ScalarType lower) {
+  return is_run_in(policy)                                   ? run_in_dtype(policy)
+         : policy == to_byte(CastPolicy::lower_precision_fp) ? lower
+         : policy == to_byte(CastPolicy::fp32)               ? at::kFloat
+                                                             : at::ScalarType::Undefined;
+}
+
+// Whether the policy of the op that ran differs from that of the op that it called, on a device of the region.
+bool differ(OpNumber outer, OpNumber inner, const PolicyTable& policy, const RegionSpec& spec) {
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const auto& settings = spec.devices[static_cast<size_t>(device)];
+    const PolicyByte ran = policy.lookup(device, outer);
+    const PolicyByte wanted = policy.lookup(device, inner);
+    const at::ScalarType dtype = dtype_of(wanted, settings.dtype);
+    if (settings.enabled && ran > to_byte(CastPolicy::fallthrough) && wanted != ran &&
+        (dtype == at::ScalarType::Undefined || dtype != dtype_of(ran, settings.dtype))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether no region inside has replaced an override.
+bool is_in_force(const NumberedChange& change, const PolicyTable& table) {
+  return std::all_of(change.change.overrides.begin(), change.change.overrides.end(), [&table](const Override& one) {
+    return table.lookup(one.device, one.op) == one.policy;
+  });
+}
+
+} // namespace
+
+void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on) {
+  if (open_frames().empty() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    if (op < CalledOps::kMost) {
+      called_in_unknown_region[op].store(last_change_number(), std::memory_order_relaxed);
+    }
+  }
+  for (const Frame& frame : open_frames()) {
+    if (frame.change != nullptr && frame.change->called != nullptr) {
+      const bool as_in_region =
+          on.has_value() && frame.policy->lookup(*on, op) == table.lookup(*on, op) && is_in_force(*frame.change, table);
+      frame.change->called->add(op, as_in_region);
+    }
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> unused_overrides(
+    const NumberedChange& change, const PolicyTable& policy, const RegionSpec& spec) {
+  std::vector<std::pair<std::string, std::string>> unused;
+  const auto is_called = [&](OpNumber op) {
+    return change.called->called(op) || called_in_unknown_region[op].load(std::memory_order_relaxed) >= change.number;
+  };
+  for (const NamedOp& named : change.change.named) {
+    if (std::any_of(named.overloads.begin(), named.overloads.end(), is_called)) {
+      continue;
+    }
+    for (const OpNumber outer : named.hidden_by) {
+      if (change.called->ran_under_policy(outer) && differ(outer, named.overloads.front(), policy, spec)) {
+        unused.emplace_back(op_name(named.overloads.front()), op_name(outer));
+      }
+    }
+  }
+  return unused;
 }
 
 } // namespace torch_promote

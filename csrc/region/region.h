@@ -1,24 +1,44 @@
 // file: the open regions of a thread, and the thread state that follows from them
 #pragma once
 
-#include "cache/cache_mode.h"
 #include "cache/thread_casts.h"
-#include "policy/dispatch_key.h"
+#include "policy/dispatch_state.h"
 #include "policy/policy_registry.h"
-#include "policy/torch_declarations.h"
 #include "region/current_policy.h"
-#include "region/region_spec.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace torch_promote {
+
+// The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
+// torch_promote/extension.py packs and unpacks the same bits:
+//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
+//   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
+struct RegionSpec {
+  struct PerDevice {
+    bool named = false;
+    bool enabled = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  std::array<PerDevice, kNumDevices> devices;
+  bool cache_enabled = true;
+  bool keeps_cache = false;            // leaves the cache flag as it is
+  std::optional<CacheMode> cache_mode; // nullopt: keeps that of the region around it
+  uint32_t change = 0;                 // the policy change's number in the registry
+
+  static RegionSpec unpack(uint64_t packed);
+  uint64_t pack() const;
+};
 
 // PyTorch's autocast state of one device type.
 struct DeviceState {
@@ -32,9 +52,7 @@ struct DeviceState {
     at::autocast::set_autocast_enabled(type, enabled);
     at::autocast::set_autocast_dtype(type, dtype);
   }
-  bool operator==(const DeviceState& other) const {
-    return enabled == other.enabled && dtype == other.dtype;
-  }
+  bool operator==(const DeviceState& other) const = default;
 };
 
 // The included and excluded dispatch keys of this thread, read and written once, because PyTorch's own functions look
@@ -130,38 +148,8 @@ struct Frame {
   }
 };
 
-// The open regions of this thread, outermost first. Call `put_flags` after each change.
+// The open regions of this thread, outermost first.
 std::vector<Frame>& open_frames();
-void put_flags();
-
-// Whether a region writes the slots of the fingerprint: it changes the policy, or it is the outermost region and the
-// default policy is not stock's. Call `read_slots_outside` before the first such region is entered.
-bool writes_slots(const Frame& frame);
-bool any_writes_slots();
-void read_slots_outside();
-
-bool sets_cache_mode(const Frame& frame);
-
-// Sets this thread's current policy. `in_slots`: an open region writes the slots, so they are ours.
-void put_policy(const PolicyTable* policy, bool in_slots);
-
-// Our key is on if autocast is on for a device, and under overrides, which also apply to regions of torch.autocast
-// inside a disabled region of ours. Otherwise it must be off: torch.is_autocast_enabled() counts it among the autocast
-// devices.
-void put_key(ThreadKeys& keys, const PolicyTable* policy);
-
-// The policy that a region entered now would change: that of the region around it, which PyTorch may have copied here
-// from another thread, or the default policy.
-PolicyPtr policy_around(const ThreadState& state);
-
-// Recomputes the policies of the frames from `first` on, and returns the innermost one. `before` is the policy that the
-// first of them restores (null for none), and `around` the policy that its change is applied to.
-const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const PolicyTable* before, PolicyPtr around);
-
-// Ends the innermost region of the thread, and returns what it was.
-Frame end_innermost();
-// Decrements PyTorch's count of regions, and frees the caches if the region was the outermost.
-void leave_nesting(const Frame& frame);
 
 // The owner of regions that a traced graph opens. If an op of the graph raises, the graph does not end them. They then
 // end with the region around them.
@@ -178,13 +166,23 @@ std::optional<Frame> exit_region(const void* owner);
 // The owner of the innermost open region of `promotion` in this thread, or null.
 const void* innermost_promotion_region();
 
-// The number of open regions in this thread.
-size_t depth();
-
 // A step of a coroutine may end inside its regions. `suspend` removes the regions above `base` from this thread and
 // restores the state around them; `resume` enters them again, on top of the thread's state at that time.
-struct Suspended;
+struct Suspended {
+  std::vector<Frame> frames;      // outermost first
+  ThreadState inside;             // the thread's state in the innermost frame at suspension
+  std::shared_ptr<CastSet> casts; // null unless no autocast region was around them
+};
 std::shared_ptr<Suspended> suspend(size_t base);
 void resume(const Suspended& regions);
+
+// --- Overrides without effect: see NOTE [ Unused overrides ]
+
+// Notes a call. `on`: the device whose policy applies, or nullopt if none does.
+void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on);
+
+// The ops that overrides of the change name and that no call has reached, each with an op that ran instead, by name.
+std::vector<std::pair<std::string, std::string>> unused_overrides(
+    const NumberedChange& change, const PolicyTable& policy, const RegionSpec& spec);
 
 } // namespace torch_promote

@@ -143,9 +143,6 @@ def test_new_tensors_at_the_address_of_dead_ones_are_cast_again() -> None:
     assert len(addresses) < 200
 
 
-# --- the results of consumers are their own
-
-
 # --- casts under modes
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import (
-    checkpoint,
-)
 
 import torch_promote as tp
 from benchmarks.measures import count_casts
@@ -23,9 +19,11 @@ from helpers.comparison import assert_same
 from helpers.models import (
     EVERY_MODEL,
     MODELS,
+    checkpointed,
     loss_of,
     made,
     region_of,
+    trained,
 )
 from helpers.probes import in_thread
 
@@ -38,31 +36,7 @@ ALL_MODES = pytest.mark.parametrize("cache", MODES)
 # --- bits
 
 
-def trained(region: Region, name: str, dtype: torch.dtype, how: str) -> Any:
-    """Losses, gradients and weights of some steps, with accumulation and an evaluation between."""
-    model, x = made(name)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    seen = []
-    with region(dtype) if how == "one region" else nullcontext():
-        for step in range(3):
-            for batch in range(2):
-                with region(dtype) if how != "one region" else nullcontext():
-                    loss = loss_of(model, x + batch)
-                    if how != "a region each":
-                        loss.backward()
-                if how == "a region each":
-                    loss.backward()
-                seen.append(loss.detach().clone())
-            seen += [p.grad.clone() for p in parameters if p.grad is not None]
-            with torch.no_grad() if step else torch.inference_mode(), region(dtype):
-                seen.append(model(x).clone())
-                seen.append(model(x * 2).clone())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step == 1)
-    return [*seen, *model.parameters()]
-
-
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 #: The LSTM of the CPU has no float16.
 MODELS_AND_DTYPES = [
     (name, dtype)
@@ -76,8 +50,9 @@ MODELS_AND_DTYPES = [
 @pytest.mark.parametrize(("name", "dtype"), MODELS_AND_DTYPES, ids=str)
 def test_training_has_stocks_bits(name: str, cache: str, dtype: torch.dtype) -> None:
     measure = functools.partial(stock, cache_enabled=cache != "none")
-    for how in ("a region each", "a region each, backward inside"):
-        assert_same(trained(region_of(cache), name, dtype, how), trained(measure, name, dtype, how))
+    for inside in (False, True):
+        given = name, dtype, inside, SGD
+        assert_same(trained(region_of(cache), *given), trained(measure, *given))
 
 
 def trained_after_evaluation(region: Region, name: str, no_autograd: Callable[[], Any], warm: bool) -> Any:
@@ -108,7 +83,7 @@ def test_training_after_evaluation_in_one_region_has_stocks_bits(
 @EVERY_MODEL
 def test_each_step_has_another_loss(name: str) -> None:
     """Otherwise the tests above would not notice old casts."""
-    losses = [seen.item() for seen in trained(stock, name, torch.bfloat16, "a region each") if seen.dim() == 0]
+    losses = [seen.item() for seen in trained(stock, name, torch.bfloat16, False, SGD) if seen.dim() == 0]
     assert len(losses) == 6
     assert len(set(losses[::2])) == 3
 
@@ -232,36 +207,12 @@ def test_no_mode_makes_more_casts_than_stock_or_than_none(name: str, cache: str)
         assert all(mine <= theirs for mine, theirs in zip(found, casts(region), strict=True))
 
 
-# --- memory
-
-
-# --- models that are copied
-
-
 # --- checkpoints, code that runs inside a cast, nested regions
 
 KEEPING = ("weights", "persistent", "all")
 ALL_KEEPING = pytest.mark.parametrize("cache", KEEPING)
 
 # --- checkpointing
-
-
-def checkpointed(region: Region, name: str, inside: bool, **how: Any) -> Any:
-    """Two steps over a model whose block is used twice, with an activation that is also cast before the block."""
-    model, x = made(name)
-    head = nn.Linear(16, 16)
-    for _ in range(2):
-        source = x.clone().requires_grad_()
-        with region():
-            hidden = source * 2
-            before = head(hidden)
-            hidden = checkpoint(model, checkpoint(model, hidden, **how).float(), **how)
-            loss = (head(hidden) + before).float().square().mean()
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-    return [loss, source.grad, *(p.grad for p in (*head.parameters(), *model.parameters()) if p.requires_grad)]
 
 
 @ALL_KEEPING
@@ -271,12 +222,6 @@ def checkpointed(region: Region, name: str, inside: bool, **how: Any) -> Any:
 def test_checkpoint(name: str, cache: str, use_reentrant: bool, inside: bool) -> None:
     run = functools.partial(checkpointed, name=name, inside=inside, use_reentrant=use_reentrant)
     assert_same(run(region_of(cache)), run(stock))
-
-
-# --- torch.compile
-
-
-# --- the cross-check
 
 
 # --- code that runs inside a cast
@@ -329,11 +274,6 @@ def test_a_mode_may_use_autocast_inside_a_cast(action: Any, frozen: bool, grad: 
                     assert torch.equal(torch.mm(x, w), expected)
                     assert torch.equal(torch.mm(w.t(), x.t()), expected.t())
     assert mode.times > 0
-
-
-def _product(x: torch.Tensor, w: torch.Tensor, cache: str) -> torch.Tensor:
-    with ours(cache=cache), torch.no_grad():
-        return torch.mm(x, w)
 
 
 # --- nested regions

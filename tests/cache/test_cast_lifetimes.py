@@ -6,7 +6,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,31 +62,16 @@ def test_a_finalizer_of_a_weight_may_clear_the_cache() -> None:
 
 
 def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
-    peak, dropped_before = 0, tp.cache_info()["dropped"]
-    with ours():
+    peak, dropped_before, alive = 0, tp.cache_info()["dropped"], weight()
+    with ours(), CastCount(of=alive) as count:
         for _ in range(60):
+            use(alive)
             use(weight())
             peak = max(peak, tp.cache_info()["entries"])
         assert peak < 20
         assert tp.cache_info()["bytes"] <= peak * 16 * 16 * 2
         assert tp.cache_info()["dropped"] - dropped_before > 40
-
-
-def test_weights_dropped_together_make_room_for_later_ones() -> None:
-    with ours():
-        first = [weight() for _ in range(60)]
-        for w in first:
-            use(w)
-        assert tp.cache_info()["entries"] == 60
-        del first, w
-        later = [weight() for _ in range(60)]
-        for w in later:
-            use(w)
-            assert tp.cache_info()["entries"] < 120  # stock's number
-        misses = tp.cache_info()["misses"]
-        for w in later:
-            use(w)
-        assert tp.cache_info()["misses"] == misses  # every later cast is still there
+    assert count.casts == 1
 
 
 def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
@@ -102,27 +86,6 @@ def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
 
 
 # --- threads
-
-
-def test_threads_share_a_weight_and_no_casts() -> None:
-    w, barrier = weight(), threading.Barrier(4, timeout=60)
-
-    def work(dtype: torch.dtype) -> dict[str, int]:
-        with ours(dtype):
-            for _ in range(20):
-                barrier.wait()
-                assert torch.equal(X.to(dtype) @ w, X.to(dtype) @ half(w, dtype))
-            barrier.wait()
-            return tp.cache_info()
-
-    dtypes = [torch.bfloat16, torch.float16] * 2
-    with ours(), ThreadPoolExecutor(4) as pool:
-        X @ w
-        infos = list(pool.map(work, dtypes))
-        with CastCount(of=w) as count:
-            X @ w
-    assert count.casts == 0
-    assert [(info["entries"], info["misses"], info["hits"]) for info in infos] == [(1, 1, 19)] * 4
 
 
 def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
@@ -141,11 +104,6 @@ def test_a_thread_that_ends_inside_a_region_takes_its_cache_along() -> None:
     assert refs[0].expired()
     assert tp.cache_info()["entries"] == 0
 
-
-# --- coming back while a cast is being made
-
-
-# --- when casts end: with the thread's outermost autocast region, ours or PyTorch's, or by a call
 
 # --- regions that are no autocast regions
 
@@ -191,24 +149,6 @@ def nesting() -> int:
 # --- torch.clear_autocast_cache
 
 
-def cleared(region: Region) -> list[Any]:
-    w = weight()
-    with region():
-        first = X @ w
-        write_unseen(w)
-        torch.clear_autocast_cache()
-        second = X @ w
-        third = X @ w
-    (gradient,) = torch.autograd.grad((first + second + third).float().sum(), w)
-    return [first, second, third, gradient]
-
-
-def test_stocks_clearing_clears_ours() -> None:
-    results = cleared(ours)
-    assert_same(results, cleared(stock))
-    assert not torch.equal(results[0], results[1])
-
-
 @pytest.mark.parametrize("cache", ["weights", "all"])
 @pytest.mark.parametrize("around", [ours, stock, contextlib.nullcontext], ids=["ours", "stock", "nothing"])
 def test_it_frees_the_memory_at_once(around: Any, cache: str) -> None:
@@ -240,18 +180,6 @@ def in_stocks_region(region: Region, **arguments: Any) -> list[Any]:
 def test_regions_inside_stocks_share_their_casts(cache: str) -> None:
     arguments = {"cache_enabled": False} if cache == "none" else {}
     assert_same(in_stocks_region(ours, cache=cache), in_stocks_region(stock, **arguments))
-
-
-def test_the_end_of_stocks_region_frees_the_memory_at_once() -> None:
-    region = stock()
-    with region:
-        w = nn.Parameter(torch.zeros(BIG, BIG))
-        with ours():
-            torch.ones(1, BIG) @ w
-        assert entries() == 1
-        before = resident_bytes()
-    assert before - resident_bytes() > BIG * BIG
-    assert entries() == 0
 
 
 def test_casts_beyond_stocks_end_with_our_regions() -> None:
@@ -336,47 +264,6 @@ def test_a_thread_that_ended_inside_a_region_runs_no_python_for_the_casts_of_a_s
     assert output_of(program) == "1\n0\ntorch.bfloat16\n"
 
 
-# --- threads of the autograd engine
-
-
-@contextlib.contextmanager
-def as_carried_by_the_engine() -> Iterator[None]:
-    """The dispatch keys of a region, and no region: so the autograd engine's device threads find themselves."""
-    with ours():
-        keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(*keys):
-        yield
-
-
-def recomputation(region: Region, keys: Any) -> list[Any]:
-    """What a checkpoint does on a device thread: the keys are the caller's, and the regions are PyTorch's."""
-    w = weight()
-
-    def work() -> list[Any]:
-        with keys(), stock():
-            outputs = [X @ w for _ in range(4)]
-            held = entries()
-        total = sum((output.float() * (index + 0.37)).square().mean() for index, output in enumerate(outputs))
-        (gradient,) = torch.autograd.grad(total, w)
-        assert (held, entries()) == ((1, 0) if region is ours else (0, 0))
-        return [*outputs, gradient]
-
-    return in_thread(work)
-
-
-def test_regions_of_pytorch_in_a_thread_without_ours_keep_casts() -> None:
-    assert_same(recomputation(ours, as_carried_by_the_engine), recomputation(stock, contextlib.nullcontext))
-
-
-def test_a_thread_without_any_region_keeps_none() -> None:
-    def work() -> int:
-        with as_carried_by_the_engine():
-            X @ weight()
-            return entries()
-
-    assert in_thread(work) == 0
-
-
 # --- where the end of a region could deadlock
 
 
@@ -398,26 +285,6 @@ def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
         """
     )
     assert result == "0\n"
-
-
-def test_after_a_fork_both_processes_notice() -> None:
-    result = output_of(
-        """
-        import os, sys, torch, torch_promote as tp
-        torch.set_num_threads(1)
-        w, x = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4)
-        with tp.my_autocast("cpu"):
-            x @ w
-            child = os.fork()
-            w.data.mul_(3)
-            torch.clear_autocast_cache()
-            fresh = (x @ w)[0, 0].item() == 12
-            if child == 0:
-                os._exit(fresh)
-            print(fresh, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """
-    )
-    assert result == "True 1\n"
 
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
@@ -461,10 +328,9 @@ def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) 
 # --- forks while other threads use the cache
 
 FORKS = """
-import sys, threading, torch
+import os, signal, sys, threading, time, torch
 from torch import nn
 import torch_promote as tp
-from helpers.forking import fork_for
 
 torch.set_num_threads(1)
 weights = [nn.Parameter(torch.ones(2, 2), requires_grad=False) for _ in range(1500)]
@@ -500,7 +366,28 @@ def in_child():
         torch.ones(1).exp()
 
 
-forks, hung = fork_for(float(sys.argv[1]), in_child)
+def fork_for(seconds):
+    # Forks children that call `in_child` and end; stops when one hangs for 20 seconds.
+    forks = hung = 0
+    started = time.monotonic()
+    while (forks < 3 or time.monotonic() - started < seconds) and not hung:
+        child = os.fork()
+        if child == 0:
+            in_child()
+            os._exit(0)
+        forks += 1
+        deadline = time.monotonic() + 20
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                hung += 1
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+            time.sleep(0.001)
+    return forks, hung
+
+
+forks, hung = fork_for(float(sys.argv[1]))
 end = True
 for thread in threads:
     thread.join()

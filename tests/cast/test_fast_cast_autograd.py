@@ -91,31 +91,6 @@ def a_view_written_in_place_before(to: Any) -> Any:
 
 
 @program
-def forward_mode(to: Any) -> Any:
-    results = []
-    with forward_ad.dual_level():
-        for requires_grad in (False, True):
-            x = torch.randn(4, 5).requires_grad_(requires_grad)
-            dual = forward_ad.make_dual(x, torch.randn(4, 5))
-            primal, tangent = forward_ad.unpack_dual(to(dual, BF16))
-            assert tangent is not None
-            results += [primal, tangent]
-            if requires_grad:
-                results += torch.autograd.grad(primal.sum(), x)
-    results.append(to(x, FP16))
-    return results
-
-
-@program
-def forward_over_reverse(to: Any) -> Any:
-    with forward_ad.dual_level():
-        x = leaf()
-        y = to(x, BF16)
-        (g,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), torch.randn(4, 5).to(BF16)))
-        return tuple(forward_ad.unpack_dual(g))
-
-
-@program
 def grad_modes(to: Any) -> Any:
     x, results = leaf(), []
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
@@ -163,37 +138,6 @@ def test_an_error_names_the_line_of_the_forward_in_anomaly_mode() -> None:
 
     for region in (stock, ours):
         assert "the line of the forward" in failing(region)
-
-
-def test_the_graph_is_let_go() -> None:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    x = leaf()
-    y = cast(x * 1, BF16)
-    storage = StorageWeakRef(y.untyped_storage())
-    loss = y.square().sum()
-    del y
-    assert not storage.expired()
-    loss.backward()
-    assert storage.expired()
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-def test_sums_of_gradients_have_stocks_order(dtype: torch.dtype) -> None:
-    """The engine orders them by the sequence numbers of the nodes, which the bits of a sum of many show."""
-
-    def gradients(region: Region) -> Any:
-        torch.manual_seed(0)
-        x, ws = leaf(8, 8), [leaf(8, 8) for _ in range(5)]
-        with region(dtype):
-            hidden = x * 1
-            outputs = [hidden.sin(), torch.mm(hidden, hidden), hidden.exp(), *(torch.mm(hidden, w) for w in ws)]
-            outputs += [hidden.cos(), torch.mm(hidden, ws[0])]
-            loss = sum(torch.mm(output, hidden).float().square().sum() for output in outputs)
-        loss.backward()  # type: ignore[union-attr]
-        return x.grad, [w.grad for w in ws]
-
-    assert_same(gradients(ours), gradients(stock))
 
 
 # --- views whose base gets a gradient or a tangent after the view was made: autograd's state is the base's

@@ -15,7 +15,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from helpers.casts import Region, ours, stock
 from helpers.comparison import assert_same
@@ -34,22 +34,6 @@ def test_the_profiler_shows_casts_with_their_shapes_and_their_nodes() -> None:
     assert any("CastBackward" in event.name() for event in events)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_trace_of_jit_holds_its_casts() -> None:
-    layer = nn.Linear(6, 6).requires_grad_(False)
-    x = torch.randn(3, 6)
-
-    def traced(region: Region, **arguments: Any) -> torch.jit.ScriptModule:
-        with region(**arguments), torch.no_grad():
-            layer(x)  # casts that the trace is not to take for constants
-            return torch.jit.trace(lambda t: torch.mm(layer(t), t.t()), x)  # type: ignore[no-any-return,no-untyped-call]
-
-    other = torch.randn(3, 6)
-    expected = traced(stock, cache_enabled=False)(other)
-    for cache in ("weights", "persistent", "all"):
-        assert torch.equal(traced(ours, cache=cache)(other), expected)
-
-
 def test_compiled_autograd_takes_casts_in() -> None:
     compiler = functools.partial(torch.compile, backend="eager", fullgraph=True)
     expected = run(stock)
@@ -57,12 +41,6 @@ def test_compiled_autograd_takes_casts_in() -> None:
     with compiled_autograd._enable(compiler()):
         found = run(ours)
     assert_same(found, expected)
-
-
-# --- a cast that a program gets hold of
-
-
-# --- modes, subclasses, tracers and functorch
 
 
 class Ops(TorchDispatchMode):
@@ -77,9 +55,6 @@ class Ops(TorchDispatchMode):
         dtypes = [leaf.dtype for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)]
         self.ops.append((str(func), dtypes))
         return result
-
-
-# --- modes
 
 
 def test_a_dispatch_mode_sees_each_cast_forward_and_backward() -> None:
@@ -156,32 +131,6 @@ def test_transforms(name: str, cache: str) -> None:
 
 
 # --- tensors that are not plain
-
-
-class Wrapped(torch.Tensor):
-    seen: list[Any] = []  # noqa: RUF012
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Wrapped:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
-
-    def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.seen.append(func)
-        plain = tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
-        return tree_map_only(torch.Tensor, Wrapped, func(*plain[0], **plain[1]))
-
-
-def test_a_subclass_with_a_dispatch_of_its_own_is_asked() -> None:
-    x = torch.randn(3, 3)
-    Wrapped.seen = []
-    found = cast(Wrapped(x), BF16)
-    assert torch.ops.aten._to_copy.default in Wrapped.seen
-    assert isinstance(found, Wrapped)
-    assert torch.equal(found.inner, x.to(BF16))
 
 
 NOT_PLAIN: dict[str, Callable[[], torch.Tensor]] = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -218,34 +219,9 @@ def test_bits_are_compared() -> None:
             torch.ones(1, 1) @ w
 
 
-# --- kinds of tensors
-
-
-class Pair(torch.Tensor):
-    """A wrapper of one tensor, as DTensor is one of its local tensor."""
-
-    inner: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=True)
-
-    def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = torch.utils._pytree.tree_map_only(cls, lambda t: t.inner, (args, kwargs or {}))
-        result = func(*plain[0], **plain[1])
-        return cls(result) if isinstance(result, torch.Tensor) else result
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
-
-
 def test_a_wrapper_subclass() -> None:
     inner = torch.linspace(-2, 2, 16).view(4, 4)
-    w = Pair(inner)
+    w = nn.Parameter(TwoTensor(inner, inner.clone()))
     with check_casts() as checks, ours():
         for _ in range(2):
             EYE @ w

@@ -28,10 +28,6 @@ aten = torch.ops.aten
 X, W = torch.randn(4, 4), torch.randn(4, 4)
 
 
-def half(*shape: int) -> Tensor:
-    return torch.ones(*shape, dtype=BF16)
-
-
 # --- overrides
 
 

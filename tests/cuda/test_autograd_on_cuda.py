@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.casts import Region
 from helpers.comparison import assert_same
-from helpers.models import EVERY_MODEL, made
+from helpers.models import EVERY_MODEL, checkpointed
 from helpers.program_comparison import ANYWHERE, grads
 from helpers.program_comparison import assert_like_stock as compare
 
@@ -87,50 +86,9 @@ def test_several_uses_share_a_node() -> None:
 @REENTRANT
 @EVERY_MODEL
 def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache: str) -> None:
-    """A block that is used twice, and a head whose input is also cast before the block."""
-
-    def run(region: Region) -> Any:
-        torch.manual_seed(0)
-        model, x = made(name)
-        model, head, seen = model.cuda(), nn.Linear(16, 16).cuda(), []
-        for _ in range(2):
-            source = x.cuda().requires_grad_()
-
-            def loss(source: Tensor = source) -> Tensor:
-                hidden = source * 2
-                before = head(hidden)
-                for _ in range(2):
-                    hidden = checkpoint(model, hidden, use_reentrant=use_reentrant).float()
-                return (head(hidden) + before).float().square().mean()
-
-            seen += [run_backward(region(), loss, inside), source.grad]
-        return [*seen, *grads(head, model)]
-
-    ours = run(functools.partial(tp.my_autocast, "cuda", torch.bfloat16, cache=cache))
-    assert_same(ours, run(functools.partial(tp.stock_autocast, "cuda", torch.bfloat16)))
-
-
-@REENTRANT
-def test_a_checkpoint_runs_again_with_its_overrides(use_reentrant: bool) -> None:
-    def run(checkpointed: bool) -> Any:
-        torch.manual_seed(0)
-        seen: list[Any] = []
-        w, x = leaves()
-        x.requires_grad_()
-
-        def body(x: Tensor) -> Tensor:
-            scores = torch.softmax(F.linear(x, w), -1)
-            seen.append(scores.dtype)
-            return F.linear(scores, w)
-
-        with tp.my_autocast("cuda", overrides={"softmax": "fp16", "linear": torch.bfloat16}):
-            y = checkpoint(body, x, use_reentrant=use_reentrant) if checkpointed else body(x)
-        y.float().square().sum().backward()
-        assert set(seen) == {torch.float16}
-        assert len(seen) == 1 + checkpointed
-        return y, grads(w, x)
-
-    assert_same(run(checkpointed=True), run(checkpointed=False))
+    ours = functools.partial(tp.my_autocast, "cuda", torch.bfloat16, cache=cache)
+    stock = functools.partial(tp.stock_autocast, "cuda", torch.bfloat16)
+    assert_same(*(checkpointed(region, name, use_reentrant, inside, "cuda") for region in (ours, stock)))
 
 
 # --- autograd functions

@@ -20,7 +20,6 @@ from torch_promote import _C
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
 ours = functools.partial(tp.my_autocast, "cuda", dtype=torch.bfloat16)
-stock = functools.partial(tp.stock_autocast, "cuda", dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -86,25 +85,6 @@ def test_casts_of_earlier_captures_are_dropped() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_gradients_inside_and_outside_of_a_capture() -> None:
-    """Uses outside of the capture have one node, as if there were no capture."""
-
-    def gradient(captures: bool) -> Any:
-        torch.manual_seed(0)
-        w, x = weight(), activation()
-        with ours():
-            loss = (x @ w).float().pow(2).sum()
-            if captures:
-                with capture():
-                    x @ w
-            loss = loss + (x @ w).float().sum()
-        loss.backward()
-        return w.grad
-
-    assert torch.equal(gradient(captures=True), gradient(captures=False))
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_streams_wait_for_a_persistent_cast_and_not_for_one_another() -> None:
     w, x = weight(requires_grad=False), activation()
 
@@ -143,38 +123,6 @@ def test_a_fused_step_on_the_engines_thread(cache: str) -> None:
             assert torch.equal(x @ w, product(x, w))
             loss.backward()
             assert torch.equal(x @ w, product(x, w))
-
-
-# --- casts in captures
-
-
-def casts_of(run: Callable[[], Any]) -> int:
-    """The number of casts from float32 that an action makes."""
-    with cuda_stand_in.counting() as counts:
-        run()
-    return len([cast for cast in counts.casts if cast.source == "Float"])
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("frozen", [False, True])
-def test_activations_and_frozen_weights_are_shared_within_a_capture(frozen: bool) -> None:
-    torch.manual_seed(0)
-    heads = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3)).cuda().requires_grad_(not frozen)
-    x = torch.linspace(-1, 1, 32, device="cuda").view(4, 8)
-    results = {}
-    for name, region in {"stock": stock, "all": functools.partial(ours, cache="all")}.items():
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            hidden = x + 1
-            with region():
-                out = [head(hidden) for head in heads for _ in range(2)]
-        x.mul_(0.5)
-        casts = casts_of(graph.replay)
-        results[name] = (casts, [part.clone() for part in out])
-        x.mul_(2)
-    assert results["all"][0] == 1 + 3
-    assert results["stock"][0] == 6 + (6 if frozen else 3)
-    assert_same(results["all"][1], results["stock"][1])
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -19,7 +19,6 @@ from helpers.rows import (
     executed,
     known_refusals,
     listed,
-    policy_is_noticed,
     refused,
     stock_and_ours,
 )
@@ -80,21 +79,6 @@ def test_gradients_are_there_to_compare(row: Row) -> None:
         assert stock.gradients, label
         assert all(grad is not None and grad.is_cuda for grad in stock.gradients), label
         assert any(grad.any() for grad in stock.gradients), label
-
-
-@pytest.mark.parametrize("row", LISTED, ids=name)
-def test_a_row_without_its_policy_is_noticed(row: Row) -> None:
-    assert policy_is_noticed(row, "cuda")
-
-
-@pytest.mark.parametrize("row", BANNED, ids=name)
-@each_lower_dtype
-def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dtype) -> None:
-    for kind in KINDS:
-        for label, bound in calls(row, kind, lower, "cuda"):
-            for outcome in stock_and_ours(row, bound, lower, "cuda", watched=True):
-                assert type(outcome.error) is RuntimeError, label
-                assert outcome.ops == [], label
 
 
 @pytest.mark.parametrize(("row", "kinds"), known_refusals("cuda"))

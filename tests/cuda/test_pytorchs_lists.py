@@ -17,18 +17,7 @@ LISTS = autocast_lists("cuda")
 ENTRIES = [(name, index) for name, entries in LISTS.items() for index in range(len(entries))]
 #: Ops whose entries stock refuses too, and why.
 REFUSED = {"einsum": "the equation is for four dimensions, the matrices have two"}
-
-
-def test_the_lists_are_complete() -> None:
-    assert set(LISTS) >= {
-        "torch_fp16",
-        "torch_fp32",
-        "torch_need_autocast_promote",
-        "nn_fp16",
-        "nn_fp32",
-        "methods_fp32",
-    }
-    assert len(ENTRIES) >= 95
+assert len(ENTRIES) >= 95
 
 
 @pytest.mark.parametrize(("name", "index"), ENTRIES, ids=[f"{n}-{i}-{LISTS[n][i][0]}" for n, i in ENTRIES])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import cuda_stand_in
-from fuzz.drawing import MODES, draw_program
+from fuzz.drawing import MODES, draw_program, script_of
 from fuzz.report import Counts
 from fuzz.running import check, computes_in_host_memory, quiet
-from fuzz.script import script_of
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks", "stand_in")
 
@@ -47,10 +46,3 @@ def _names(number: int, mode: str) -> list[str]:
     from fuzz.tree import names
 
     return names(draw_program(7, number, "cuda", mode))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_bits_of_many_programs_are_stocks(mode: str) -> None:
-    counts = checked(2, range(2000), mode)
-    assert counts.outcomes["same"] > 1900

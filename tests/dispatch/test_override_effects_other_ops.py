@@ -1,128 +1,69 @@
-"""Compares 300 random ops outside the op table, under overrides, with the reference's plan."""
+"""Compares ops outside the op table, under every kind of policy, with the reference's plan.
+
+tools/override_sweep.py runs all of PyTorch's ops.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from helpers.override_effects import Policy, by_turns, check_effect, full_name
-from helpers.side_by_side import Outcome
-from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import tensors_in
-from torch_promote.parity.entry_run import Bound, copied
-from torch_promote.parity.samples import op_database
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, op_table
-from torch_promote.reference.autocast import AutocastPlan
-
-#: The number of samples called per entry.
-_SAMPLES = 2
-
-
-class _First:
-    """Keeps the first call that it observes: the op as it is dispatched, before autocast sees it."""
-
-    def __init__(self) -> None:
-        self.call: tuple[Any, list[Any]] | None = None
-
-    def begin(self, op: Any, args: list[Any]) -> None:
-        if self.call is None:
-            self.call = op, copied(args)
-
-
-@functools.cache
-def functional_ops() -> dict[str, list[Bound]]:
-    """Returns the overloads outside of the table that write nothing, by their full names, with their sample calls."""
-    rows = {row.name for row in op_table()}
-    found: dict[str, list[Bound]] = {}
-    for entry in op_database().values():
-        if torch.float32 not in entry.supported_dtypes("cpu"):
-            continue
-        torch.manual_seed(0)
-        random.seed(0)
-        # Not through entry.sample_inputs, which walks the stack for each sample to name the test that it is for.
-        for sample in itertools.islice(
-            entry.sample_inputs_func(entry, "cpu", torch.float32, entry.supports_autograd), _SAMPLES
-        ):
-            call = _first_call(functools.partial(entry.op, sample.input, *sample.args, **sample.kwargs))
-            if call is not None and full_name(call[0]) not in rows and tensors_in(call[1]):
-                found.setdefault(full_name(call[0]), []).append(_bound(*call))
-    return {name: found[name] for name in sorted(found) if not found[name][0][0]._schema.is_mutable}
-
-
-def _first_call(run: Callable[[], Any]) -> tuple[Any, list[Any]] | None:
-    first = _First()
-    with observe_dispatch(first):
-        try:
-            run()
-        except Exception:  # keep the calls dispatched until then
-            return first.call
-    return first.call
-
-
-def _bound(op: Any, args: list[Any]) -> Bound:
-    """The call, with keyword-only arguments by name."""
-    both = list(zip(op._schema.arguments, args, strict=True))
-    by_name = {argument.name: value for argument, value in both if argument.kwarg_only}
-    return op, tuple(value for argument, value in both if not argument.kwarg_only), by_name
-
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 CASTING = (CastPolicy.fp32, CastPolicy.lower_precision_fp, CastPolicy.promote, F64)
 OTHERS = (CastPolicy.keep, CastPolicy.banned, CastPolicy.fallthrough, CastPolicy.fp32_set_opt_dtype)
-
-COUNT, PARTS = 300, 10
-#: The everyday run has two parts of the ops.
-EVERYDAY = (0, 1)
-PARAMETERS = [pytest.param(part, marks=[] if part in EVERYDAY else pytest.mark.slow) for part in range(PARTS)]
-each_part = pytest.mark.parametrize("part", PARAMETERS)
+aten = torch.ops.aten
 
 
-@functools.cache
-def chosen() -> tuple[str, ...]:
-    return tuple(random.Random(20).sample(sorted(functional_ops()), COUNT))
+def t(*shape: int, grad: bool = True) -> torch.Tensor:
+    numbers = torch.linspace(0.1, 0.9, torch.Size(shape).numel()).view(shape)
+    return numbers.requires_grad_() if grad else numbers
 
 
-def calls(name: str) -> list[tuple[str, Bound]]:
-    """A sample of float32 tensors, and one whose tensors alternate between the lower dtype and float32."""
-    first, last = functional_ops()[name][0], functional_ops()[name][-1]
-    op, args, kwargs = last
-    mixed_args, mixed_kwargs = by_turns((args, kwargs), (BF16, F32))
-    return [("float32", first), ("mixed", (op, mixed_args, mixed_kwargs))]
-
-
-def policies(name: str) -> list[Policy]:
-    legal = legal_policies(name)
-    return [p for p in (*CASTING, *OTHERS) if (CastPolicy.fp32 if isinstance(p, torch.dtype) else p) in legal]
-
-
-def outcomes(part: int) -> dict[Policy, list[tuple[AutocastPlan, Outcome]]]:
-    found: dict[Policy, list[tuple[AutocastPlan, Outcome]]] = {policy: [] for policy in (*CASTING, *OTHERS)}
-    for name in chosen()[part::PARTS]:
-        for kind, bound in calls(name):
-            for policy in policies(name):
-                found[policy].append(check_effect(kind, bound, policy))
-    return found
+INDEX = torch.tensor([1, 0, 1])
+CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.sin.default, (t(3, 4),), {}),
+    (aten.sigmoid.default, (t(3, 4),), {}),
+    (aten.maximum.default, (t(3, 4), t(4)), {}),
+    (aten.add.Tensor, (t(3, 4), t(3, 1)), {"alpha": 2}),
+    (aten.mul.Scalar, (t(3, 4), 0.3), {}),
+    (aten.lerp.Tensor, (t(3, 4), t(3, 4), t(4)), {}),
+    (aten.where.self, (torch.tensor([True, False, True]), t(3), t(3)), {}),
+    (aten.clamp.Tensor, (t(3, 4), None, t(4)), {}),
+    (aten.amax.default, (t(3, 4), [1]), {}),
+    (aten.var_mean.correction, (t(3, 4), [1]), {"correction": 1}),
+    (aten.nansum.default, (t(3, 4),), {}),
+    (aten.sort.default, (t(3, 4),), {}),
+    (aten.addr.default, (t(3, 4), t(3), t(4)), {}),
+    (aten.index_add.default, (t(3, 4), 0, INDEX, t(3, 4)), {"alpha": 0.5}),
+    (aten.logaddexp.default, (t(3, 4), t(3, 4)), {}),
+    (aten.native_layer_norm.default, (t(3, 4), [4], t(4), None, 1e-5), {}),
+    (aten.glu.default, (t(3, 4),), {}),
+    (aten.linalg_lstsq.default, (t(4, 3, grad=False), t(4, 2, grad=False)), {}),
+    (aten.upsample_bilinear2d.default, (t(1, 1, 3, 4), [6, 8], False), {}),
+    (aten._foreach_add.List, ([t(3), t(2, 2)], [t(3), t(2, 2)]), {}),
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@each_part
-def test_on_the_cpu_in_bits(part: int) -> None:
-    for policy, made in outcomes(part).items():
-        cast = [outcome for plan, outcome in made if plan.casts]
-        with_gradients = [outcome for outcome in cast if outcome.gradients]
-        if policy is CastPolicy.banned:
-            assert all(outcome.error is not None for _, outcome in made)
-        elif policy in CASTING:
-            # Of one tensor alone there is nothing to promote.
-            least = 2 if policy is CastPolicy.promote else 15
-            assert len([outcome for outcome in cast if outcome.error is None]) >= least, policy
-            assert with_gradients, policy
-        else:
-            assert not cast
+def test_on_the_cpu_in_bits() -> None:
+    rows, cast, ran = {row.name for row in op_table()}, dict.fromkeys((*CASTING, *OTHERS), 0), 0
+    for op, args, kwargs in CALLS:
+        assert full_name(op) not in rows
+        legal = legal_policies(full_name(op))
+        mixed_args, mixed_kwargs = by_turns((args, kwargs), (BF16, F32))
+        policies: list[Policy] = [p for p in (*CASTING, *OTHERS) if (CastPolicy.fp32 if p is F64 else p) in legal]
+        for bound in ((op, args, kwargs), (op, mixed_args, mixed_kwargs)):
+            for policy in policies:
+                plan, outcome = check_effect(full_name(op), bound, policy)
+                cast[policy] += bool(plan.casts) and outcome.error is None
+                ran += outcome.error is None
+                assert policy is not CastPolicy.banned or outcome.error is not None
+    assert min(cast[policy] for policy in CASTING) >= 5
+    assert not any(cast[policy] for policy in OTHERS)
+    assert ran > 150

@@ -17,7 +17,6 @@ aten = torch.ops.aten
 Make = Callable[..., torch.Tensor]
 #: The dtype of the written tensor, and that of the other tensors.
 PAIRS = [(BF16, F32), (F32, BF16), (F16, F64), (F64, F16), (F32, F64), (BF16, F16)]
-COUNT, PARTS = 120, 4
 
 each_pair = pytest.mark.parametrize(("own", "given"), PAIRS, ids=str)
 

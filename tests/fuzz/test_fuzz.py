@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
-import expecttest
 import pytest
 
 from fuzz import shrinking, workers
-from fuzz.drawing import MODES, draw_program
+from fuzz.drawing import MODES, draw_program, function_of, script_of
 from fuzz.planted import BUGS
-from fuzz.report import Counts, Report, as_json, as_text
+from fuzz.report import Counts, Report
 from fuzz.running import Maker, check, quiet
-from fuzz.script import function_of, script_of
 from fuzz.tree import KINDS, Program, names
-from helpers.subprocesses import run_python
+from helpers import subprocesses
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
@@ -27,10 +30,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def first_found(bug: Maker, mode: str, limit: int, seed: int = 0) -> Program | None:
+def first_found(bug: Maker, mode: str, limit: int) -> Program | None:
     """The first program that differs."""
     for number in range(limit):
-        program = draw_program(seed, number, "cpu", mode)
+        program = draw_program(0, number, "cpu", mode)
         if check(program, bug).found:
             return program
     return None
@@ -69,16 +72,6 @@ def test_a_seed_draws_the_same_program_again() -> None:
     assert one != function_of(draw_program(4, 14, "cpu"))
 
 
-@pytest.mark.parametrize("first", ["drawing", "script", "workers"])
-def test_the_order_of_imports_changes_no_program(first: str) -> None:
-    drawn = (
-        f"import fuzz.{first}, fuzz.drawing, fuzz.script\n"
-        "for number in range(20): print(fuzz.script.function_of(fuzz.drawing.draw_program(3, number, 'cpu')))"
-    )
-    done = run_python(drawn)
-    assert done.stdout == "".join(function_of(draw_program(3, number, "cpu")) + "\n" for number in range(20))
-
-
 # --- planted bugs
 
 
@@ -96,34 +89,17 @@ def test_rare_planted_bugs_are_found(name: str) -> None:
         assert first_found(BUGS[name], mode, 10_000) is not None, mode
 
 
-class TestShrinking(expecttest.TestCase):
-    """What a program with a planted bug shrinks to."""
-
-    def test_a_few_lines_are_left(self) -> None:
-        bug = BUGS["NestedDtypeIgnored"]
-        found = first_found(bug, "weights", 100)
-        assert found is not None
-        before = copy.deepcopy(found)
-        small = shrinking.shrunk(found, lambda program: check(program, bug).found)
-        assert found == before
-        assert check(small, bug).found
-        assert not check(small).found
-        self.assertExpectedInline(
-            function_of(small),
-            """\
-def program(autocast, note):
-    torch.default_generator.manual_seed(7)
-    m = nn.ModuleList([nn.Linear(8, 8)])
-    x = torch.linspace(-2, 2, 32).view(4, 8)
-    h, losses = x, []
-    with autocast(dtype=torch.float16, cache="weights"):
-        with autocast(dtype=torch.bfloat16, cache="weights"):
-            h = m[0](h)
-    if any(loss.requires_grad for loss in losses):
-        sum(losses).backward()
-    note(h, *losses, *(p.grad for p in m.parameters()), *m.parameters())
-""",
-        )
+def test_a_program_with_a_planted_bug_shrinks_to_a_few_lines() -> None:
+    bug = BUGS["NestedDtypeIgnored"]
+    found = first_found(bug, "weights", 100)
+    assert found is not None
+    before = copy.deepcopy(found)
+    small = shrinking.shrunk(found, lambda program: check(program, bug).found)
+    assert found == before
+    assert check(small, bug).found
+    assert not check(small).found
+    assert function_of(small).count("autocast(") == 2  # a region inside another
+    assert (len(names(small)), len(small.layers)) <= (5, 1)
 
 
 #: In a process of its own: autograd's threads do not survive the forks of `workers`, and other tests have started them.
@@ -139,46 +115,32 @@ workers.shrink(work, found)
 assert found.statements < 10
 print(found.script, end="")
 """
+FOLDER = Path(__file__).parents[2] / "tools" / "fuzz"
 
 
-def test_a_program_that_differs_becomes_a_script_that_runs_by_itself() -> None:
-    script = run_python(FIND_AND_SHRINK, quiet=True).stdout
-    compile(script, "script", "exec")
-    # The bug is not in the script: without it, the results are the same.
-    done = run_python(script)
+def command(*arguments: str) -> subprocesses.Program:
+    return subprocesses.Program(f"import runpy; runpy.run_path({str(FOLDER)!r}, run_name='__main__')", *arguments)
+
+
+def test_a_program_that_differs_becomes_a_file_that_the_command_runs(tmp_path: Path) -> None:
+    script = subprocesses.run_python(FIND_AND_SHRINK, quiet=True).stdout
+    file = tmp_path / "found.py"
+    file.write_text(script)
+    done = command("--program", str(file)).wait()  # the bug is not in the file
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(" results are the same\n")
-    # With the bug in the script it fails, as the program did.
-    after = "\n\n    def weights_were"
-    wrong = script.replace(f"**options){after}", f"**{{**options, 'cache': 'weights'}}){after}")
-    assert wrong != script
-    done = run_python(wrong)
+    assert ": same: " in done.stdout
+    # A result that is longer under stock.
+    file.write_text(script.replace("    note(", "    note(torch.ones(len(type(autocast).__name__)))\n    note(", 1))
+    done = command("--program", str(file)).wait()
     assert done.returncode == 1
-    assert "AssertionError: result " in done.stderr
+    assert "differs: result 0: shape" in done.stdout
 
 
-def test_scripts_of_all_kinds_run_by_themselves() -> None:
-    wanted, scripts = {"overriding", "thread", "custom_fwd", "checkpoint", "step_each", "module_policy"}, []
-    number = 0
-    while wanted:
-        program = draw_program(5, number, "cpu")
-        if new := wanted & set(names(program)):
-            wanted -= new
-            scripts.append(script_of(program, f"Program {number}."))
-        number += 1
-    for script in scripts:
-        done = run_python(script, quiet=True)
-        assert (done.returncode, done.stderr) == (0, ""), script
-
-
-# --- crashes and reports
+# --- crashes, and the command
 
 
 class _Crashes(BUGS["ModeIgnored"]):  # type: ignore[misc, valid-type]
     def weights_were_written(self) -> None:
-        import os
-        import signal
-
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -196,15 +158,33 @@ def test_a_crash_is_found_and_the_run_goes_on() -> None:
 
 
 def test_the_report_says_what_was_compared() -> None:
-    report = Report("cpu", 6, 0, 60)
-    workers.run(workers.Work("cpu", None, 6, 0, 60, jobs=2), report)
-    counts = report.counts
-    assert counts.programs == sum(counts.outcomes.values()) == 60
-    text = as_text(report)
-    assert "60 programs of seed 6 ran on cpu under stock and ours:" in text
-    assert f"compared bit for bit: {counts.losses:,} losses" in text
-    assert "none differs" in text
-    assert '"found": []' in as_json(report)
+    done = command("--programs", "40", "--seed", "4", "--mode", "all", "--jobs", "2", "--json").wait()
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["seed"], report["asked"], report["found"]) == (4, 40, [])
+    counts = report["counts"]
+    assert counts["programs"] == sum(counts["outcomes"].values()) == 40
+    assert counts["modes"] == {"all": 40}
+    assert counts["losses"] > 40
+    done = command("--programs", "20", "--jobs", "1").wait()
+    assert "20 programs of seed 0 ran on cpu under stock and ours:" in done.stdout
+    assert "0 differ" in done.stdout
+
+
+def test_wrong_options() -> None:
+    for arguments in (("--programs", "0"), ("--program", "nothing.py")):
+        done = command(*arguments).wait()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "make fuzz: error: " in done.stderr
+
+
+def test_ctrl_c_prints_what_has_run() -> None:
+    running = command("--programs", "1000000", "--jobs", "1")
+    time.sleep(4)
+    os.kill(running.pid, signal.SIGINT)
+    done = running.wait()
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert "(of 1,000,000):" in done.stdout or done.stdout == ""
 
 
 def test_programs_that_raise_compare_too_little() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from helpers.casts import Region, ours
 
@@ -137,3 +138,66 @@ def region_of(cache: str) -> Region:
 
 def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).float().square().mean()  # type: ignore[no-any-return]
+
+
+def trained(
+    region: Region,
+    name: str,
+    dtype: torch.dtype,
+    inside: bool,
+    make_optimizer: Callable[..., torch.optim.Optimizer],
+    device: str = "cpu",
+) -> list[torch.Tensor]:
+    """Losses, gradients and weights of some steps, with accumulation, and an evaluation before each step.
+
+    Args:
+        region: Makes regions of the device; takes a dtype.
+        name: The model.
+        dtype: The dtype of the regions.
+        inside: Whether the backward runs in the region.
+        make_optimizer: Takes the parameters.
+        device: Where the model is.
+    """
+    model, x = made(name)
+    model, x = model.to(device), x.to(device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(parameters)
+    seen = []
+    for step in range(3):
+        for batch in range(2):
+            with region(dtype=dtype):
+                loss = loss_of(model, x + batch)
+                if inside:
+                    loss.backward()
+            if not inside:
+                loss.backward()
+            seen.append(loss.detach().clone())
+        seen += [p.grad.clone() for p in parameters if p.grad is not None]
+        with torch.no_grad() if step else torch.inference_mode(), region(dtype=dtype):
+            seen += [model(x).clone(), model(x * 2).clone()]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step == 1)
+    return [*seen, *(p.detach() for p in model.parameters())]
+
+
+def checkpointed(
+    region: Region, name: str, use_reentrant: bool, inside: bool, device: str = "cpu"
+) -> list[torch.Tensor | None]:
+    """Two steps over a model whose block is used twice, with an activation that is also cast before the block."""
+    model, x = made(name)
+    model, x, head = model.to(device), x.to(device), nn.Linear(16, 16).to(device)
+    seen = []
+    for _ in range(2):
+        source = x.clone().requires_grad_()
+        with region():
+            hidden = source * 2
+            before = head(hidden)
+            for _ in range(2):
+                hidden = checkpoint(model, hidden, use_reentrant=use_reentrant).float()
+            loss = (head(hidden) + before).float().square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        seen += [loss.detach(), source.grad]
+    return [*seen, *(p.grad for p in (*head.parameters(), *model.parameters()) if p.requires_grad)]

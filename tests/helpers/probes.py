@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
@@ -82,11 +81,6 @@ def seen(devices: tuple[str, ...] = ("cpu", "cuda")) -> dict[str, Any]:
         }
         for device in devices
     }
-
-
-def message_of(error: pytest.ExceptionInfo[RuntimeError]) -> str:
-    """The message of an error from C++, without the stack trace that PyTorch may add."""
-    return str(error.value).split("\nException raised from")[0]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Features built on autograd: checkpointing, autograd functions, torch.func, hooks, higher derivatives."""
+"""Activation checkpointing, with the policy of its forward, and autograd functions with custom_fwd and custom_bwd."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from helpers.program_comparison import Region, assert_like_stock, grads, ours
 from helpers.subprocesses import run_python
 from torch_promote import _C
 from torch_promote.integrations import checkpoint as _checkpoint
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
 
 BACKWARD_INSIDE = pytest.mark.parametrize("backward_inside", [True, False])
 
@@ -124,59 +126,12 @@ def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, backward_ins
         )
         return result, function.seen
 
-    _, seen = assert_like_stock(train)
+    result, seen = assert_like_stock(train)
+    with tp.installed_as():
+        torch.manual_seed(0)
+        assert_same(train(functools.partial(torch.autocast, "cpu")), (result, seen), what="installed")
     enabled = cast_inputs is None
     assert [state for *state, _ in seen] == [["forward", enabled], ["backward", enabled]]
-
-
-# --- torch.func
-
-
-def network(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(x @ weight).float().square().sum(-1)
-
-
-WEIGHT_AND_INPUT = (0, 1)
-TRANSFORMS: dict[str, Callable[..., Any]] = {
-    "vmap": lambda f, w, x: torch.vmap(f, in_dims=(None, 0))(w, x),
-    "grad": lambda f, w, x: torch.func.grad(lambda *args: f(*args).sum(), argnums=WEIGHT_AND_INPUT)(w, x),
-    "per-sample grad": lambda f, w, x: torch.vmap(torch.func.grad(f), in_dims=(None, 0))(w, x),
-    "vjp": lambda f, w, x: vjp(f, w, x),
-    "jvp": lambda f, w, x: torch.func.jvp(f, (w, x), (torch.ones_like(w), x.flip(0))),
-    "jacrev": lambda f, w, x: torch.func.jacrev(f, argnums=WEIGHT_AND_INPUT)(w, x),
-    "jacfwd": lambda f, w, x: torch.func.jacfwd(f, argnums=WEIGHT_AND_INPUT)(w, x),
-    "hessian": lambda f, w, x: torch.func.hessian(lambda *args: f(*args).sum())(w, x),
-    "grad of grad": lambda f, w, x: torch.func.grad(
-        lambda v: torch.func.grad(lambda u: f(u, x).sum())(v).square().sum()
-    )(w),
-    "functionalize": lambda f, w, x: torch.func.functionalize(f)(w, x),
-}  # fmt: skip
-
-
-def vjp(f: Callable[..., torch.Tensor], weight: torch.Tensor, x: torch.Tensor) -> Any:
-    output, pull_back = torch.func.vjp(f, weight, x)
-    return output, pull_back(torch.ones_like(output))
-
-
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("where", ["around", "within"])
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_torch_func(name: str, where: str, requires_grad: bool) -> None:
-    """The cache keeps casts of weights that require a gradient."""
-
-    def transformed(region: Region) -> Any:
-        weight, x = torch.randn(6, 4, requires_grad=requires_grad), torch.randn(3, 6)
-        if where == "around":
-            with region():
-                first = TRANSFORMS[name](network, weight, x)
-                return first, TRANSFORMS[name](network, weight, x), network(weight, x)
-        return TRANSFORMS[name](region()(network), weight, x)
-
-    assert_like_stock(transformed)
-
-
-# --- higher derivatives, and several backwards over one cast
 
 
 # --- activation checkpointing in regions with overrides: the recomputation uses the policy of its forward
@@ -328,7 +283,6 @@ print(len(seen), len(set(seen)), seen[0][1] is torch.float16)
 # --- under install
 
 
-@pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("around", ["stock", "nothing"])
 def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -12,6 +13,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from benchmarks.cases import Settings
@@ -19,11 +22,50 @@ from benchmarks.measures import count_compiled, on_its_own
 from benchmarks.programs import subject
 from benchmarks.suites import PLACES
 from helpers.comparison import assert_same
-from helpers.compiling import HALF, Body, Place, Weights, called_in, compute, inputs, with_gradients
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
 from torch_promote.regions.promotion import PromotionEvent
+
+HALF, BF16 = torch.float16, torch.bfloat16
+
+#: As many as a body may need: it uses each once.
+Weights = tuple[torch.Tensor, ...]
+#: Code with regions in it.
+Body = Callable[[Region, torch.Tensor, Weights], Any]
+#: Where a compiled function is called: a maker of regions and its arguments, or outside of any region.
+Place = tuple[Region, dict[str, Any]] | None
+
+
+def compute(x: torch.Tensor, weights: Weights) -> Any:
+    """Ops of three policies, and dtypes that show in the results."""
+    hidden = x @ weights[0]
+    joined = torch.cat([hidden, x], dim=-1)
+    return hidden, joined, F.mse_loss(hidden, torch.zeros_like(hidden)), torch.softmax(x @ weights[1], -1)
+
+
+def inputs() -> tuple[torch.Tensor, Weights]:
+    return torch.randn(3, 6), tuple(torch.randn(6, 6, requires_grad=True) for _ in range(6))
+
+
+def with_gradients(function: Callable[..., Any], x: torch.Tensor, weights: Weights) -> Any:
+    """Outputs and gradients.
+
+    No weight is used twice: in compiled code each use has its own cast, which changes the bits of gradient sums.
+    """
+    outputs = function(x, weights)
+    loss = sum(leaf.float().square().sum() for leaf in tree_leaves(outputs))
+    return outputs, torch.autograd.grad(loss, weights, allow_unused=True)
+
+
+def called_in(place: Place, function: Callable[..., Any], x: torch.Tensor, weights: Weights) -> Any:
+    """Outputs and gradients of a call in a region.
+
+    The backward is called there too: a compiled function has the backward of the region that it was called in.
+    """
+    with place[0](**place[1]) if place is not None else contextlib.nullcontext():
+        return with_gradients(function, x, weights)
+
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_installed")
 
@@ -44,7 +86,7 @@ PROGRAM: list[Place] = [
     (ours, {"overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fp32", "cat": "fp16"}}),
     (stock, {"dtype": HALF}),
-    (ours, {"overrides": {"matmul": HALF}}),
+    (ours, {"policy": tp.Policy.stock().override({"matmul": HALF})}),
     (ours, {"dtype": HALF, "overrides": {"matmul": "fp32"}}),
     (ours, {"overrides": {"matmul": "fallthrough", "mm": "fallthrough"}}),
     None,
@@ -230,21 +272,6 @@ def test_overrides_inside(backend: str) -> None:
         assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
 
 
-@pytest.mark.parametrize("order", ["decorated, then compiled", "compiled, then decorated"])
-@pytest.mark.parametrize("arguments", [{}, {"dtype": HALF}, {"enabled": False}], ids=repr)
-def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
-    def run(region: Region) -> Any:
-        args, scope = inputs(), region(**arguments)
-        function = compile_(scope(compute)) if order.startswith("decorated") else scope(compile_(compute))
-        results = [with_gradients(function, *args)]
-        assert_same(results[0], with_gradients(scope(compute), *args), what="compiled against eager")
-        with region(dtype=HALF):
-            results.append(function(*args))
-        return results
-
-    assert_like_stock(run, casts=False)
-
-
 def test_promotion_regions_inside() -> None:
     outside = tp.promotion("numpy")
 
@@ -310,14 +337,12 @@ def on_a_stack(x: torch.Tensor) -> torch.Tensor:
 
 #: PyTorch 2.15 breaks the graph at a region on an ExitStack; under stock every release does.
 BREAKS_ON_A_STACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
-POLICY = tp.Policy.stock().override({"matmul": HALF})
 
 #: A function, and whether Dynamo compiles all of it.
 WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
     "subclass with __init__": (inside(lambda: WithInit(True)), True),
     "subclass with methods": (inside(lambda: WithMethods("cpu", HALF)), False),
     "subclass, made outside": (subclass_made_outside(), True),
-    "policy": (inside(lambda: tp.my_autocast("cpu", policy=POLICY)), True),
     "explicit methods": (by_methods, True),
     "ExitStack": (on_a_stack, not BREAKS_ON_A_STACK),
 }

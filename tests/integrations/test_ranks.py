@@ -2,26 +2,272 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import re
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from helpers import differing_ranks, rank_training
+import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
+
+
+def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
+    """Makes the ranks call `enter` one after the other, and returns its error as text."""
+    result = None
+    for turn in range(world_size):
+        if rank == turn:
+            try:
+                result = enter()
+            except tp.TorchPromoteError as error:
+                result = str(error)
+        dist.barrier()
+    return result
+
+
+def entered(region: Any) -> str:
+    """Enters a region, and returns the result of a product in it."""
+    with region:
+        return str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+
+
+@contextlib.contextmanager
+def put(setting: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = setting(value)
+    try:
+        yield
+    finally:
+        setting(before)
+
+
+def no_store() -> Any:
+    raise RuntimeError("the server of the store has ended")
+
+
+nothing = contextlib.nullcontext
+cpu = functools.partial(tp.my_autocast, "cpu")
+MATMUL = {"matmul": "fp32"}
+#: What is in force around the first region, and the region: for rank 0 (False), and for the others (True).
+CASES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
+    "same": lambda other: (nothing(), cpu(overrides={"softmax": "fp16"})),
+    "overrides_of_the_first_rank": lambda other: (nothing(), cpu(overrides=None if other else MATMUL)),
+    "promotion_rule": lambda other: (nothing(), tp.promotion("jax" if other else "numpy")),
+    # A rank may have its own dtype, as on devices without bfloat16, and its own cache mode.
+    "its_dtype": lambda other: (nothing(), cpu(torch.float16 if other else torch.bfloat16)),
+    "its_cache_mode": lambda other: (nothing(), cpu(cache="persistent" if other else "none")),
+    "default_policy": lambda other: (put(tp.set_default_policy, "off" if other else None), cpu()),
+    "registered_policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
+    "installed": lambda other: (
+        tp.installed_as(overrides={"matmul": "fp32"} if other else None),
+        torch.autocast("cpu"),
+    ),
+    "switched_off": lambda other: (put(tp.set_check_ranks, False), cpu(policy="off" if other else None)),
+    "store_fails": lambda other: (
+        mock.patch.object(dist.distributed_c10d, "_get_default_store", no_store),
+        cpu(policy="off" if other else None),
+    ),
+}
+
+
+def in_case(name: str, rank: int, world_size: int) -> Any:
+    around, region = CASES[name](rank > 0)
+    with around:
+        return in_order(rank, world_size, lambda: entered(region))
+
+
+def only_the_first_region_is_compared(rank: int, world_size: int) -> Any:
+    def enter() -> Any:
+        return [entered(cpu()), entered(cpu(policy="off" if rank else "stock"))]
+
+    return in_order(rank, world_size, enter)
+
+
+def raised_once(rank: int, world_size: int) -> Any:
+    region = cpu(policy="off" if rank else None)
+
+    def enter() -> Any:
+        outcomes = []
+        for _ in range(2):
+            try:
+                outcomes.append(entered(region))
+            except tp.errors.PolicyMismatchError as error:
+                outcomes += [type(error).__name__, entered(nothing())]  # the region is not open
+        return outcomes
+
+    return in_order(rank, world_size, enter)
+
+
+def rank_0_alone(rank: int, world_size: int) -> Any:
+    return "no region" if rank else entered(cpu(policy="off"))
+
+
+def in_a_fork(rank: int, world_size: int) -> Any:
+    """A child, such as a worker that loads data, has its parent's connection to the store."""
+
+    def enter() -> Any:
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os._exit(0 if entered(cpu(policy="off")) == "torch.float32" else 1)
+            os._exit(2)
+        return os.waitpid(child, 0)[1], entered(cpu())
+
+    return in_order(rank, world_size, enter)
+
+
+# --- policies of modules
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def in_parts(model: nn.Module) -> nn.Module:
+    fully_shard(model[0])  # type: ignore[index]
+    return fully_shard(model)
+
+
+def wrapped(wrap: Any, policy: Any, after_a_region: bool, rank: int, world_size: int) -> Any:
+    """All ranks but the first have a policy of a module."""
+    if after_a_region:
+        in_order(rank, world_size, lambda: entered(cpu()))
+    model = net()
+    if rank:
+        tp.set_module_policy(model, {"2": policy})
+    model = wrap(model)
+    return in_order(rank, world_size, lambda: entered(cpu()))
+
+
+def models_alike(rank: int, world_size: int) -> Any:
+    """Rank 0 has a model that it does not share, which is not compared."""
+    shared, own = net(), net()
+    tp.set_module_policy(shared, {"2": tp.Policy.named("cuda") if rank else "cuda"})
+    if rank == 0:
+        tp.set_module_policy(own, {"2": "off"})
+    first, second = DistributedDataParallel(shared), fully_shard(net())
+    result = in_order(rank, world_size, lambda: entered(cpu()))
+    del first, second
+    return result
+
+
+MODES = ("weights", "persistent", "all", "none")
+OVERRIDES = {"linear": "fp32"}
+#: The policy of the head, which is what `HeadInFloat32` does by hand.
+HEAD = {"head": "fp32"}
+
+Kind = Callable[[], AbstractContextManager[object]]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class HeadInFloat32(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.head(x.float())
+
+
+def in_ddp(small_net: Net) -> nn.Module:
+    return DistributedDataParallel(small_net)
+
+
+def in_fsdp(small_net: Net) -> nn.Module:
+    for block in small_net.blocks:
+        fully_shard(block)
+    return fully_shard(small_net)
+
+
+WRAPPERS = {"ddp": in_ddp, "fsdp2": in_fsdp}
+
+
+def trained_by(
+    wrap: Callable[[Net], nn.Module], region: Kind, rank: int, make: type[Net] = Net, **policies: Any
+) -> Any:
+    """Returns the losses and the whole weights after some steps."""
+    torch.manual_seed(0)
+    small_net = make()
+    tp.set_module_policy(small_net, policies.get("before", {}))
+    model = wrap(small_net)
+    tp.set_module_policy(small_net, policies.get("after", {}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(3):
+        x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        with region():
+            loss = nn.functional.cross_entropy(model(x), y)
+            if wrap is in_ddp:
+                loss = loss + nn.functional.cross_entropy(model(x * 2), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses, [whole(weight) for weight in model.parameters()]
+
+
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+
+
+def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
+    """Every training by its wrapper, what its policy is, and whose regions and which cache mode it has."""
+    results: dict[tuple[str, ...], Any] = {}
+    stock = functools.partial(torch.autocast, "cpu")
+    for name, wrap in WRAPPERS.items():
+        run = functools.partial(trained_by, wrap, rank=rank)
+        for cached in (True, False):
+            by_hand = functools.partial(stock, cache_enabled=cached)
+            results[name, "stock", f"by hand, {cached}"] = run(by_hand)
+            results[name, "overrides", f"by hand, {cached}"] = run(functools.partial(by_hand, enabled=False))
+            results[name, "modules", f"by hand, {cached}"] = run(by_hand, make=HeadInFloat32)
+        results[name, "modules", "policies in stock's regions"] = run(stock, before=HEAD)
+        for mode in MODES:
+            ours = functools.partial(tp.my_autocast, "cpu", cache=mode)
+            results[name, "stock", f"ours, {mode}"] = run(ours)
+            results[name, "overrides", f"ours, {mode}"] = run(functools.partial(ours, overrides=OVERRIDES))
+            results[name, "modules", f"ours, {mode}"] = run(ours, before=HEAD)
+            results[name, "modules", f"ours, set when wrapped, {mode}"] = run(ours, after=HEAD)
+            for policy, overrides in (("stock", None), ("overrides", OVERRIDES)):
+                with tp.installed_as(overrides=overrides, cache=mode):
+                    results[name, policy, f"installed, {mode}"] = run(stock)
+    return results
+
 
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
 #: What each rank gets: with two ranks, or with four, where it differs.
 ALIKE: dict[str, Any] = {
-    "same": lambda rank: [BFLOAT16, BFLOAT16],
-    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, *[FLOAT32 if rank else BFLOAT16] * 2],
-    "what_stock_has": lambda rank: "torch.float16" if rank else BFLOAT16,
+    "same": lambda rank: BFLOAT16,
+    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, FLOAT32 if rank else BFLOAT16],
+    "its_dtype": lambda rank: "torch.float16" if rank else BFLOAT16,
+    "its_cache_mode": lambda rank: BFLOAT16,
     "rank_0_alone": lambda rank: "no region" if rank else FLOAT32,
     "switched_off": lambda rank: FLOAT32 if rank else BFLOAT16,
     "store_fails": lambda rank: FLOAT32 if rank else BFLOAT16,
@@ -38,13 +284,14 @@ DIFFERENT = {
     "sharded": "2 {linear: fp32}\n",
     "wrapped_after_the_first_region": "module.2 fp32\n",
 }
-OTHERS = ("overrides_of_the_first_rank", "raised_once")
-EVERYDAY = (*ALIKE, *DIFFERENT, *OTHERS)
-
-
-def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str, Any]]:
-    functions = {name: getattr(differing_ranks, name) for name in names}
-    return in_ranks({**functions, "training": rank_training.training}, world_size, folder)
+FUNCTIONS: dict[str, Any] = {
+    **{name: functools.partial(in_case, name) for name in CASES},
+    **{f.__name__: f for f in (only_the_first_region_is_compared, raised_once, rank_0_alone, in_a_fork, models_alike)},
+    "data_parallel": functools.partial(wrapped, DistributedDataParallel, "fp32", False),
+    "sharded": functools.partial(wrapped, in_parts, {"linear": "fp32"}, False),
+    "wrapped_after_the_first_region": functools.partial(wrapped, DistributedDataParallel, "fp32", True),
+    "training": training,
+}
 
 
 @pytest.fixture(
@@ -52,20 +299,20 @@ def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str,
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of all functions in each rank, computed once, because starting processes takes most of the time."""
-    return run(EVERYDAY, request.param, tmp_path_factory.mktemp("ranks"))
+    return in_ranks(FUNCTIONS, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 # --- training
 
 
-@pytest.mark.parametrize("wrapper", rank_training.WRAPPERS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("policy", ["stock", "overrides", "modules"])
 def test_training_in_every_mode(ranks: list[dict[str, Any]], wrapper: str, policy: str) -> None:
     """With stock's policy it has the bits of stock, and with others those of the same written by hand under stock."""
     for results in ranks:
         trained = results["training"]
         compared = [key for key in trained if key[:2] == (wrapper, policy) and not key[2].startswith("by hand")]
-        assert len(compared) >= 2 * len(rank_training.MODES)
+        assert len(compared) >= 2 * len(MODES)
         for key in compared:
             by_hand = f"by hand, {not key[2].endswith(', none')}"
             assert_same(trained[key], trained[wrapper, policy, by_hand], what=str(key))
@@ -139,7 +386,7 @@ time.sleep(rank)
 with region:
     loss = model(torch.ones(2, 4)).square().mean()
 loss.backward()
-from helpers.process_groups import end_group
+from helpers.gloo_ranks import end_group
 end_group()
 """
 
@@ -170,3 +417,83 @@ def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bo
 def test_the_variable_has_two_values() -> None:
     done = run_python("import torch_promote", env=environment(TORCH_PROMOTE_CHECK_RANKS="never"))
     assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr
+
+
+# --- several training steps in one region: FSDP2, DTensor weights, and ZeroRedundancyOptimizer
+#
+# FSDP gathers its shards into weights without changing their storage or version, so a hook has to notify the cache.
+
+
+TRAIN = """
+import contextlib, functools, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+import torch_promote as tp
+from helpers.gloo_ranks import end_group
+
+rendezvous, cache, rank = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+def sgd(model, **options):
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, **options)
+
+def dtensors(foreach):
+    def shard(name, module, mesh):
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(key, torch.nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+    return sgd(distribute_module(network(), mesh, shard), foreach=foreach)
+
+def zero():
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
+
+def fsdp(last_dim, reshard):
+    model = network()
+    placement = (lambda parameter: Shard(parameter.ndim - 1)) if last_dim else None
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, shard_placement_fn=placement, reshard_after_forward=reshard)
+    return sgd(model)
+
+def train(make, autocast, one_region):
+    model, optimizer = make()
+    x, y = torch.randn(32, 8), torch.randn(32, 4)
+    if make in DTENSORS:
+        x, y = (distribute_tensor(t, mesh, [Replicate()]) for t in (x, y))
+    losses = []
+    around, inside = (autocast, contextlib.nullcontext) if one_region else (contextlib.nullcontext, autocast)
+    with around():
+        for _ in range(4):
+            with inside():
+                loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.full_tensor() if isinstance(loss, DTensor) else loss))
+    return losses
+
+ours, stock = lambda: tp.my_autocast("cpu", cache=cache), lambda: tp.stock_autocast("cpu")
+DTENSORS = [functools.partial(dtensors, foreach) for foreach in (True, False)]
+FSDP = [functools.partial(fsdp, last_dim, reshard) for last_dim in (False, True) for reshard in (True, False)]
+for make in (*DTENSORS, zero, *FSDP):
+    right = train(make, stock, False)
+    print(train(make, ours, False) == right, train(make, ours, True) == right)
+    if make in FSDP:  # stock computes with old weights
+        print(train(make, stock, True) != right)
+end_group()
+"""
+
+
+@pytest.mark.parametrize("cache", ["weights", "persistent"])
+def test_weights_are_cast_again_after_each_step(tmp_path: Path, cache: str) -> None:
+    arguments = f"{tmp_path}/rendezvous", cache
+    for done in run_together([Program(TRAIN, *arguments, str(rank), compiler=True) for rank in range(2)]):
+        assert done.stdout.split() == ["True"] * 18, done.stdout + done.stderr

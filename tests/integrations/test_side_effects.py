@@ -118,6 +118,7 @@ def kinds_of_dynamo():
     builder = found("torch._dynamo.variables.builder", "VariableBuilder")
     return () if builder is None else builder._type_dispatch_impl(False)
 
+assert not torch._C._is_any_autocast_enabled() and "torch._dynamo" not in sys.modules
 at_import, on_use = json.loads(sys.argv[1])
 for place, expression in at_import.items():
     assert eval(expression), place

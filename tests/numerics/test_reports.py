@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.made_up_comparisons import comparison_of, gpt_comparison, gpt_tuning, made_up_site, small_comparison
+from helpers.made_up_comparisons import gpt_comparison, gpt_tuning, small_comparison
 from helpers.made_up_comparisons import small_tuning as tuning_of
 from torch_promote.errors import OptionError
-from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site, module_tree
+from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site
 from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
 
@@ -45,9 +44,8 @@ TUNINGS = st.builds(
     tolerance=st.dictionaries(TEXTS, st.floats(0, 1, exclude_min=True), max_size=2),
     errors=ERRORS,
     certificate=CERTIFICATES,
-    trials=st.lists(st.builds(Trial, NAMES, ERRORS, st.booleans(), TEXTS, MAYBE, FLOATS, TEXTS), max_size=4),
+    trials=st.lists(st.builds(Trial, NAMES, ERRORS, st.booleans(), TEXTS, FLOATS, TEXTS), max_size=4),
     candidates=st.lists(st.builds(Candidate, TEXTS, TEXTS, TEXTS, FLOATS, st.booleans()), max_size=2),
-    predicted_against_measured=st.lists(st.tuples(NAMES, FLOATS, FLOATS), max_size=2),
     gain=ERRORS,
     direction=st.sampled_from(["accuracy", "speed"]),
     level=st.sampled_from(["op", "module", "site"]),
@@ -175,26 +173,6 @@ Notes
   The step draws random numbers.""",
         )
 
-    def test_tuning_of_many_sites(self) -> None:
-        text = str(gpt_tuning())
-        assert "transformer.h.*.attn    softmax: fp32" in text
-        assert "linear, transformer.h.2.attn: div, transformer.h.5.mlp: gelu, ..." in " ".join(text.split())
-        assert len(text.splitlines()) < 60
-
-
-@pytest.mark.parametrize(
-    ("sites", "metrics", "expected"),
-    [
-        ([], [Metric("loss", 2.0, 2.0, 0.0)], "No op has an error, and the results are identical"),
-        ([], [Metric("loss", 2.0, 2.5, 0.25)], "The largest relative error of a result is 0.25, that of loss."),
-        ([], [Metric("output", None, None, math.inf)], "The candidate's output is missing or not finite."),
-        ([], [Metric("loss", 2.0, math.nan, math.inf)], "The candidate's loss is nan, and the reference's is 2."),
-        ([made_up_site()], [], "No op has an error"),
-    ],
-)
-def test_the_verdict_of_a_comparison(sites: list[Site], metrics: list[Metric], expected: str) -> None:
-    assert expected in comparison_of(*sites, metrics=metrics).content().verdict
-
 
 def test_the_verdict_of_a_tuning() -> None:
     held_out = Certificate("minimum", "", held_out={"loss": 1.0})
@@ -207,17 +185,3 @@ def test_the_verdict_of_a_tuning() -> None:
         ({"met": False, "interrupted": True}, "Interrupted. The tolerance is not met."),
     ):
         assert tuning_of(**options).content().verdict == expected
-
-
-def test_the_tree_of_modules() -> None:
-    sites = [
-        made_up_site(module="b.10", local=0.1, accumulated=None, impact=3.0),
-        made_up_site(module="b.2", local=0.2, accumulated=0.5, impact=4.0),
-        made_up_site(module="", local=0.0, accumulated=None, impact=None),
-    ]
-    tree = module_tree(sites, ["", "b", "b.2", "b.10"], {"b.2": "fp32: mm"})
-    assert [branch.path for branch in tree.branches] == ["b", "b.2", "b.10", ""]
-    assert tree.branches[0].cells == (0.2, 0.5, 5.0, 2)
-    assert tree.branches[1].tag == "fp32: mm"
-    assert tree.branches[3].cells == (0.0, None, None, 1)
-    assert [parts["heat"] for parts in tree.branches[0].bars] == [1.0, 1.0, 1.0]

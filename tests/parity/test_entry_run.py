@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from torch_promote.checking import crosscheck as checker
-from torch_promote.checking import expectation
 from torch_promote.checking.comparison import copy_with_strides
 from torch_promote.checking.known_gaps import KnownGaps, Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import TorchPromoteError
@@ -179,20 +178,6 @@ def test_a_wrong_cell_of_the_promotion_table(monkeypatch: MonkeyPatch, stock_onl
     assert "aten.add.Tensor(float32[" in result.mismatches[0].text
     assert "expected bfloat16\n    got      float32" in result.mismatches[0].text
     assert result.mismatches[0].reproduce.endswith("--stock-only") == stock_only
-
-
-def test_a_row_that_the_table_lacks(monkeypatch: MonkeyPatch) -> None:
-    rows = {name: row for name, row in autocast_plan._rows().items() if name != "aten::mm"}
-    autocast_plan._policy_of_row.cache_clear()
-    monkeypatch.setattr(autocast_plan, "_rows", lambda: rows)
-    # The table answers for the release that it describes, whichever runs.
-    monkeypatch.setattr(expectation, "TABLE_VERSION", torch.__version__.rpartition(".")[0])
-    try:
-        result = run_entry(MM, Options("cpu"))
-    finally:
-        autocast_plan._policy_of_row.cache_clear()
-    assert result.rows == ()
-    assert kinds(result) == {("row", REFERENCE_STOCK), ("row", REFERENCE_OURS)}
 
 
 # --- known gaps

@@ -409,15 +409,6 @@ class Subclass(torch.autocast):
         return super().__exit__(*error)
 
 
-def by_calls(make: Callable[[], Any]) -> torch.dtype:
-    region = make()
-    assert region.__enter__() is region
-    try:
-        return mm_dtype()
-    finally:
-        assert not region.__exit__(None, None, None)
-
-
 def by_calls_of_the_class(make: Callable[[], Any]) -> torch.dtype:
     region = make()
     torch.autocast.__enter__(region)
@@ -442,7 +433,7 @@ def by_decorator(make: Callable[[], Any]) -> torch.dtype:
     return decorated()  # type: ignore[no-any-return]
 
 
-HOWS = (by_calls, by_calls_of_the_class, by_exit_stack, by_decorator)
+HOWS = (by_calls_of_the_class, by_exit_stack, by_decorator)
 MAKERS: dict[str, Callable[[], Any]] = {
     "torch.autocast": lambda: torch.autocast(CPU),
     "a name from before": lambda: FROM_BEFORE(device_type=CPU),
@@ -460,60 +451,6 @@ def test_opened(maker: str, how: Any) -> None:
     with leaves_no_trace():
         assert how(MAKERS[maker]) is OURS
     assert mm_dtype() is torch.float32
-
-
-SEEN: list[Any] = []
-
-
-class Fwd(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type=CPU)
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        SEEN.append(mm_dtype())
-        return x * 2
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type=CPU)
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        SEEN.append((mm_dtype(), _C.depth()))
-        return grad * 2
-
-
-class Casting(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type=CPU, cast_inputs=torch.float32)
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        SEEN.append((x.dtype, _C.depth(), torch.is_autocast_enabled(CPU)))
-        return x * 2
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type=CPU)
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * 2
-
-
-@pytest.mark.usefixtures("installed_marked")
-def test_custom_fwd_and_custom_bwd() -> None:
-    SEEN.clear()
-    x = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
-    with leaves_no_trace():
-        with torch.autocast(CPU):
-            y = Fwd.apply(x)
-            Casting.apply(x)
-        y.sum().backward()
-    assert [OURS, (torch.float32, 2, False), (OURS, 1)] == SEEN
-
-
-@pytest.mark.usefixtures("installed_marked")
-def test_ended_out_of_order() -> None:
-    first, second = torch.autocast(CPU), torch.autocast(CPU, torch.float16)
-    with leaves_no_trace():
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert torch.get_autocast_dtype(CPU) is torch.float16
-        assert torch.is_autocast_enabled(CPU)
-        second.__exit__(None, None, None)
 
 
 @pytest.mark.usefixtures("installed_marked")

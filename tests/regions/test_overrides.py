@@ -18,7 +18,7 @@ import torch_promote as tp
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.reference.promotion_rules import make_rule
-from torch_promote.regions import autocast as arguments
+from torch_promote.regions import autocast
 from torch_promote.regions import promotion_tables as hooks
 from torch_promote.regions.autocast import policy_change
 from torch_promote.regions.region import Region
@@ -53,28 +53,6 @@ def test_fallthrough_leaves_the_ops_inside_to_autocast() -> None:
 
 
 # --- how long overrides hold
-
-
-@pytest.fixture
-def fake_cuda() -> Callable[..., torch.Tensor]:
-    def make(dtype: torch.dtype = FP32, shape: tuple[int, ...] = (2, 2)) -> torch.Tensor:
-        with torch._subclasses.FakeTensorMode():
-            return torch.empty(shape, device="cuda", dtype=dtype)
-
-    return make
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("devices", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
-def test_an_override_holds_on_each_device_type_that_is_on(devices: Any, fake_cuda: Callable[..., torch.Tensor]) -> None:
-    on_cuda = fake_cuda()
-    with tp.my_autocast(devices, FP16, overrides={"mm": "fp32", "exp": "fp16"}):
-        cpu_on, cuda_on = "cpu" in devices, "cuda" in devices
-        x = torch.ones(2, 2)
-        assert torch.mm(x, x).dtype == FP32
-        assert torch.exp(x).dtype == (FP16 if cpu_on else FP32)
-        assert torch.mm(on_cuda, on_cuda).dtype == FP32
-        assert torch.exp(on_cuda).dtype == (FP16 if cuda_on else FP32)
 
 
 MIXED_CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
@@ -154,21 +132,6 @@ def test_a_policy_takes_the_place_of_the_one_around() -> None:
         assert three_dtypes() == STOCK
 
 
-def test_an_op_that_is_defined_anew_keeps_its_kernel() -> None:
-    def define() -> torch.library.Library:
-        library = torch.library.Library("torch_promote_test_again", "DEF")
-        library.define("op(Tensor x) -> Tensor")
-        library.impl("op", lambda x: x.clone(), "CompositeExplicitAutograd")
-        return library
-
-    x = torch.ones(2)
-    for _ in range(2):
-        library = define()
-        with tp.my_autocast("cpu", overrides={"torch_promote_test_again::op": "float64"}):
-            assert torch.ops.torch_promote_test_again.op(x).dtype is FP64
-        library._destroy()
-
-
 def test_more_policies_than_fingerprints_tell_apart() -> None:
     """Some of them have the same 25-bit hash; the second one then gets another."""
     rows = range(len(_C.OP_ENTRY_NAMES))
@@ -194,7 +157,7 @@ OVERRIDES = {"mm.default": "keep", "exp.default": torch.float64}
 
 def forget() -> None:
     """Drops the changes that Python keeps for regions with equal arguments."""
-    arguments._register.cache_clear()
+    autocast._register.cache_clear()
     gc.collect()
 
 

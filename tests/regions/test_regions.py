@@ -52,21 +52,6 @@ def test_however_it_is_entered_and_left(way: Callable[[Region], Region]) -> None
             assert autocast_dtype() == BF16
 
 
-@pytest.mark.parametrize("around", [None, "ours", "stock"])
-def test_leaving_a_region_that_is_not_open_is_an_error_and_changes_nothing(around: str | None) -> None:
-    region = tp.my_autocast("cpu", FP16)
-    with ExitStack() as stack:
-        if around is not None:
-            stack.enter_context(KINDS[around]("cpu"))
-        with leaves_no_trace(), pytest.raises(tp.errors.RegionError, match="is not open in this thread"):
-            region.__exit__(None, None, None)
-        assert autocast_dtype() == (None if around is None else BF16)
-        with region:
-            pass
-        with leaves_no_trace(), pytest.raises(tp.errors.RegionError):
-            region.__exit__(None, None, None)
-
-
 # --- ends out of order, and in another thread
 
 OVERLAPPING: dict[str, dict[str, Any]] = {

@@ -288,38 +288,22 @@ STAND_IN_API void stand_in_set_capturing(int device, int64_t stream, int on) {
   }
 }
 
-STAND_IN_API int64_t stand_in_live_bytes(int device) {
-  return cuda_stand_in::state().memory[device].live;
-}
-
-STAND_IN_API int64_t stand_in_peak_bytes(int device) {
-  return cuda_stand_in::state().memory[device].peak;
-}
-
-STAND_IN_API int64_t stand_in_allocated_bytes(int device) {
-  return cuda_stand_in::state().memory[device].allocated;
-}
-
-STAND_IN_API int64_t stand_in_events_recorded() {
-  return cuda_stand_in::state().events_recorded;
-}
-
-STAND_IN_API int64_t stand_in_events_waited_for() {
-  return cuda_stand_in::state().events_waited_for;
-}
-
-STAND_IN_API int64_t stand_in_data_ptrs_recorded() {
-  return cuda_stand_in::state().data_ptrs_recorded;
-}
-
-// The kernels and how often each ran: "aten::mm 3\n...". Valid until the thread calls it again.
-STAND_IN_API const char* stand_in_kernels() {
+// All counts, such as "live_bytes0 8\naten::mm 3\n". Valid until the thread calls it again.
+STAND_IN_API const char* stand_in_counts() {
   thread_local std::string text;
   text.clear();
+  const auto add = [](const std::string& name, int64_t count) { text += name + " " + std::to_string(count) + "\n"; };
   auto& state = cuda_stand_in::state();
+  for (int device = 0; device < cuda_stand_in::max_devices; ++device) {
+    add("live_bytes" + std::to_string(device), state.memory[device].live);
+    add("peak_bytes" + std::to_string(device), state.memory[device].peak);
+  }
+  add("events_recorded", state.events_recorded);
+  add("events_waited_for", state.events_waited_for);
+  add("data_ptrs_recorded", state.data_ptrs_recorded);
   const std::lock_guard<std::mutex> lock(state.mutex);
   for (const auto& [name, count] : state.kernels) {
-    text += name + " " + std::to_string(count) + "\n";
+    add(name, count);
   }
   return text.c_str();
 }

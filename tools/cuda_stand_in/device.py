@@ -13,19 +13,6 @@ from pathlib import Path
 
 from cuda_stand_in import build
 
-__all__ = [
-    "Cast",
-    "Counts",
-    "capturing",
-    "counting",
-    "kernels",
-    "live_bytes",
-    "peak_bytes",
-    "reset",
-    "running",
-    "start",
-]
-
 _library: ctypes.CDLL | None = None
 
 
@@ -56,22 +43,14 @@ def start(devices: int = 2) -> None:
     if devices not in (1, 2):
         raise ValueError(f"the stand-in has one or two devices, not {devices}.")
     _library = ctypes.CDLL(str(build.library()))
-    for name in (
-        "live_bytes",
-        "peak_bytes",
-        "allocated_bytes",
-        "events_recorded",
-        "events_waited_for",
-        "data_ptrs_recorded",
-    ):
-        getattr(_library, f"stand_in_{name}").restype = ctypes.c_int64
-    for name in ("kernels", "casts"):
+    for name in ("counts", "casts"):
         getattr(_library, f"stand_in_{name}").restype = ctypes.c_char_p
     _library.stand_in_graph_begin.argtypes = [ctypes.c_int, ctypes.c_int64]
     _library.stand_in_graph_begin.restype = ctypes.c_int64
     for name in ("end", "replay", "free"):
         getattr(_library, f"stand_in_graph_{name}").argtypes = [ctypes.c_int64]
     _library.stand_in_set_capturing.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int]
+    _library.stand_in_is_capturing.argtypes = [ctypes.c_int, ctypes.c_int64]
     _library.stand_in_set_device_count(devices)
     from cuda_stand_in import torch_cuda
 
@@ -98,18 +77,18 @@ def _start_in_spawned_processes(devices: int) -> None:
     spawn.get_command_line = get_command_line
 
 
-def device_count() -> int:
-    """The number of devices."""
-    return _c().stand_in_device_count()
-
-
-def _c() -> ctypes.CDLL:
+def c() -> ctypes.CDLL:
+    """The functions of the stand-in in C++."""
     if _library is None:
         raise RuntimeError("the stand-in is not running in this process. See cuda_stand_in.start.")
     return _library
 
 
 # --- what is measured
+
+
+def _counts() -> dict[str, int]:
+    return {name: int(count) for name, count in map(str.split, c().stand_in_counts().decode().splitlines())}
 
 
 def kernels() -> Counter[str]:
@@ -120,28 +99,22 @@ def kernels() -> Counter[str]:
     Elsewhere `_foreach_copy_` counts as one `copy_` for each tensor. A GPU takes several launches for a long list:
     `_foreach_copy_` one for each 64 tensors, or 320 parts of 65,536 elements.
     """
-    lines = _c().stand_in_kernels().decode().splitlines()
-    return Counter({name: int(count) for name, count in map(str.split, lines)})
+    return Counter({name: count for name, count in _counts().items() if "::" in name})
 
 
 def live_bytes(device: int = 0) -> int:
     """The bytes of all tensors on a device."""
-    return _c().stand_in_live_bytes(device)
+    return _counts()[f"live_bytes{device}"]
 
 
 def peak_bytes(device: int = 0) -> int:
     """The peak of live bytes on a device since `reset`."""
-    return _c().stand_in_peak_bytes(device)
+    return _counts()[f"peak_bytes{device}"]
 
 
 def reset() -> None:
     """Sets all counts to zero and the peaks to the live bytes, and ends captures."""
-    _c().stand_in_reset()
-
-
-def reset_peak() -> None:
-    """Sets the peaks to the live bytes."""
-    _c().stand_in_reset_peak()
+    c().stand_in_reset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +129,6 @@ class Cast:
         address: The address of the source's memory.
         of_leaf: Whether the source is a leaf that requires a gradient, or a view of one.
         backward: Whether it ran in a backward.
-        widens: Whether an element takes more bytes after it.
-        launch: A number of the kernel; the casts of a `_foreach_copy_` share it.
     """
 
     source: str
@@ -167,8 +138,6 @@ class Cast:
     address: int
     of_leaf: bool
     backward: bool
-    widens: bool
-    launch: int
 
 
 @dataclass
@@ -178,9 +147,7 @@ class Counts:
     Attributes:
         kernels: The number of runs of each kernel.
         casts: The casts, in their order.
-        allocated_bytes: The bytes that were allocated on device 0, freed or not.
         peak_bytes: The peak of live bytes on device 0, above those before the block.
-        kept_bytes: The bytes that are live on device 0 after the block and were not before it.
         events_recorded: Events that were recorded on a stream.
         events_waited_for: The number of waits of a stream for an event.
         data_ptrs_recorded: The number of times that memory was marked as used by another stream.
@@ -188,9 +155,7 @@ class Counts:
 
     kernels: Counter[str] = field(default_factory=Counter)
     casts: list[Cast] = field(default_factory=list)
-    allocated_bytes: int = 0
     peak_bytes: int = 0
-    kept_bytes: int = 0
     events_recorded: int = 0
     events_waited_for: int = 0
     data_ptrs_recorded: int = 0
@@ -205,29 +170,24 @@ class Counts:
 def counting() -> Iterator[Counts]:
     """Counts events in the block; the counts are available at its end. Blocks cannot be nested."""
     reset()
-    before, allocated = live_bytes(), _c().stand_in_allocated_bytes(0)
+    before = _counts()
     counts = Counts()
-    _c().stand_in_note_casts(1)
+    c().stand_in_note_casts(1)
     try:
         yield counts
-        counts.casts = [_cast(*line.split()) for line in _c().stand_in_casts().decode().splitlines()]
+        counts.casts = [_cast(*line.split()) for line in c().stand_in_casts().decode().splitlines()]
     finally:
-        _c().stand_in_note_casts(0)
+        c().stand_in_note_casts(0)
+    after = _counts()
     counts.kernels = kernels()
-    counts.allocated_bytes = _c().stand_in_allocated_bytes(0) - allocated
-    counts.peak_bytes = peak_bytes() - before
-    counts.kept_bytes = live_bytes() - before
-    counts.events_recorded = _c().stand_in_events_recorded()
-    counts.events_waited_for = _c().stand_in_events_waited_for()
-    counts.data_ptrs_recorded = _c().stand_in_data_ptrs_recorded()
+    counts.peak_bytes = after["peak_bytes0"] - before["live_bytes0"]
+    for name in ("events_recorded", "events_waited_for", "data_ptrs_recorded"):
+        setattr(counts, name, after[name])
 
 
 def _cast(source: str, target: str, *numbers: str) -> Cast:
-    read, written, address, of_leaf, backward, widens, launch = map(int, numbers)
-    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward), bool(widens), launch)
-
-
-# --- what is set
+    read, written, address, of_leaf, backward = map(int, numbers)
+    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward))
 
 
 @contextlib.contextmanager
@@ -236,39 +196,8 @@ def capturing() -> Iterator[None]:
     import torch
 
     stream = torch.cuda.current_stream()
-    _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 1)
+    c().stand_in_set_capturing(stream.device_index, stream.stream_id, 1)
     try:
         yield
     finally:
-        _c().stand_in_set_capturing(stream.device_index, stream.stream_id, 0)
-
-
-def is_capturing(device: int, stream: int) -> bool:
-    """Whether a stream reports that it is capturing."""
-    return bool(_c().stand_in_is_capturing(device, ctypes.c_int64(stream)))
-
-
-# --- graphs
-
-
-def begin_graph() -> int:
-    """Starts to record the kernels of the current stream, and returns the graph's number."""
-    import torch
-
-    stream = torch.cuda.current_stream()
-    return _c().stand_in_graph_begin(stream.device_index, stream.stream_id)
-
-
-def end_graph(graph: int) -> None:
-    """Ends the recording."""
-    _c().stand_in_graph_end(graph)
-
-
-def replay_graph(graph: int) -> None:
-    """Runs the recorded kernels."""
-    _c().stand_in_graph_replay(graph)
-
-
-def free_graph(graph: int) -> None:
-    """Frees the graph and its memory."""
-    _c().stand_in_graph_free(graph)
+        c().stand_in_set_capturing(stream.device_index, stream.stream_id, 0)

@@ -50,18 +50,19 @@ class CUDAGraph:
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
         self.reset()
         self._pool = pool or self._pool
-        self._graph = stand_in.begin_graph()
+        stream = current_stream()
+        self._graph = stand_in.c().stand_in_graph_begin(stream.device_index, stream.stream_id)
 
     def capture_end(self) -> None:
-        stand_in.end_graph(self._graph)
+        stand_in.c().stand_in_graph_end(self._graph)
 
     def replay(self) -> None:
-        stand_in.replay_graph(self._graph)
+        stand_in.c().stand_in_graph_replay(self._graph)
 
     def reset(self) -> None:
         graph, self._graph = self._graph, None
         if graph is not None:
-            stand_in.free_graph(graph)
+            stand_in.c().stand_in_graph_free(graph)
 
     def pool(self) -> tuple[int, int]:
         return self._pool
@@ -103,7 +104,7 @@ def set_stream_of_ids(stream_id: int, device_index: int, device_type: int) -> No
 
 def is_current_stream_capturing() -> bool:
     stream = current_stream()
-    return stand_in.is_capturing(stream.device_index, stream.stream_id)
+    return bool(stand_in.c().stand_in_is_capturing(stream.device_index, stream.stream_id))
 
 
 def exchange_device(index: int) -> int:
@@ -162,7 +163,7 @@ def provide() -> None:
         "is_available": yes,
         "is_initialized": yes,
         "is_bf16_supported": yes,
-        "device_count": stand_in.device_count,
+        "device_count": lambda: stand_in.c().stand_in_device_count(),
         "current_device": torch.accelerator.current_device_index,
         "set_device": lambda device: torch.accelerator.set_device_index(_index(device)),
         "_exchange_device": exchange_device,
@@ -184,7 +185,7 @@ def provide() -> None:
         "memory_allocated": lambda device=None: stand_in.live_bytes(_index(device)),
         "max_memory_allocated": lambda device=None: stand_in.peak_bytes(_index(device)),
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
-        "reset_peak_memory_stats": lambda device=None: stand_in.reset_peak(),
+        "reset_peak_memory_stats": lambda device=None: stand_in.c().stand_in_reset_peak(),
         "manual_seed": manual_seed,
         "manual_seed_all": manual_seed,
         "get_rng_state": get_rng_state,

@@ -5,8 +5,7 @@
     make fuzz ARGS="--mode persistent --json"
     make fuzz ARGS="--program out/fuzz/cpu-0-1234.py"              # a script that was found
 
-A program that differs is made smaller, and written as a script to out/fuzz/. The script runs by itself (on the stand-in
-with PYTHONPATH=tools:tests). docs/reliability.md says what is drawn.
+A program that differs is made smaller, and written to out/fuzz/, for --program. docs/reliability.md says what is drawn.
 
 Exit status: 0 no program differs; 1 a program differs; 2 wrong options, or something is missing; 130 Ctrl-C.
 """
@@ -25,7 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import cuda_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
-MODES = ("weights", "persistent", "all", "none", "mixed")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,9 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     from fuzz import workers
     from torch_promote.cli.output import progress
 
-    mode = None if options.mode == "drawn" else options.mode
     work = workers.Work(
-        options.device, mode, options.seed, options.first, options.programs, options.jobs, options.enough
+        options.device, options.mode, options.seed, options.first, options.programs, options.jobs, options.enough
     )
     report = Report(options.device, options.seed, options.first, options.programs)
     status = 0
@@ -89,9 +86,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the number of the first program (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda-stand-in", "cuda"), default="cpu")
     parser.add_argument(
-        "--mode", choices=(*MODES, "drawn"), default="drawn",
-        help="the cache mode; mixed: each region has its own; drawn: each program has one of these (default)",
-    )  # fmt: skip
+        "--mode",
+        choices=("weights", "persistent", "all", "none", "mixed"),
+        help="the cache mode; mixed: each region has its own (default: each program has one of these)",
+    )
     parser.add_argument(
         "--jobs", type=_positive, default=len(os.sched_getaffinity(0)), help="processes (default: one for each core)"
     )

@@ -1,4 +1,4 @@
-"""What the source of a program calls. A script contains the parts that its program uses (script.py)."""
+"""What the source of a program calls."""
 
 from __future__ import annotations
 
@@ -96,25 +96,6 @@ class Ours:
 
     def set_module_policy(self, model: nn.ModuleList, at: str, policy: Any) -> None:
         tp.set_module_policy(model, {at: policy})
-
-
-class Installed(Ours):
-    """Opens regions of torch.autocast, while `tp.install` makes them ours."""
-
-    def __init__(self, device: str, cache: str) -> None:
-        super().__init__(device)
-        self.cache = cache
-
-    def around(self) -> Any:
-        """What is in force while a program runs."""
-        return tp.installed_as(cache=self.cache)
-
-    def __call__(self, cache: str | None = None, **options: Any) -> Any:
-        if cache is not None:
-            options["cache_enabled"] = cache != "none"
-        if {"policy", "overrides"} & options.keys():
-            return tp.my_autocast(self.device, **options)
-        return torch.autocast(self.device, **options)
 
 
 def custom_functions(device: str) -> tuple[Any, Any]:

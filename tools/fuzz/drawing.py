@@ -1,22 +1,19 @@
-"""Draws programs."""
+"""Draws programs, and writes them as Python."""
 
 from __future__ import annotations
 
 import random
+import re
 
-# The order of the kinds is a part of what a seed draws. Modules that do not draw import `changes` alone.
-import fuzz.changes  # isort: skip
-import fuzz.blocks  # isort: skip
-import fuzz.graphs  # isort: skip
-from fuzz.changes import OPTIMIZERS
 from fuzz.ops import LAYERS, OPS
 from fuzz.rules import State, Unfit
-from fuzz.tree import KINDS, Program, Statement
+from fuzz.statements import CACHE_MODES, OPTIMIZERS
+from fuzz.tree import KINDS, Program, Statement, lines
 
-__all__ = ["MODES", "draw_program"]
+__all__ = ["MODES", "draw_program", "function_of", "script_of"]
 
 #: What each program's regions have for a cache mode.
-MODES = (*fuzz.blocks.MODES, "mixed")
+MODES = (*CACHE_MODES, "mixed")
 
 #: In every program; of the others, each program has some, so that some programs repeat a few.
 _ALWAYS = ("region", "loss", "backward", "step", "layer", "tanh")
@@ -94,3 +91,33 @@ class _Drawing:
                 self.fill(statement.body, draw.randint(1, 5), depth + 1)
                 one.close(values, state)
             return
+
+
+def function_of(program: Program) -> str:
+    """The source of the function `program`. Raises `Unfit` if the program is not correct under stock."""
+    state = State(program.device, program.mode, program.layers)
+    body = lines(program.body, state)
+    cuda = program.device == "cuda"
+    layers = ", ".join(LAYERS[layer][0] for layer in program.layers)
+    text = "\n".join(body)
+    variables = {"h": "x", "losses": "[]", **{name: "[]" for name in ("held", "graphs") if name in text}}
+    head = [
+        f"torch.{'' if cuda else 'default_generator.'}manual_seed(7)",
+        f"m = nn.ModuleList([{layers}]){'.cuda()' if cuda else ''}",
+        *([f"optimizer = {OPTIMIZERS[program.optimizer]}"] if re.search(r"optimizer\.(step|zero_grad)", text) else []),
+        f"x = torch.linspace(-2, 2, 32).view(4, 8){'.cuda()' if cuda else ''}",
+        f"{', '.join(variables)} = {', '.join(variables.values())}",
+    ]
+    tail = [
+        "if any(loss.requires_grad for loss in losses):",
+        "    sum(losses).backward()",
+        "note(h, *losses, *(p.grad for p in m.parameters()), *m.parameters())",
+    ]
+    indented = "\n".join(f"    {line}" for line in [*head, *body, *tail])
+    return f"def program(autocast, note):\n{indented}\n"
+
+
+def script_of(program: Program, title: str) -> str:
+    """A file for `make fuzz ARGS="--program FILE"`: the function, with the names that it uses."""
+    head = f'"""{title}"""\n\nfrom fuzz.running import namespace\n\nglobals().update(namespace("{program.device}"))\n'
+    return f"{head}\n\n{function_of(program)}"

@@ -1,18 +1,16 @@
-"""The counts of a run, and how the command prints them."""
+"""The counts of a run, as text and as JSON."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from fuzz.running import Verdict
 from fuzz.tree import KINDS, Program, names
 
 __all__ = ["Counts", "Found", "Report", "as_json", "as_text"]
-
-_OUTCOMES = ("same", "same error", "documented", "differs")
 
 
 @dataclass(slots=True)
@@ -81,8 +79,6 @@ class Report:
     asked: int
     counts: Counts = field(default_factory=Counts)
     found: list[Found] = field(default_factory=list)
-    #: The memory of the processes after their first thousand programs and at the end, in MiB; the largest of each.
-    rss: tuple[float, float] = (0.0, 0.0)
 
 
 def as_json(report: Report) -> str:
@@ -98,43 +94,24 @@ def as_text(report: Report) -> str:
     ran = f"{counts.programs:,} programs of seed {report.seed} ran on {report.device} under stock and ours"
     if counts.programs < report.asked:
         ran += f" (of {report.asked:,})"
-    text = [f"{ran}:", f"  {counts.outcomes['same']:,} have the same bits"]
-    for what, words in (
-        ("same error", "end with the same error, and have the same bits up to it"),
-        ("documented", "end with an error under stock only, as rows 2 and 7 of docs/differences.md say"),
-    ):
-        if counts.outcomes[what]:
-            text.append(f"  {counts.outcomes[what]:,} {words}")
-    text.append(f"  {len(report.found):,} differ" if report.found else "  none differs")
-    text.append(f"compared bit for bit: {counts.losses:,} losses; {counts.others:,} gradients, weights and activations")
-    text.append(_table("cache modes", counts.modes, ()))
-    text.append(_table("optimizers", counts.optimizers, ()))
-    text.append(_table("layers", counts.layers, ()))
-    text.append(_table("statements", counts.statements, [name for name, k in KINDS.items() if _fits(k, report)]))
-    text.append(_table("errors under both", counts.errors, (), width=1))
+    device = "cpu" if report.device == "cpu" else "cuda"
+    never = [name for name, one in KINDS.items() if device in one.devices and name not in counts.statements]
+    text = [
+        f"{ran}:",
+        f"  {counts.outcomes['same']:,} have the same bits",
+        f"  {counts.outcomes['same error']:,} end with the same error, and have the same bits up to it",
+        f"  {counts.outcomes['documented']:,} end with an error under stock only (docs/differences.md, rows 2 and 7)",
+        f"  {len(report.found):,} differ",
+        f"compared bit for bit: {counts.losses:,} losses; {counts.others:,} gradients, weights and activations",
+    ]
+    for title in ("modes", "optimizers", "layers", "statements", "errors"):
+        drawn = (f"{name} {number:,}" for name, number in getattr(counts, title).most_common())
+        text.append(textwrap.fill(f"{title}: {', '.join(drawn)}", 120, subsequent_indent="  "))
+    text.append(f"never drawn: {', '.join(never) or 'none'}")
     if counts.programs:
-        text.append(
-            f"{counts.seconds / counts.programs * 1000:.2f} ms of processor time for a program; the largest process "
-            f"had {report.rss[0]:.0f} MiB after its first thousand programs, and {report.rss[1]:.0f} MiB at the end"
-        )
+        text.append(f"{counts.seconds / counts.programs * 1000:.2f} ms of processor time for a program")
     for found in report.found:
-        smaller = f"; {found.path} has {found.statements} statements" if found.path else ""
-        text.append(f"program {found.number} differs: {found.detail}{smaller}")
-    if report.found and report.found[0].script:
+        text.append(f"program {found.number} differs: {found.detail}; {found.path} has {found.statements} statements")
+    if report.found:
         text.append(f"\n{report.found[0].script}")
-    return "\n".join(part for part in text if part) + "\n"
-
-
-def _fits(kind: Any, report: Report) -> bool:
-    return ("cpu" if report.device == "cpu" else "cuda") in kind.devices
-
-
-def _table(title: str, counts: Counter[str], every: Any, width: int = 4) -> str:
-    """Counts in columns, largest first. Names of `every` that were not drawn are listed with a zero."""
-    rows = [*counts.most_common(), *((name, 0) for name in every if name not in counts)]
-    if not rows:
-        return ""
-    cells = [f"{name} {number:,}" for name, number in rows]
-    wide = max(map(len, cells)) + 2
-    lines = ["".join(cell.ljust(wide) for cell in cells[at : at + width]) for at in range(0, len(cells), width)]
-    return f"{title}:\n" + "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(text) + "\n"

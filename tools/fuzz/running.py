@@ -17,11 +17,20 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from fuzz import calls
-from fuzz.script import function_of
+from fuzz.drawing import function_of
 from fuzz.tree import Program
 from torch_promote import _C
 
-__all__ = ["DOCUMENTED", "Outcome", "Verdict", "check", "check_function", "computes_in_host_memory", "quiet"]
+__all__ = [
+    "DOCUMENTED",
+    "Outcome",
+    "Verdict",
+    "check",
+    "check_function",
+    "computes_in_host_memory",
+    "namespace",
+    "quiet",
+]
 
 #: What is noted of a tensor: dtype, shape, strides, whether it requires a gradient, and its bytes.
 Bits = tuple[torch.dtype, torch.Size, tuple[int, ...], bool, bytes]
@@ -94,7 +103,8 @@ def quiet() -> Iterator[None]:
 _functions: dict[str, Any] = {}
 
 
-def _namespace(device: str) -> dict[str, Any]:
+def namespace(device: str) -> dict[str, Any]:
+    """The names that programs use."""
     if device not in _functions:
         _functions[device] = calls.custom_functions(device)
     scaled, scaled_in_half = _functions[device]
@@ -107,9 +117,9 @@ def _namespace(device: str) -> dict[str, Any]:
 def check(program: Program, ours: Maker = calls.Ours) -> Verdict:
     """Runs a program under both. Raises `Unfit` if it is not correct under stock."""
     code = compile(function_of(program), "<program>", "exec")
-    namespace = _namespace(program.device)
-    exec(code, namespace)
-    return check_function(namespace["program"], program.device, ours)
+    names = namespace(program.device)
+    exec(code, names)
+    return check_function(names["program"], program.device, ours)
 
 
 def check_function(function: Any, device: str, ours: Maker = calls.Ours) -> Verdict:
@@ -183,10 +193,8 @@ def _difference(one: Bits | None, other: Bits | None) -> str:
     for name, mine, stocks in zip(("dtype", "shape", "strides", "requires_grad"), one, other, strict=False):
         if mine != stocks:
             return f"{name} {stocks} under stock, {mine} under ours"
-    values = [torch.frombuffer(bytearray(bits[4]), dtype=bits[0]) for bits in (other, one)]
-    unlike = int((values[0] != values[1]).sum())
-    at = int((values[0] != values[1]).to(torch.uint8).argmax())
-    return (
-        f"{unlike} of {values[0].numel()} values of {one[0]} differ; value {at} is {values[0][at].item()} under stock, "
-        f"{values[1][at].item()} under ours"
-    )
+    mine, stocks = (torch.frombuffer(bytearray(bits[4]), dtype=bits[0]) for bits in (one, other))
+    unlike = mine != stocks
+    at = int(unlike.to(torch.uint8).argmax())
+    where = f"{int(unlike.sum())} of {mine.numel()} values of {one[0]} differ; value {at}"
+    return f"{where} is {stocks[at].item()} under stock, {mine[at].item()} under ours"

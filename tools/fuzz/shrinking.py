@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from fuzz.rules import State, Unfit
 from fuzz.tree import KINDS, Program, Statement, every, lines
@@ -31,13 +33,14 @@ def shrunk(program: Program, fails: Fails, limit: int = 2000) -> Program:
         return fails(candidate)
 
     program = copy.deepcopy(program)
-    before = None
-    while before != (before := (size(program), repr(program))):
-        program = _fewer(program, accepts)
-        for candidate in _simpler(program):
-            if accepts(candidate):
-                program = candidate
-                break
+    before = ""
+    while before != (before := repr(program)):
+        for with_body in (True, False):
+            for number in reversed(range(size(program))):  # backwards, as later statements need earlier ones
+                candidate = _without(program, number, with_body)
+                if candidate is not None and accepts(candidate):
+                    program = candidate
+        program = next((candidate for candidate in _simpler(program) if accepts(candidate)), program)
     return program
 
 
@@ -54,61 +57,27 @@ def _is_correct(program: Program) -> bool:
     return True
 
 
-def _fewer(program: Program, accepts: Fails) -> Program:
-    """Leaves out runs of statements, long ones first, and blocks around their bodies."""
-    for path in list(_bodies(program)):
-        body = _at(program, path)
-        length = len(body) if body is not None else 0
-        while length:
-            start = 0
-            while (body := _at(program, path)) is not None and start < len(body):
-                candidate = copy.deepcopy(program)
-                inner = _at(candidate, path)
-                assert inner is not None
-                del inner[start : start + length]
-                if accepts(candidate):
-                    program = candidate
-                else:
-                    start += length
-            length //= 2
-    for path in list(_bodies(program)):
-        if not path:
-            continue
-        candidate = copy.deepcopy(program)
-        around = _at(candidate, path[:-1])
-        if around is None or path[-1] >= len(around):
-            continue
-        around[path[-1] : path[-1] + 1] = around[path[-1]].body
-        if accepts(candidate):
-            return _fewer(candidate, accepts)
-    return program
+def _places(body: list[Statement]) -> Iterator[tuple[list[Statement], int]]:
+    """Where each statement is, in the order of `every`."""
+    for number, statement in enumerate(body):
+        yield body, number
+        yield from _places(statement.body)
 
 
-def _bodies(program: Program) -> Iterator[tuple[int, ...]]:
-    """The places of all bodies, as the indices of the statements that lead there; the outermost first."""
-
-    def inside(body: list[Statement], path: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        yield path
-        for number, statement in enumerate(body):
-            if KINDS[statement.kind].has_body:
-                yield from inside(statement.body, (*path, number))
-
-    yield from inside(program.body, ())
-
-
-def _at(program: Program, path: tuple[int, ...]) -> list[Statement] | None:
-    body = program.body
-    for number in path:
-        if number >= len(body):
-            return None
-        body = body[number].body
-    return body
+def _without(program: Program, number: int, with_body: bool) -> Program | None:
+    """The program without a statement, with its body or not; None if there is none, or it has no body to keep."""
+    candidate = copy.deepcopy(program)
+    for body, place in itertools.islice(_places(candidate.body), number, number + 1):
+        if with_body or body[place].body:
+            body[place : place + 1] = [] if with_body else body[place].body
+            return candidate
+    return None
 
 
 def _simpler(program: Program) -> Iterator[Program]:
     """Programs with one simpler thing."""
     if program.optimizer != "sgd":
-        yield _with(program, optimizer="sgd")
+        yield replace(copy.deepcopy(program), optimizer="sgd")
     for at in range(len(program.layers)):
         if (fewer := _without_layer(program, at)) is not None:
             yield fewer
@@ -119,14 +88,7 @@ def _simpler(program: Program) -> Iterator[Program]:
             yield candidate
     if program.mode == "mixed":
         for mode in ("weights", "persistent", "all", "none"):
-            yield _with(program, mode=mode)
-
-
-def _with(program: Program, **changes: str) -> Program:
-    candidate = copy.deepcopy(program)
-    for name, value in changes.items():
-        setattr(candidate, name, value)
-    return candidate
+            yield replace(copy.deepcopy(program), mode=mode)
 
 
 def _without_layer(program: Program, at: int) -> Program | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ class Program:
 
 
 class Kind:
-    """A kind of statement. `open` and `close` return lines of source; both raise `Unfit` where it does not fit."""
+    """A kind of statement. `open` and `close` return lines of source; `open` raises `Unfit` where it does not fit."""
 
     #: How often it is drawn.
     weight: ClassVar[float] = 1.0
@@ -44,10 +44,14 @@ class Kind:
     indent: ClassVar[int] = 1
     #: The device types on which it can run.
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    #: What each value of a statement may be: a sequence to choose from, or a function that draws it.
+    choices: ClassVar[Mapping[str, Sequence[Any] | Callable[[random.Random, State], Any]]] = {}
+    #: The simplest values, for shrinking.
+    plain: ClassVar[Values] = {}
 
     def draw(self, draw: random.Random, state: State) -> Values:
         """The values of a statement."""
-        return {}
+        return {name: of(draw, state) if callable(of) else draw.choice(of) for name, of in self.choices.items()}
 
     def open(self, values: Values, state: State) -> list[str]:
         """The lines before the body. Changes the state only if it fits."""
@@ -59,7 +63,9 @@ class Kind:
 
     def simpler(self, values: Values) -> Iterator[Values]:
         """Changes of values that make the statement simpler, simplest first."""
-        yield from ()
+        for name, plain in self.plain.items():
+            if values[name] != plain:
+                yield {**values, name: plain}
 
 
 KINDS: dict[str, Kind] = {}

@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import os
-import resource
 import signal
 import time
 import traceback
@@ -17,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuzz import calls, shrinking
-from fuzz.drawing import draw_program
+from fuzz.drawing import draw_program, script_of
 from fuzz.report import Counts, Found, Report
 from fuzz.running import Maker, check, quiet
-from fuzz.script import script_of
 from fuzz.tree import Program
 
 __all__ = ["GeneratorError", "Work", "run", "shrink"]
 
 _fork: Any = multiprocessing.get_context("fork")
-_CHUNK = 100
+#: The programs of a process. Each process imports again what programs need, for a second.
+_CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,80 +45,70 @@ class Work:
     #: After so many seconds, a program hangs.
     patience: float = 60.0
 
-    @property
-    def device_type(self) -> str:
-        """The device type in programs."""
-        return "cpu" if self.device == "cpu" else "cuda"
-
     def program(self, number: int) -> Program:
         """A program."""
-        return draw_program(self.seed, number, self.device_type, self.mode)
+        return draw_program(self.seed, number, "cpu" if self.device == "cpu" else "cuda", self.mode)
 
 
 class GeneratorError(Exception):
     """A program could not be drawn, written or compiled: a mistake of this folder."""
 
 
-class _Worker:
-    """A process that runs chunks of programs."""
+class _Process:
+    """A process that calls a function, and sends the result."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        #: The number of the program that runs, and when it started.
-        self.at = _fork.RawArray("d", 2)
-        self.end = 0
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.pipe, theirs = _fork.Pipe()
-        self.process = _fork.Process(target=_serve, args=(work, theirs, self.at), daemon=True)
+        self.process = _fork.Process(target=self._serve, args=(theirs, function, arguments))
         self.process.start()
         theirs.close()
 
-    def give(self, chunk: range) -> None:
-        self.at[:] = chunk.start, time.monotonic()
-        self.end = chunk.stop
-        self.pipe.send((chunk.start, chunk.stop))
+    @staticmethod
+    def _serve(pipe: Any, function: Callable[..., Any], arguments: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.disable()  # pytest's; a crash is reported by its signal
+        for stream in (1, 2):  # PyTorch's profiler prints
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        with quiet():
+            pipe.send(function(*arguments))
+        os._exit(0)
 
-    @property
-    def hangs(self) -> bool:
-        return time.monotonic() - self.at[1] > self.work.patience
+    def result(self, patience: float = 0) -> Any:
+        """The result; raises EOFError if the process died, and TimeoutError if it is not there in time."""
+        if not self.pipe.poll(patience):
+            raise TimeoutError
+        return self.pipe.recv()
 
     def stop(self) -> None:
+        """Kills the process."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
-def _serve(work: Work, pipe: Any, at: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.disable()  # pytest's; a crash is reported by its signal
-    for stream in (1, 2):  # PyTorch's profiler prints
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    done, early = 0, 0.0
-    with quiet():
-        while True:
-            if done < 1000:  # programs import modules, which later collections need not look through
-                gc.collect()
-                gc.freeze()
-            try:
-                start, stop = pipe.recv()
-            except EOFError:
-                return
-            try:
-                counts, found = _chunk(work, range(start, stop), at)
-            except Exception:
-                pipe.send(f"program {int(at[0])} of seed {work.seed}: {traceback.format_exc()}")
-                return
-            done += stop - start
-            early = early if done > 1000 else _rss()
-            pipe.send((counts, found, early, _rss()))
+class _Chunk(_Process):
+    """A process that runs some programs."""
+
+    def __init__(self, work: Work, numbers: range) -> None:
+        self.end = numbers.stop
+        #: The number of the program that runs, and when it started.
+        self.at = _fork.RawArray("d", (numbers.start, time.monotonic()))
+        super().__init__(_checked, work, numbers, self.at)
 
 
-def _chunk(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]]:
+def _checked(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]] | str:
     counts, found = Counts(), []
     before = time.process_time()
-    for number in numbers:
+    for place, number in enumerate(numbers):
         at[:] = number, time.monotonic()
-        program = work.program(number)
-        verdict = check(program, work.ours)
+        if place in (10, 100):  # programs import modules, which later collections need not look through
+            gc.collect()
+            gc.freeze()
+        try:
+            program = work.program(number)
+            verdict = check(program, work.ours)
+        except Exception:
+            return f"program {number} of seed {work.seed}: {traceback.format_exc()}"
         counts.add(program, verdict)
         if verdict.found:
             found.append(Found(number, verdict.detail))
@@ -127,62 +116,48 @@ def _chunk(work: Work, numbers: range, at: Any) -> tuple[Counts, list[Found]]:
     return counts, found
 
 
-def _rss() -> float:
-    """The memory of this process now, in MiB."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
-
-
 def run(work: Work, report: Report, step: Callable[[str], None] = lambda remark: None) -> None:
     """Runs programs, and fills in a report. Leaves a partial report if it is interrupted."""
-    waiting = deque(
-        range(start, min(start + _CHUNK, work.first + work.programs))
-        for start in range(work.first, work.first + work.programs, _CHUNK)
-    )
-    idle = [_Worker(work) for _ in range(max(1, min(work.jobs, len(waiting))))]
-    busy: list[_Worker] = []
+    size = max(1, min(_CHUNK, work.programs // work.jobs))
+    end = work.first + work.programs
+    waiting = deque(range(start, min(start + size, end)) for start in range(work.first, end, size))
+    busy: list[_Chunk] = []
     try:
-        while (waiting and len(report.found) < work.enough) or busy:
-            while waiting and idle and len(report.found) < work.enough:
-                worker = idle.pop()
-                worker.give(waiting.popleft())
-                busy.append(worker)
-            ready = multiprocessing.connection.wait([worker.pipe for worker in busy], timeout=1)
-            for worker in list(busy):
-                if worker.pipe not in ready and not worker.hangs:
+        while busy or (waiting and len(report.found) < work.enough):
+            while waiting and len(busy) < work.jobs and len(report.found) < work.enough:
+                busy.append(_Chunk(work, waiting.popleft()))
+            ready = multiprocessing.connection.wait([chunk.pipe for chunk in busy], timeout=1)
+            for chunk in list(busy):
+                number, began = int(chunk.at[0]), chunk.at[1]
+                if chunk.pipe not in ready and time.monotonic() - began < work.patience:
                     continue
-                busy.remove(worker)
+                busy.remove(chunk)
                 try:
-                    if worker.pipe not in ready:
-                        raise TimeoutError
-                    answer = worker.pipe.recv()
+                    answer = chunk.result()
                 except (EOFError, ConnectionResetError, TimeoutError) as error:
-                    number, stop = int(worker.at[0]), worker.end
-                    worker.stop()
-                    report.found.append(Found(number, _why(worker, error)))
-                    if number + 1 < stop:
-                        waiting.append(range(number + 1, stop))
-                    idle.append(_Worker(work))
+                    chunk.stop()
+                    report.found.append(Found(number, _why(chunk, error)))
+                    if number + 1 < chunk.end:
+                        waiting.append(range(number + 1, chunk.end))
                     continue
+                chunk.stop()
                 if isinstance(answer, str):
                     raise GeneratorError(answer)
-                counts, found, early, late = answer
+                counts, found = answer
                 report.counts.merge(counts)
                 report.found += found
-                report.rss = max(report.rss[0], early), max(report.rss[1], late)
-                idle.append(worker)
                 for _ in range(counts.programs):
                     step(f"{len(report.found)} differ")
     finally:
-        for worker in [*idle, *busy]:
-            worker.stop()
+        for chunk in busy:
+            chunk.stop()
         report.found.sort(key=lambda found: found.number)
 
 
-def _why(worker: _Worker, error: BaseException) -> str:
+def _why(chunk: _Chunk, error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"it did not end within {worker.work.patience:.0f} s"
-    code = worker.process.exitcode or 0
+        return "it did not end"
+    code = chunk.process.exitcode or 0
     return f"the process died: {signal.Signals(-code).name}" if code < 0 else f"the process ended with status {code}"
 
 
@@ -190,9 +165,12 @@ def shrink(work: Work, found: Found) -> None:
     """Adds the smallest script to a program that was found."""
     title = f"Program {found.number} of seed {work.seed} on {work.device}: {found.detail}"
     program = work.program(found.number)
-    crashed = "differ" not in found.detail and ("died" in found.detail or "did not end" in found.detail)
-    fails = (lambda one: _in_a_process(work, one)) if crashed else (lambda one: check(one, work.ours).found)
-    smallest = _call(lambda: _smallest(program, fails), patience=600)
+    crashed = found.detail.startswith(("the process", "it did not end"))
+
+    def fails(one: Program) -> bool:
+        return _call(check, one, work.ours, patience=10) is None if crashed else check(one, work.ours).found
+
+    smallest = _call(_smallest, program, fails, patience=600)
     if smallest is not None:
         program = smallest
     else:
@@ -201,31 +179,15 @@ def shrink(work: Work, found: Found) -> None:
 
 
 def _smallest(program: Program, fails: shrinking.Fails) -> Program | None:
-    with quiet():
-        return shrinking.shrunk(program, fails) if fails(program) else None
+    return shrinking.shrunk(program, fails) if fails(program) else None
 
 
-def _in_a_process(work: Work, program: Program) -> bool:
-    return _call(lambda: check(program, work.ours).found, patience=10) is not False
-
-
-def _call(function: Callable[[], Any], patience: float) -> Any:
+def _call(function: Callable[..., Any], *arguments: Any, patience: float) -> Any:
     """The result of a function in a process; None if it crashed or hung."""
-    pipe, theirs = _fork.Pipe()
-
-    def call() -> None:
-        faulthandler.disable()
-        theirs.send(function())
-        theirs.close()
-        os._exit(0)
-
-    process = _fork.Process(target=call)
-    process.start()
-    theirs.close()
+    process = _Process(function, *arguments)
     try:
-        return pipe.recv() if pipe.poll(patience) else None
-    except (EOFError, ConnectionResetError):
+        return process.result(patience)
+    except (EOFError, ConnectionResetError, TimeoutError):
         return None
     finally:
-        process.kill()
-        process.join()
+        process.stop()

@@ -171,10 +171,10 @@ def _environment() -> dict[str, str]:
 
 def _steps(device: str, out: Path, tiny: bool) -> Iterator[Step]:
     """Yields the steps in their order. The benchmark comes last, when nothing else uses the machine."""
-    files = sorted(ROOT.glob("tests/cuda/test_*.py"))
+    files = sorted((ROOT / "tests").glob("cuda/test_*.py"))
     if device == "cuda":
         files = [file for file in files if not file.stem.endswith("stand_in")]
-        files += sorted(ROOT.glob("tests/gpu/test_*.py"))
+        files += sorted((ROOT / "tests").glob("gpu/test_*.py"))
     for file in files:
         name = file.stem.removeprefix("test_").removesuffix("_on_cuda")
         output = out / f"{name}.xml"

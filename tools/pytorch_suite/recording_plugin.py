@@ -68,13 +68,9 @@ class _Regions:
         import torch
 
         import torch_promote as tp
-        from torch_promote.loader import AUTOCAST_KEY
 
         tp.install(**arguments)
         self.opened = 0
-        self.on_key = 0
-        key = torch._C._parse_dispatch_key(AUTOCAST_KEY)
-        self._is_on = lambda: torch._C._dispatch_tls_is_dispatch_key_included(key)
         # Replaces the names only in our `__enter__`, because Dynamo refers to the functions themselves.
         names = torch.autocast.__enter__.__globals__
         if not names["__name__"].startswith("torch_promote."):
@@ -85,7 +81,6 @@ class _Regions:
 
     def count(self) -> None:
         self.opened += 1
-        self.on_key += self._is_on()
 
     def counted(self, enter: Any) -> Any:
         def enter_and_count(packed: str) -> None:
@@ -135,11 +130,11 @@ class _Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self._write(test=report.nodeid, outcome=report.outcome, message=_message(report), opened=0, on_key=0)
+            self._write(test=report.nodeid, outcome=report.outcome, message=_message(report))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._reports = []
-        self._before = self._counts()
+        self._before = self._opened()
         self._write(test=nodeid, outcome="started")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -148,11 +143,10 @@ class _Recorder:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         found = [(_outcome(report), report) for report in self._reports if report.when == "call" or not report.passed]
         outcome, report = min(found, key=lambda one: _WORST_FIRST.index(one[0]))
-        opened, on_key = (now - then for now, then in zip(self._counts(), self._before, strict=True))
-        self._write(test=nodeid, outcome=outcome, message=_message(report), opened=opened, on_key=on_key)
+        self._write(test=nodeid, outcome=outcome, message=_message(report), opened=self._opened() - self._before)
 
-    def _counts(self) -> tuple[int, int]:
-        return (self._regions.opened, self._regions.on_key) if self._regions else (0, 0)
+    def _opened(self) -> int:
+        return self._regions.opened if self._regions else 0
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._write(end=True)

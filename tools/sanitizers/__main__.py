@@ -61,15 +61,15 @@ FOLDERS = {
     "address": ("native", "cache", "cast", "dispatch", "regions", "checking", "integrations", "cuda"),
     "thread": ("native", "cache", "regions", "checking", "integrations", "cuda"),
 }
-#: Tests that do not run with a sanitizer: the beginnings of their ids.
-EXCLUDED = {
-    "address": (  # need an address that is used again; AddressSanitizer keeps freed memory, to detect its use
+#: Tests that do not run with a sanitizer: the beginnings of their ids. These need an address that is used again, and
+#: AddressSanitizer keeps freed memory, to detect its use.
+EXCLUDED: dict[str, tuple[str, ...]] = {
+    "address": (
         "tests/cache/test_cache_activations.py::test_new_tensors_at_the_address_of_dead_ones_are_cast_again",
         "tests/cache/test_cast_lifetimes.py::test_weights_at_the_address_of_dead_ones_get_casts_of_their_own",
     ),
-    "thread": (  # starts threads in a forked child, which ThreadSanitizer ends if it uses a thread's address again
-        "tests/integrations/test_processes.py::test_data_loader_in_a_region",
-    ),
+    # Starts threads in a forked child, which ThreadSanitizer ends if it uses a thread's address again.
+    "thread": ("tests/ends/test_ends_of_processes.py::test_workers_that_start_in_a_region",),
 }
 #: Python itself has no sanitizer in it, so the runtime has to be there before its first allocation.
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}

@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     "address": (
         Planted(
             file="csrc/cache/persistent_casts.cpp",
-            old="  persistent_weights().weights.erase(this);\n",
+            old="  registry_of_weights.weights.erase(this);\n",
             new="",
             test="tests/cache/test_cache_persistent.py",
             kind="heap-use-after-free",
@@ -72,15 +72,15 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     "thread": (
         Planted(
             file="csrc/cache/persistent_casts.cpp",
-            old="  const std::lock_guard<std::mutex> lock(persistent_weights().mutex);\n  for (const",
-            new="  for (const",
+            old="  const Lock lock(registry_of_weights.mutex);\n  for (const CastsOfWeight",
+            new="  for (const CastsOfWeight",
             test="tests/cache/test_threads_on_shared_weights.py",
             kind="data race",
             within="csrc/cache/persistent_casts.cpp",
         ),
         Planted(
             file="csrc/cache/kept_cast.cpp",
-            old="    const std::lock_guard<std::mutex> lock(casts_mutex());\n    cast_.swap(",
+            old="    const Lock lock(casts_mutex());\n    cast_.swap(",
             new="    cast_.swap(",
             test="tests/cache/test_casts_and_other_threads.py::test_a_cast_is_borrowed_while_its_owner_uses_it",
             kind="data race",

@@ -448,7 +448,6 @@ _hooks: Any = torch._C._autograd
 _WRITTEN = frozenset({"running_mean", "running_var"})
 
 
-@dataclass
 class _StockRun:
     """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
 
@@ -461,12 +460,11 @@ class _StockRun:
         has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
     """
 
-    results: list[Any] | None = None
-    error: str | None = None
-    has_hooks: bool = False
-    _cache: bool = field(default_factory=torch.is_autocast_cache_enabled)
-    _random: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    _shielded: bool = False
+    def __init__(self) -> None:
+        self.results: list[Any] | None = None
+        self.error: str | None = None
+        self.has_hooks = False
+        self._state = contextlib.ExitStack()
 
     def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
         """Prepares the run. Returns for each argument a copy if the op writes to it, otherwise None."""
@@ -476,26 +474,19 @@ class _StockRun:
         copies = [
             _mapped(copy_with_strides, value) if writes else None for value, writes in zip(args, written, strict=True)
         ]
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        self._state.enter_context(torch.random.fork_rng(gpus))
+        self._state.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
         torch.set_autocast_cache_enabled(False)
         if _hooks._saved_tensors_hooks_is_enabled():
             self.has_hooks = _hooks._top_saved_tensors_default_hooks(True) is not None
             _hooks._push_saved_tensors_default_hooks(_save_nothing, _save_nothing)
-            self._shielded = True
+            self._state.callback(_hooks._pop_saved_tensors_default_hooks)
         return copies
 
     def stop(self) -> None:
         """Restores the state. Does nothing if the run has been stopped already, or was never started."""
-        if self._random is None:
-            return
-        cpu, cuda = self._random
-        self._random = None
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
-        torch.set_autocast_cache_enabled(self._cache)
-        if self._shielded:
-            _hooks._pop_saved_tensors_default_hooks()
+        self._state.close()
 
 
 def _written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:

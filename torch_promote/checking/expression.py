@@ -88,11 +88,6 @@ class Node:
     kwargs: tuple[tuple[str, Node], ...] = ()
     symbol: str = ""
 
-    @property
-    def inner_text(self) -> str:
-        """The text as part of another node's."""
-        return f"({self.text})" if self.symbol else self.text
-
 
 def parse(expression: str) -> Node:
     """Parses an expression.
@@ -215,6 +210,7 @@ def _text(tree: ast.expr) -> str:
 
 
 def _made(tree: ast.expr, **attributes: Any) -> Node:
+    # The attributes come first: making them replaces the names of dtypes in the tree.
     return Node(_text(tree), **attributes)
 
 
@@ -232,7 +228,7 @@ _ROOTS: dict[str, Any] = {
 }
 _PLACES: tuple[Any, ...] = (_F, torch, torch.special, torch.linalg, torch.Tensor)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_FUNCTIONS = (*_BUILTIN, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 #: The modules whose functions in Python take and return tensors.
 _MODULES = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "torch._tensor", "torch._linalg_utils")
 
@@ -279,4 +275,4 @@ def _is_allowed(found: Any, name: str) -> bool:
     """Whether something is a function on tensors. `torch.load` and the like are not."""
     if found is None or name.startswith("_") or isinstance(found, type):
         return False
-    return isinstance(found, (*_BUILTIN, *_OPS)) or getattr(found, "__module__", None) in _MODULES
+    return isinstance(found, _FUNCTIONS) or getattr(found, "__module__", None) in _MODULES

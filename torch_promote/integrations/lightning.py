@@ -86,15 +86,7 @@ class _Plugin:
 def __getattr__(name: str) -> Any:
     if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Lightning stores a plugin's state in checkpoints under the qualified name of its class.
-    plugin = type(name, (_Plugin, *_bases(name)), {"__module__": __name__, "__doc__": _Plugin.__doc__})
-    globals()[name] = plugin
-    return plugin
-
-
-def _bases(name: str) -> list[type]:
-    packages = _PACKAGES[name]
-    bases = []
+    packages, bases = _PACKAGES[name], []
     for package in [package for package in packages if package in sys.modules] or packages:
         try:
             bases.append(importlib.import_module(f"{package}.plugins.precision").MixedPrecision)
@@ -107,4 +99,7 @@ def _bases(name: str) -> list[type]:
             f"{__name__}.{name} extends a plugin of Lightning, but neither {missing} is installed. Install Lightning: "
             f"pip install lightning. Without it, use torch_promote.my_autocast."
         )
-    return bases
+    # Lightning stores a plugin's state in checkpoints under the qualified name of its class.
+    plugin = type(name, (_Plugin, *bases), {"__module__": __name__, "__doc__": _Plugin.__doc__})
+    globals()[name] = plugin
+    return plugin

@@ -42,17 +42,7 @@ from torch_promote.integrations.after_import import run_after_import
 from torch_promote.policy.module_tables import section_of, spell_table
 from torch_promote.policy.op_table import spell_policy
 
-__all__ = [
-    "C10D",
-    "Model",
-    "Pending",
-    "compare_ranks",
-    "describe_module_policies",
-    "frames_from",
-    "install",
-    "set_check_ranks",
-    "take_pending",
-]
+__all__ = ["C10D", "compare_ranks", "describe_module_policies", "install", "set_check_ranks"]
 
 
 #: The environment variable that switches the comparison off.
@@ -138,20 +128,11 @@ def install() -> None:
     run_after_import(C10D, _watch_groups)
 
 
-def take_pending() -> Pending | None:
-    """Returns the pending comparison and clears it. None in a fork of the process that initialised the group."""
-    global _pending
-    taken, _pending = _pending, _pending._replace(policy=False, models=[])
-    _arm()
-    # A fork shares the connection to the store with its parent.
-    return taken if os.getpid() == _process else None
-
-
 def _arm() -> None:
     _C.set_ranks_unchecked(_enabled and (_pending.policy or bool(_pending.models)))
 
 
-def frames_from(frame: FrameType | None) -> list[FrameType]:
+def _frames_from(frame: FrameType | None) -> list[FrameType]:
     """Returns a frame and its callers, outermost first."""
     frames = []
     while frame is not None:
@@ -171,7 +152,7 @@ def _watch_groups() -> None:
     @functools.wraps(update)
     def update_and_note(group: Any) -> None:
         update(group)
-        _note_group(group, [frame.f_code for frame in frames_from(sys._getframe(1))])
+        _note_group(group, [frame.f_code for frame in _frames_from(sys._getframe(1))])
 
     c10d._update_default_pg = update_and_note
     if c10d.is_initialized():
@@ -247,8 +228,12 @@ def compare_ranks(region: object = None) -> None:
     Raises:
         PolicyMismatchError: Ranks differ.
     """
-    pending, c10d = take_pending(), sys.modules[C10D]
-    if pending is None or not c10d.is_initialized():
+    global _pending
+    pending, c10d = _pending, sys.modules[C10D]
+    _pending = _pending._replace(policy=False, models=[])
+    _arm()
+    # A fork of the process that initialised the group shares the connection to the store with its parent.
+    if os.getpid() != _process or not c10d.is_initialized():
         return
     if pending.policy:
         place = f"torch_promote/{pending.group}/policy/{_path_from(pending.codes)}"
@@ -324,7 +309,7 @@ def _policy_in_force() -> dict[str, str]:
 
 def _path_from(codes: list[CodeType]) -> str:
     """Returns a digest of the running lines, from the innermost function in `codes` that is still running."""
-    frames = frames_from(sys._getframe(1))
+    frames = _frames_from(sys._getframe(1))
     shared = 0
     while shared < min(len(frames), len(codes)) and frames[shared].f_code is codes[shared]:
         shared += 1

@@ -4,7 +4,7 @@
   nonfinite_finder.py: which call is at fault
 - step_runs.py: repeated runs of a step from the same state; step_state.py: what is state
 - compare.py: `compare`; call_observers.py: its runs; impacts.py: the effect of errors on the loss
-- tune.py: `tune`; search.py: the search; trials.py: its runs; candidates.py: what can get an override
+- tune.py: `tune`; search.py: what can get an override, and the search; trials.py: its runs
 - comparison.py, tuning.py: the reports `Comparison` and `Tuning`
 - traced_process.py: observes a whole program, for the commands trace and find-nan
 """

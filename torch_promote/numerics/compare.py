@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,12 +19,10 @@ from torch_promote.numerics.call_observers import (
     CompareLocally,
     KeepReference,
     KeptCall,
-    LocalRuns,
 )
 from torch_promote.numerics.comparison import Comparison, Metric, Site
 from torch_promote.numerics.impacts import (
     Backwards,
-    Errors,
     ErrorSums,
     Impact,
     Impacts,
@@ -41,7 +38,7 @@ from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["DIFFER", "REFERENCE", "Rounds", "compare", "compare_runs"]
+__all__ = ["DIFFER", "REFERENCE", "compare", "compare_runs"]
 
 
 #: The policy of the reference "fp32": the step without casts.
@@ -50,7 +47,6 @@ REFERENCE = "off"
 DIFFER = "Two runs of the reference differ"
 
 _SiteKey = tuple[str, str]
-_LEAST = 256 << 20
 #: The number of random directions with which the effect of errors on outputs is estimated.
 _BACKWARDS = 7
 
@@ -69,8 +65,7 @@ def compare(
     """Runs a step under two policies, and reports the errors of the candidate for each op in each module.
 
     It runs the reference twice and the candidate once, and the reference once more if the gradients of the loss are
-    zero. If the results of all calls take more than a quarter of the free memory, it repeats these runs, each time for
-    another part of the results.
+    zero. It keeps the results of the reference's calls for that. If memory has no room for all of them, a note says so.
 
     Args:
         step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
@@ -133,166 +128,123 @@ def compare_runs(
     """Compares two policies like `compare`, with the runs of an open `StepRuns`.
 
     Args:
-        runs: The runs. They must have a model.
+        runs: The runs.
         reference: The policy of the reference.
         candidate: The policy to judge.
         gradients: Whether to also compare the gradients of the parameters.
-        most_runs: The maximum number of runs, 3 or more. The comparison's notes list what they could not cover.
+        most_runs: The maximum number of runs, 3 or more.
         strict: Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
 
     Raises:
         StepError: As `compare`.
     """
-    return Rounds(runs, reference, candidate, gradients, most_runs, strict).compare()
+    last = None if most_runs is None else runs.count + most_runs
+    return _Comparing(runs, reference, candidate, gradients, last, strict).compare()
 
 
-class Rounds:
-    """A comparison in progress. See `compare_runs`."""
+class _Comparing:
+    """A comparison in progress. See `compare_runs`; `last` is the number of the last run."""
 
     def __init__(
-        self,
-        runs: StepRuns,
-        reference: Policy,
-        candidate: Policy,
-        gradients: bool,
-        most_runs: int | None,
-        strict: bool,
-        most_bytes: int | None = None,
+        self, runs: StepRuns, reference: Policy, candidate: Policy, gradients: bool, last: int | None, strict: bool
     ) -> None:
-        self._runs = runs
+        self._runs, self._reference, self._candidate = runs, reference, candidate
+        self._gradients, self._last, self._strict = gradients, last, strict
         self._model = runs.model
-        self._reference = reference
-        self._candidate = candidate
-        self._gradients = gradients
-        self._last = None if most_runs is None else runs.count + most_runs
-        self._strict = strict
-        self._most = most_bytes or _room()
         self._first_run = runs.count
         self._backwards = Backwards()
-        self._local = LocalRuns(candidate)
-        self._accumulated: dict[_SiteKey, ErrorSums] = {}
-        self._local_errors: dict[_SiteKey, ErrorSums] = {}
-        self._impacts: dict[_SiteKey, Impact] = {}
+        self._kept = KeepReference(RunningModules(self._model))
+        self._theirs = CompareCandidate(RunningModules(self._model), self._kept.calls)
+        self._local: CompareLocally
+        self._impacts: Impacts
         self._notes: list[str] = []
-        self._random = False
-        self._communicates = False
 
     def compare(self) -> Comparison:
         """Performs the runs."""
         not_seen: list[str] = []
-        skip = 0
-        while True:
-            first, kept, theirs, candidate, gradients = self._values(skip, not_seen)
-            second, local = self._errors(skip, kept, candidate.calls, _change(first, theirs))
-            if skip == 0:
-                calls, there, only_there = kept.calls, candidate.calls, candidate.only_here
-                results, of_candidate, noise = first, theirs, self._check(first, second, local)
-                gradient_errors = errors_of(gradients, self._backwards.gradients) if self._gradients else []
-                not_seen = list(dict.fromkeys(not_seen))
-            skip += self._most
-            if not self._on_any_rank(skip < kept.bytes and (local.is_more or bool(self._local_errors))):
-                break
-            if self._last is not None and self._runs.count + 3 > self._last:
-                self._notes.append(
-                    f"The results of the step's calls take {kept.bytes / 2**30:.1f} GiB. The errors after the first "
-                    f"{skip / 2**30:.1f} GiB are unknown: no run was left to compute them."
-                )
-                break
+        with watch_unseen(not_seen):
+            first = self._run(self._reference, self._kept)
+        theirs, gradients = self._run_candidate()
+        for one in self._kept.calls.values():
+            one.results = []  # the candidate may have raised before it got there
+        second = self._estimate_impacts(_change(first, theirs))
+        noise = self._check(first, second)
+        calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
+        left_out = self._kept.room.left_out + self._local.room.left_out
+        if left_out:
+            self._notes.append(
+                f"There was no room in memory for {left_out / 2**30:.1f} GiB of results. Their accumulated errors and "
+                f"their impacts are unknown."
+            )
         return Comparison(
             reference=self._reference,
             candidate=self._candidate,
             sites=self._sites(calls, there),
-            metrics=_metrics(results, of_candidate),
-            gradients=gradient_errors,
+            metrics=_metrics(first, theirs),
+            gradients=errors_of(gradients, self._backwards.gradients) if self._gradients else [],
             modules=[name for name, _ in self._model.named_modules()],
             runs=self._runs.count - self._first_run,
             backwards=self._backwards.count,
-            random_cotangents=self._random,
+            random_cotangents=self._impacts.random,
             noise=noise,
             not_aligned=_not_aligned(calls, there, only_there),
-            not_seen=not_seen,
+            not_seen=list(dict.fromkeys(not_seen)),
             notes=self._all_notes(calls, there, bool(only_there)),
             torch_version=str(torch.__version__),
         )
 
     # --- runs
 
-    def _values(
-        self, skip: int, not_seen: list[str]
-    ) -> tuple[Results, KeepReference, Results, CompareCandidate, dict[str, torch.Tensor]]:
-        """The first run of the reference, and the candidate's."""
-        kept = KeepReference(RunningModules(self._model), skip, self._most)
-        with watch_unseen(not_seen):
-            first = self._run(self._reference, kept)
-        self._communicates |= kept.communicates
-        candidate = CompareCandidate(RunningModules(self._model), kept.calls)
-        gradients: dict[str, torch.Tensor] = {}
-        if self._gradients and skip == 0:
-            backwards = Backwards()
+    def _run_candidate(self) -> tuple[Results, dict[str, torch.Tensor]]:
+        """The candidate's run, and its gradients. If the step raises, as at a non-finite loss, its calls count."""
+        candidate, backwards, before = self._theirs, Backwards(), self._runs.count
 
-            def after(number: int, result: Any) -> None:
-                backwards.after_step(result, candidate.saw_backward)
-                candidate.saw_backward = False  # for the next batch
+        def after(number: int, result: Any) -> None:
+            backwards.after_step(result, candidate.saw_backward)
+            candidate.saw_backward = False  # for the next batch
 
+        try:
+            if not self._gradients:
+                return self._run(self._candidate, candidate), {}
             with watch_gradients(self._model, backwards):
-                theirs = self._run_candidate(candidate, after)
+                results = self._run(self._candidate, candidate, after)
             self._backwards.count += backwards.count
-            gradients = backwards.gradients
-        else:
-            theirs = self._run_candidate(candidate)
-        for one in kept.calls.values():
-            one.results = None
-        for site, sums in candidate.errors.items():
-            self._accumulated.setdefault(site, ErrorSums()).merge(sums)
-        return first, kept, theirs, candidate, gradients
+            return results, backwards.gradients
+        except Exception as error:
+            if self._strict or self._runs.count == before:
+                raise
+            self._notes.append(f"The step raised under the candidate: {type(error).__name__}: {error}")
+            return [], backwards.gradients
 
-    def _errors(
-        self, skip: int, kept: KeepReference, candidate: dict[CallKey, Call], change: float
-    ) -> tuple[Results, CompareLocally]:
+    def _estimate_impacts(self, change: float) -> Results:
         """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
         has_spare = self._last is None or self._runs.count + 1 < self._last
-        with_grad = not kept.saw_backward and not kept.requires_grad and has_spare
+        with_grad = not self._kept.saw_backward and not self._kept.requires_grad and has_spare
         loss_scale = self._runs.state.loss_scale()
-        impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
+        self._impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
         try:
-            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
+            second, self._local = self._run_locally(self._impacts, with_grad)
         except RuntimeError as error:
             if not with_grad:
                 raise
             self._notes.append(
                 f"The impacts are unknown: the step fails when its calls are recorded for a backward: {error}"
             )
-            impacts, with_grad = Impacts(loss_scale), False
-            second, local = self._run_locally(skip, kept.calls, candidate, impacts, with_grad, replaced=False)
-        errs = any(sums.total().relative for sums in local.errors.values())
-        vanish = self._random or impacts.are_zero or (skip == 0 and not impacts.explain(change))
-        if self._on_any_rank(bool(impacts.totals) and errs and vanish) and self._may_run():
-            replaced = Impacts(loss_scale, _BACKWARDS, replaced=True)
-            self._run_locally(skip, kept.calls, candidate, replaced, with_grad, replaced=True)
+            self._impacts, with_grad = Impacts(loss_scale), False
+            second, self._local = self._run_locally(self._impacts, with_grad)
+        errs = any(sums.total()[0] for sums in self._local.errors.values())
+        vanish = self._impacts.are_zero or not self._impacts.explain(change)
+        may_run = self._last is None or self._runs.count < self._last
+        if self._on_any_rank(bool(self._impacts.totals) and errs and vanish) and may_run:
+            replaced = Impacts(loss_scale, _BACKWARDS, random=True)
+            self._run_locally(replaced, with_grad)
             if self._on_any_rank(replaced.nonzero):
-                impacts, self._random = replaced, True
-        self._random |= self._backwards.random
-        for site, impact in impacts.totals.items():
-            self._impacts[site] = impact.plus(self._impacts.get(site))
-        for site, sums in local.errors.items():
-            self._local_errors.setdefault(site, ErrorSums()).merge(sums)
-        return second, local
+                self._impacts = replaced
+        return second
 
-    def _may_run(self) -> bool:
-        return self._last is None or self._runs.count < self._last
-
-    def _run_locally(
-        self,
-        skip: int,
-        calls: dict[CallKey, KeptCall],
-        candidate: dict[CallKey, Call],
-        impacts: Impacts,
-        with_grad: bool,
-        replaced: bool,
-    ) -> tuple[Results, CompareLocally]:
-        local = CompareLocally(
-            RunningModules(self._model), calls, candidate, self._local, impacts, skip, self._most, with_grad
-        )
+    def _run_locally(self, impacts: Impacts, with_grad: bool) -> tuple[Results, CompareLocally]:
+        modules, policy = RunningModules(self._model), self._candidate
+        local = CompareLocally(modules, self._kept.calls, self._theirs.calls, policy, impacts, with_grad)
 
         def after(number: int, result: Any) -> None:
             self._backwards.after_step(result, local.saw_backward, impacts)
@@ -300,29 +252,18 @@ class Rounds:
 
         with contextlib.ExitStack() as stack:
             stack.callback(impacts.drop)
-            if replaced:
+            if impacts.random:
                 generator = torch.Generator().manual_seed(0)
                 stack.callback(replace_gradients(self._model, generator).remove)
-            if self._gradients and not replaced and skip == 0:
+            elif self._gradients:
                 stack.enter_context(watch_gradients(self._model, self._backwards))
             results = self._run(self._reference, local, after)
         local.finish()
         return results, local
 
-    def _run_candidate(self, observer: CompareCandidate, on_result: Any = None) -> Results:
-        """The candidate's run. If the step raises (some do at a non-finite loss), the calls before that count."""
-        before = self._runs.count
-        try:
-            return self._run(self._candidate, observer, on_result)
-        except Exception as error:
-            if self._strict or self._runs.count == before:
-                raise
-            self._notes.append(f"The step raised under the candidate: {type(error).__name__}: {error}")
-            return []
-
     def _on_any_rank(self, here: bool) -> bool:
         """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
-        if not self._communicates or not dist.is_available() or not dist.is_initialized():
+        if not self._kept.communicates or not dist.is_available() or not dist.is_initialized():
             return here
         found: list[bool] = [here] * dist.get_world_size()
         dist.all_gather_object(found, here)
@@ -331,14 +272,15 @@ class Rounds:
     def _run(self, policy: Policy, observer: Observer, on_result: Any = None) -> Results:
         return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
 
-    def _check(self, first: Results, second: Results, local: CompareLocally) -> dict[str, float]:
+    def _check(self, first: Results, second: Results) -> dict[str, float]:
         """The difference between two runs of the reference, for each name."""
         noise: dict[str, float] = {}
         for one, other in zip(second, first, strict=True):
             for name, error in distances(one, other).items():
                 noise[name] = max(error, noise.get(name, 0.0))
         differing = [f"{name} by {error:.3g}" for name, error in noise.items() if error]
-        where = f" What differed first: {local.different}." if differing and local.different else ""
+        different = self._local.different
+        where = f" What differed first: {different}." if differing and different else ""
         if differing and not self._strict:
             self._notes.append(f"{DIFFER}.{where}")
         elif differing:
@@ -361,10 +303,10 @@ class Rounds:
         return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # ties in the order of running
 
     def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
-        local = self._local_errors[key].total() if key in self._local_errors else Errors()
-        accumulated = self._accumulated[key].total() if key in self._accumulated else None
-        is_known = self._impacts and not local.relative and key[1] not in self._local.refused
-        impact = self._impacts.get(key, Impact(0.0, 0.0, 0.0) if is_known else None)
+        local, nonfinite = self._local.errors.get(key, ErrorSums()).total()
+        accumulated = self._theirs.errors[key].total()[0] if key in self._theirs.errors else None
+        is_known = self._impacts.totals and not local and key[1] not in self._local.refused
+        impact = self._impacts.totals.get(key, Impact(0.0, 0.0, 0.0) if is_known else None)
         call = pairs[0][1]
         return Site(
             op=call.op,
@@ -374,16 +316,12 @@ class Rounds:
             line=call.line,
             dtypes=", ".join(dict.fromkeys(name for _, theirs in pairs for name in _dtypes(theirs))),
             policy=call.policy_name,
-            local=local.relative,
-            local_ulp=local.ulp,
-            local_sqnr=local.sqnr,
-            accumulated=None if accumulated is None else accumulated.relative,
-            accumulated_ulp=None if accumulated is None else accumulated.ulp,
-            accumulated_sqnr=None if accumulated is None else accumulated.sqnr,
+            local=local,
+            accumulated=accumulated,
             impact=None if impact is None else impact.size,
-            signed_impact=None if impact is None or self._random else impact.signed,
+            signed_impact=None if impact is None or self._impacts.random else impact.signed,
             impact_spread=None if impact is None else impact.spread,
-            nonfinite=local.nonfinite,
+            nonfinite=nonfinite,
             bytes=sum(kept.bytes for kept, _ in pairs),
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )
@@ -399,7 +337,7 @@ class Rounds:
             )
         elif self._backwards.failed:
             notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
-        elif not self._impacts and not self._notes:
+        elif not self._impacts.totals and not self._notes:
             notes.append(
                 "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
@@ -407,18 +345,6 @@ class Rounds:
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
         return notes
-
-
-def _room() -> int:
-    """The maximum bytes of stored results: a quarter of the free memory."""
-    if torch.cuda.is_initialized():
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        try:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError, AttributeError):  # not available on this system
-            free = 4 * _LEAST
-    return max(free // 4, _LEAST)
 
 
 def _is_of_autocast(ours: Call, theirs: Call) -> bool:
@@ -450,8 +376,9 @@ def _change(reference: Results, candidate: Results) -> float:
     """The largest change of the loss by the candidate over all batches; 0 if the step does not return a loss."""
     changes = [0.0]
     for ours, theirs in zip(reference, candidate, strict=False):  # the candidate's step may have raised
-        if list(ours) == ["loss"] == list(theirs) and ours["loss"].numel() == 1 == theirs["loss"].numel():
-            changes.append(abs(float(theirs["loss"].real) - float(ours["loss"].real)))
+        loss, other = ours.get("loss"), theirs.get("loss")
+        if loss is not None and other is not None and loss.numel() == 1 == other.numel():
+            changes.append(abs(float(other.real) - float(loss.real)))
     return max((one for one in changes if math.isfinite(one)), default=0.0)
 
 

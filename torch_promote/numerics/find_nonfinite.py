@@ -18,12 +18,9 @@ from torch_promote.numerics.step_state import StepState
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, rows_by_name
+from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.module_forward import attach, detach, policy_of
-from torch_promote.regions.module_policies import set_module_policy
 from torch_promote.report.base import Content, Listing, Report
 from torch_promote.report.codec import encode
 
@@ -48,21 +45,16 @@ class Attempt:
 
     Attributes:
         overrides: The overrides in force in every region, such as {"mm.default": "fp32"}.
-        modules: The policy of a module, such as {"blocks.3": "Policy.stock().override({'linear': 'fp32'})"}.
         finite: Whether all non-finite values were benign.
         result: The result, in a sentence.
     """
 
     overrides: Mapping[str, str]
-    modules: Mapping[str, str]
     finite: bool
     result: str
 
     def __str__(self) -> str:
-        parts = [f"overrides={dict(self.overrides)}"] if self.overrides else []
-        modules = ", ".join(f"{path!r}: {policy}" for path, policy in self.modules.items())
-        parts += [f"set_module_policy(model, {{{modules}}})"] if modules else []
-        return f"{' and '.join(parts) or 'as it is'}: {self.result}"
+        return f"{f'overrides={dict(self.overrides)}' if self.overrides else 'as it is'}: {self.result}"
 
 
 class NonfiniteReport(Report):
@@ -111,18 +103,12 @@ class NonfiniteReport(Report):
         """Returns the names of the ops that the forward called in a module at a line."""
         return list(self._seen.forward_ops.get((module, line), ()))
 
-    def ops_in(self, module: str) -> list[str]:
-        """Returns the names of the ops that the forward called in a module and its submodules."""
-        inside = [ops for (path, _), ops in self._seen.forward_ops.items() if _is_inside(path, module)]
-        return list(dict.fromkeys(name for ops in inside for name in ops))
-
     def suggest(self, step: Callable[[], Any]) -> Policy | None:
         """Finds the smallest override that makes the program finite, by running it.
 
         It runs the step without an override, then with one for the op that overflows. While another op overflows next,
         it adds an override for that op. At the end it removes overrides that are not needed. The overrides apply in
-        regions of `my_autocast` and torch.autocast that the step opens. If they do not help and `find_nonfinite` got
-        the model, it tries policies for the module of the origin and for its parents.
+        regions of `my_autocast` and torch.autocast that the step opens, except for regions that name a policy.
 
         Args:
             step: Runs one step of the program, including its regions. Before each run and at the end, `suggest`
@@ -131,10 +117,9 @@ class NonfiniteReport(Report):
                 non-finite value become None.
 
         Returns:
-            A policy with which the step was finite: the default policy with the overrides, for the device types whose
-            regions were open, or if no override of ops helps, the policy of a module, which `tried[-1].modules` names.
-            None if the kind is "mathematics" or "data", the step is finite by itself, or nothing helps. `tried` lists
-            all runs, with their results.
+            A policy with which the step was finite: the policy in force with the overrides, for the device types whose
+            regions were open. None if the kind is "mathematics" or "data", the step is finite by itself, or nothing
+            helps. `tried` lists all runs, with their results.
 
         Raises:
             OptionError: `step` is not callable. It is a ValueError.
@@ -272,7 +257,7 @@ def _names(name: str, call: Call) -> bool:
 
 # --- the search for an override
 
-#: The maximum number of ops that get an override before modules are tried.
+#: The maximum number of ops that get an override.
 _MOST_OPS = 8
 #: Ops that convert or pass on their argument; no override changes their results.
 _CONVERTING = ("to.", "_to_copy.", "copy_.", "detach.", "view.", "t.")
@@ -302,7 +287,7 @@ class _Search:
         """Returns the policy of the finite run in `tried` that has the fewest overrides, or None."""
         watching = self._state.watch_optimizers()
         try:
-            before = self._run_ops({})
+            before = self._run({})
             if before is None or before.origin is None or before.origin.kind in ("mathematics", "data"):
                 return None
             self._devices = _devices_of(before.origin)
@@ -310,7 +295,7 @@ class _Search:
                 overrides = self._override_ops(before, value)
                 if overrides is not None:
                     return self._policy(self._without_needless(overrides))
-            return self._override_module(before)
+            return None
         finally:
             watching.remove()
             self._restore()
@@ -322,38 +307,25 @@ class _Search:
             if weight.grad is not None and not weight.grad.isfinite().all():
                 weight.grad = None
 
-    def _run_ops(self, overrides: Mapping[str, str]) -> NonfiniteReport | None:
+    def _run(self, overrides: Mapping[str, str]) -> NonfiniteReport | None:
         """Runs the step under overrides in every region, unless that has been done. None if it raised."""
         key = frozenset(overrides.items())
-        if key not in self._reports:
-            in_force = use_policy(self._policy(overrides), self._model) if overrides else contextlib.nullcontext()
-            self._reports[key] = self._run(in_force, overrides, {})
-        return self._reports[key]
-
-    def _run_module(self, path: str, names: list[str]) -> NonfiniteReport | None:
-        """Runs the step with ops of a module in float32."""
-        policy = self._in_fp32(names)
-        return self._run(self._with_module(path, policy), {}, {path: repr(policy)})
-
-    def _run(
-        self,
-        in_force: contextlib.AbstractContextManager[Any],
-        overrides: Mapping[str, str],
-        modules: Mapping[str, str],
-    ) -> NonfiniteReport | None:
+        if key in self._reports:
+            return self._reports[key]
         self._restore()
+        in_force = use_policy(self._policy(overrides), self._model) if overrides else contextlib.nullcontext()
         try:
             with in_force, find_nonfinite(self._model, allow=self._allow) as report:
                 self._step()
         except Exception as error:
-            if not overrides and not modules:
+            if not overrides:
                 raise
-            self._tried.append(Attempt(dict(overrides), modules, False, f"raises {type(error).__name__}: {error}"))
-            return None
+            self._tried.append(Attempt(dict(overrides), False, f"raises {type(error).__name__}: {error}"))
+            return self._reports.setdefault(key, None)
         origin = report.origin
         result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {origin.module or 'no module'}"
-        self._tried.append(Attempt(dict(overrides), modules, origin is None, result))
-        return report
+        self._tried.append(Attempt(dict(overrides), origin is None, result))
+        return self._reports.setdefault(key, report)
 
     def _override_ops(self, report: NonfiniteReport, value: str) -> dict[str, str] | None:
         """Adds an override for the op that overflows, and for each one that overflows next, until none does."""
@@ -364,7 +336,7 @@ class _Search:
             if set(legal) <= set(overrides):
                 return None
             overrides.update(dict.fromkeys(legal, value))
-            result = self._run_ops(overrides)
+            result = self._run(overrides)
             if result is None:
                 return None
             report = result
@@ -374,64 +346,13 @@ class _Search:
         """Removes each override that is not needed for the step to be finite."""
         for name in list(overrides) if len(overrides) > 1 else []:
             fewer = {key: value for key, value in overrides.items() if key != name}
-            report = self._run_ops(fewer)
+            report = self._run(fewer)
             if report is not None and not report.found:
                 overrides = fewer
         return overrides
 
-    def _override_module(self, report: NonfiniteReport) -> Policy | None:
-        """Gives the origin's module a policy, then its parents: for the op, then for all ops with lower dtypes.
-
-        That helps if the regions have policies of their own.
-        """
-        if self._model is None or report.origin is None:
-            return None
-        lowering = [
-            exact_key(name)
-            for name in rows_by_name()
-            if any(stock_policy(name, device) is CastPolicy.lower_precision_fp for device in self._devices)
-        ]
-        suspects = [name for name in next(_suspects(report), []) if _is_legal(name, "fp32", self._devices)]
-        path, paths = report.origin.module, {path for path, _ in self._model.named_modules()}
-        while True:
-            for names in filter(None, (suspects, lowering)) if path in paths else ():
-                found = self._run_module(path, names)
-                if found is not None and not found.found:
-                    return self._in_fp32(self._called(path, names, found))
-            if not path:
-                return None
-            path = path.rpartition(".")[0]
-
-    def _called(self, path: str, names: list[str], report: NonfiniteReport) -> list[str]:
-        """The ops of a successful policy that the module called, if a policy for these is successful as well."""
-        called = {exact_key(name) for name in report.ops_in(path)}
-        fewer = [name for name in names if name in called]
-        if not fewer or fewer == names:
-            return names
-        again = self._run_module(path, fewer)
-        if again is not None and not again.found:
-            return fewer
-        self._tried.append(self._tried.pop(-2))  # the last one is the one that worked
-        return names
-
-    def _in_fp32(self, names: list[str]) -> Policy:
-        return Policy.stock().override(dict.fromkeys(names, "fp32"), self._devices)
-
     def _policy(self, overrides: Mapping[str, str]) -> Policy:
         return current_policy().override(overrides, self._devices)
-
-    @contextlib.contextmanager
-    def _with_module(self, path: str, policy: Policy) -> Iterator[None]:
-        assert self._model is not None
-        module = self._model.get_submodule(path)
-        before = policy_of(module)
-        set_module_policy(self._model, {path: policy})
-        try:
-            yield
-        finally:
-            detach(module)
-            if before is not None:
-                attach(module, before)
 
 
 def _suspects(report: NonfiniteReport) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 A hook on each result of the reference receives its gradient in the backward, multiplies it with the stored error, and
 drops the error. If the program retains the graph for another backward, the error is kept and the products add up. A
-backward that autograd records (as in a gradient penalty) is part of the loss, and counts only if there is no other.
+backward that autograd records (as in a gradient penalty) is part of the loss, and does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
 from torch_promote.observe.ops import unnoticed
 
-__all__ = ["Backwards", "ErrorSums", "Errors", "Impact", "Impacts", "errors_of", "replace_gradients", "watch_gradients"]
+__all__ = ["Backwards", "ErrorSums", "Impact", "Impacts", "errors_of", "replace_gradients", "watch_gradients"]
 
 
 #: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
@@ -30,73 +30,37 @@ BEYOND = 1e30
 _AT_ONCE = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """The errors of results, compared with the reference's.
-
-    Attributes:
-        relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
-            the reference's is, or if the reference is zero and the difference is not.
-        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
-        sqnr: The signal to quantization noise ratio in dB; infinite without a difference.
-        nonfinite: The number of non-finite values where the reference's are finite.
-    """
-
-    relative: float = 0.0
-    ulp: float = 0.0
-    sqnr: float = math.inf
-    nonfinite: int = 0
-
-
 class ErrorSums:
     """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
 
     Example:
         >>> sums = ErrorSums()
         >>> sums.add(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-        >>> sums.total().relative
-        0.1
+        >>> sums.total()
+        (0.1, 0)
     """
 
     def __init__(self) -> None:
         self._sums: dict[torch.device, torch.Tensor] = {}
 
     def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
-        """Adds the errors of a result.
-
-        Args:
-            result: The result.
-            reference: The reference's, of the same shape.
-        """
-        dtype = result.dtype if result.dtype.is_floating_point else torch.float64
+        """Adds the errors of a result, relative to the reference's of the same shape."""
         for ours, theirs in zip(_pieces(result), _pieces(reference), strict=True):
-            found = _sums_of(ours, theirs.to(ours.device), torch.finfo(dtype))
-            self._add(found)
+            found = _sums_of(ours, theirs.to(ours.device))
+            known = self._sums.get(found.device)
+            self._sums[found.device] = found if known is None else known + found
 
-    def merge(self, other: ErrorSums) -> None:
-        """Adds the sums of another object."""
-        for sums in other._sums.values():
-            self._add(sums)
+    def total(self) -> tuple[float, int]:
+        """Returns the relative error of all results together, and the number of values lost.
 
-    def _add(self, found: torch.Tensor) -> None:
-        known = self._sums.get(found.device)
-        if known is not None:
-            found = torch.stack([*(known + found)[:2], torch.maximum(known, found)[2], (known + found)[3]])
-        self._sums[found.device] = found
-
-    def total(self) -> Errors:
-        """Returns the errors of all results together."""
+        The error is the L2 norm of the difference, relative to the reference's. It is infinite if a value is not finite
+        where the reference's is, or if the reference is zero and the difference is not.
+        """
         sums = [one.tolist() for one in self._sums.values()]
-        if not sums:
-            return Errors()
-        difference, size = sum(one[0] for one in sums), sum(one[1] for one in sums)
-        nonfinite = int(sum(one[3] for one in sums))
-        if nonfinite or (difference and not size):
-            return Errors(math.inf, max(one[2] for one in sums), -math.inf, nonfinite)
-        if not difference:
-            return Errors()
-        relative = math.sqrt(difference / size)
-        return Errors(relative, max(one[2] for one in sums), -20 * math.log10(relative), 0)
+        difference, size, lost = (sum(one[i] for one in sums) for i in range(3))
+        if lost or (difference and not size):
+            return math.inf, int(lost)
+        return (math.sqrt(difference / size) if difference else 0.0), 0
 
 
 def as_reals(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,27 +74,16 @@ def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return pieces
 
 
-def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: Any) -> torch.Tensor:
-    """The sums of squares of difference and reference, the largest error in ulp, and the count of values lost."""
+def _sums_of(result: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The sums of squares of difference and reference, and the count of values lost."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
     in_ours = ours.abs() < BEYOND
     both = in_ours & in_theirs
-    difference = torch.where(both, (ours - theirs).abs(), 0.0)
+    difference = torch.where(both, ours - theirs, 0.0)
     theirs = torch.where(both, theirs, 0.0)
-    _, exponent = torch.frexp(theirs)
-    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
-    unit = torch.ldexp(torch.full_like(theirs, info.eps), exponent - 1)
-    unit = torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
     lost = in_theirs & ~in_ours
-    return torch.stack(
-        [
-            difference.square().sum(),
-            theirs.square().sum(),
-            (difference / unit).max() if difference.numel() else difference.sum(),
-            lost.sum().double(),
-        ]
-    )
+    return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double()])
 
 
 #: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
@@ -158,13 +111,6 @@ class Impact:
     signed: float
     spread: float
 
-    def plus(self, other: Impact | None) -> Impact:
-        """The impact of both together."""
-        if other is None:
-            return self
-        size, spread = math.hypot(self.size, other.size), math.hypot(self.spread, other.spread)
-        return Impact(size, self.signed + other.signed, spread)
-
 
 class Impacts:
     """Sums up the impacts of errors.
@@ -173,7 +119,7 @@ class Impacts:
         loss_scale: The scale of the step's GradScaler, for steps that return another number than the one they scale,
             such as a sum over several backwards.
         backwards: The number of backwards per batch if they start with random cotangents.
-        replaced: Whether random cotangents replace all gradients.
+        random: Whether random cotangents replace all gradients.
 
     Attributes:
         backwards: As above.
@@ -182,32 +128,25 @@ class Impacts:
         totals: The impacts of the batches that have ended, by site.
     """
 
-    def __init__(self, loss_scale: float = 1.0, backwards: int = 1, replaced: bool = False) -> None:
-        self.backwards, self.random = backwards, replaced
+    def __init__(self, loss_scale: float, backwards: int = 1, random: bool = False) -> None:
+        self.backwards, self.random = backwards, random
         self.nonzero = False
         self._slopes: dict[_Site, float] = {}
         self._loss_scale = loss_scale
         self.totals: dict[_Site, Impact] = {}
         self._batch: _Batch = {}
         self._ended: list[_Batch] = []
-        self._recorded: _Batch = {}  # from backwards that autograd records
-        self._scalars: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
+        self._scalars: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self._hooks: list[Any] = []
 
     def add(self, site: _Site, result: torch.Tensor, error: torch.Tensor) -> None:
-        """Stores the error of a result until its gradient arrives.
-
-        Args:
-            site: Module and overload.
-            result: The reference's result.
-            error: The difference of another run of the call.
-        """
+        """Stores the error of a result, the difference of another run of the call, until its gradient arrives."""
         if not result.requires_grad:
             return
         kept = [error]
 
         def multiply(gradient: torch.Tensor) -> None:
-            if kept:
+            if kept and not torch.is_grad_enabled():
                 with unnoticed():
                     self._multiply(site, gradient, kept[0])
                 if not _keys._autograd._get_current_graph_task_keep_graph():
@@ -223,21 +162,19 @@ class Impacts:
         """
         inside = [size for (module, _), size in self._slopes.items() if module]
         outside = max((size for (module, _), size in self._slopes.items() if not module), default=0.0)
-        cancel = bool(inside) and max(inside) < _CANCELLED * outside
-        return bool(self.totals) and (cancel or not self.nonzero)
+        return not self.nonzero or (bool(inside) and max(inside) < _CANCELLED * outside)
 
     def _multiply(self, site: _Site, gradient: torch.Tensor, error: torch.Tensor) -> None:
         slopes = as_reals(gradient.detach()).double()
-        errors = as_reals(error).double().to(slopes.device)
+        errors = as_reals(error).to(slopes.device).double()
         finite = errors.isfinite()
         products = torch.where(finite, slopes * errors, 0.0)
         lost = (~finite & (slopes != 0)).sum().double()
         # The random signs of different samples are independent, so the rows of a batch can be summed separately.
         rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
-        found = torch.stack([products.sum(), products.square().sum(), lost, slopes.abs().sum(), rows.square().sum()])
-        into = self._recorded if torch.is_grad_enabled() else self._batch
-        known = into.get(site)
-        into[site] = found if known is None else known + found.to(known.device)
+        found = torch.stack([products.sum(), products.square().sum(), lost, rows.square().sum(), slopes.abs().sum()])
+        known = self._batch.get(site)
+        self._batch[site] = found if known is None else known + found.to(known.device)
 
     def explain(self, change: float) -> bool:
         """Whether the impacts can explain the change of the loss. Rounding errors in place of gradients cannot."""
@@ -246,43 +183,43 @@ class Impacts:
     def watch_scalar(self, tensor: torch.Tensor) -> None:
         """Records a number that the program computes. It may be the loss, whose gradient shows the scale."""
         gradients: list[torch.Tensor] = []
-        recorded: list[torch.Tensor] = []
 
         def note(gradient: torch.Tensor) -> None:
-            (recorded if torch.is_grad_enabled() else gradients).append(gradient.detach())
+            if not torch.is_grad_enabled():
+                gradients.append(gradient.detach())
 
         self._hooks.append(tensor.register_hook(note))
-        self._scalars.append((tensor, gradients, recorded))
+        self._scalars.append((tensor, gradients))
 
     def scalar_like(self, value: torch.Tensor) -> torch.Tensor | None:
         """Returns the last number with a graph that equals the value, for a step that returns a detached loss."""
         with unnoticed():
-            return next((one for one, *_ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
+            return next((one for one, _ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
 
-    def settle(self, loss: torch.Tensor | None, failed: bool = False) -> None:
+    def settle(self, loss: torch.Tensor | None) -> None:
         """Adds the impacts of a batch whose backward has ended.
 
         Args:
             loss: The loss that the step returned, if the step ran the backward: its gradient shows the factor by which
                 the step scaled it. None: it is not scaled.
-            failed: Whether the backward raised. A backward that autograd recorded then counts instead.
         """
         self.end_backward()
-        recorded = bool(self._recorded) and (failed or not self._ended)
-        backwards = [self._recorded] if recorded else self._ended
-        scale = 1.0 if loss is None else self._scale_of(loss, recorded)
+        scale = 1.0 if loss is None else self._scale_of(loss)
         of_site: dict[_Site, list[list[float]]] = {}
-        for batch in backwards:
+        for batch in self._ended:
             for site, sums in batch.items():
                 of_site.setdefault(site, []).append(sums.tolist())
         for site, several in of_site.items():
-            self._slopes[site] = self._slopes.get(site, 0.0) + sum(one[3] for one in several)
-            self.totals[site] = self._impact(several, len(backwards), scale).plus(self.totals.get(site))
+            self._slopes[site] = self._slopes.get(site, 0.0) + sum(one[4] for one in several)
+            impact = self._impact(several, len(self._ended), scale)
+            before = self.totals.get(site, Impact(0.0, 0.0, 0.0))
+            size, spread = math.hypot(impact.size, before.size), math.hypot(impact.spread, before.spread)
+            self.totals[site] = Impact(size, impact.signed + before.signed, spread)
         self.drop()
 
     def _impact(self, several: list[list[float]], number: int, scale: float) -> Impact:
         change = sum(one[0] for one in several) / number / scale
-        size = math.sqrt(sum(one[4] if self.random else one[0] ** 2 for one in several) / number) / scale
+        size = math.sqrt(sum(one[3] if self.random else one[0] ** 2 for one in several) / number) / scale
         spread = math.sqrt(sum(one[1] for one in several) / number) / scale
         self.nonzero |= any(one[1] != 0 or one[2] != 0 for one in several)
         if any(one[2] for one in several):
@@ -300,15 +237,14 @@ class Impacts:
         """Removes the hooks, because an op may have returned a parameter, as optimizers' ops do."""
         for hook in self._hooks:
             hook.remove()
-        for kept in (self._hooks, self._scalars, self._batch, self._ended, self._recorded):
+        for kept in (self._hooks, self._scalars, self._batch, self._ended):
             kept.clear()
 
-    def _scale_of(self, loss: torch.Tensor, recorded: bool) -> float:
+    def _scale_of(self, loss: torch.Tensor) -> float:
         with unnoticed():
-            for number, gradients, of_recorded in reversed(self._scalars):
-                found = of_recorded if recorded else gradients
-                if found and float(number.detach()) == float(loss.detach()):
-                    return abs(float(sum(found))) or 1.0
+            for number, gradients in reversed(self._scalars):
+                if gradients and float(number.detach()) == float(loss.detach()):
+                    return abs(float(sum(gradients))) or 1.0
         return self._loss_scale
 
 
@@ -322,11 +258,7 @@ def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generato
 
 
 def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
-    """Replaces the gradients of a model's outputs by random signs.
-
-    Returns:
-        The handle that ends it.
-    """
+    """Replaces the gradients of a model's outputs by random signs. Returns the handle that ends it."""
 
     def replace(value: Any) -> Any:
         if not (isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()):
@@ -343,49 +275,37 @@ class Backwards:
 
     Attributes:
         count: The number of backwards, including those of the step.
-        random: Whether random cotangents replaced a loss.
         failed: The error of a backward that the step does not run itself, or "".
         gradients: Copies of the parameters' gradients after the last backward, by name.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.random = False
         self.failed = ""
         self.gradients: dict[str, torch.Tensor] = {}
 
     def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:
-        """Runs a backward on the result of a step.
-
-        Args:
-            result: The result.
-            has_run: Whether the step ran a backward itself.
-            impacts: Receives the gradients.
-        """
+        """Runs a backward on the result of a step, unless the step has run one. `impacts` gets the gradients."""
+        impacts = impacts or Impacts(1.0)
         tensors = named_tensors(result)
         loss = _loss_of(tensors)
-        generator = torch.Generator().manual_seed(0)
         if has_run:
             self.count += 1
-            if impacts is not None:
-                impacts.settle(loss)
+            impacts.settle(loss)
             return
-        if loss is not None and not loss.requires_grad and impacts is not None:
-            loss = impacts.scalar_like(loss) or loss
-        if loss is not None and loss.requires_grad:
-            of, cotangents = [loss], None
-        else:
+        if loss is not None and not loss.requires_grad:
+            loss = impacts.scalar_like(loss)
+        generator = torch.Generator().manual_seed(0)
+        of, is_random = ([] if loss is None else [loss]), False
+        if not of:
             of = [one for one in tensors.values() if one.requires_grad and one.is_floating_point()]
+            is_random = True
             if not of:
                 return
-            cotangents = random_cotangents(of, generator)
-            self.random = True
-            if impacts is not None:
-                impacts.random = True
-        times = impacts.backwards if impacts is not None and impacts.random else 1
+            impacts.random = True
+        times = impacts.backwards if impacts.random else 1
         for number in range(times):
-            if number and cotangents is not None:
-                cotangents = random_cotangents(of, generator)
+            cotangents = random_cotangents(of, generator) if is_random else None
             self.count += 1
             try:
                 torch.autograd.backward(of, cotangents, retain_graph=number < times - 1)
@@ -393,13 +313,10 @@ class Backwards:
                 if number:
                     break
                 self.failed = str(error).partition("\n")[0]
-                if impacts is not None:
-                    impacts.settle(loss, failed=True)
+                impacts.drop()
                 return
-            if impacts is not None:
-                impacts.end_backward()
-        if impacts is not None:
-            impacts.settle(None)
+            impacts.end_backward()
+        impacts.settle(None)
 
 
 def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -24,7 +24,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,12 +33,12 @@ from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.checking.crosscheck import UNINITIALIZED
+from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
     is_wrapped,
-    leaves,
     overload_name,
     tensor_arguments,
     tensors_in,
@@ -47,18 +47,7 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
-__all__ = [
-    "BETWEEN_PROCESSES",
-    "BenignNonfinite",
-    "NonfiniteFinder",
-    "NonfiniteOrigin",
-    "RandomState",
-    "Seen",
-    "call_again",
-    "random_state",
-    "repeat",
-    "set_random_state",
-]
+__all__ = ["BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "Seen"]
 
 
 NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
@@ -226,92 +215,10 @@ class Seen:
     forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
 
-# --- repeated calls
-
-
-_LOWER = (torch.float16, torch.bfloat16)
-#: Namespaces of ops that every process must call equally often.
-BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
-
-#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
-RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
-
-
-def random_state(args: Iterable[Any] = ()) -> RandomState:
-    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), on_gpu, [one.get_state() for one in args if isinstance(one, torch.Generator)]
-
-
-def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
-    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state_all(state[1])
-    own = (one for one in args if isinstance(one, torch.Generator))
-    for generator, its in zip(own, state[2], strict=False):  # only one of the runs may pass a generator
-        generator.set_state(its)
-
-
-def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
-    """Repeats a call with each argument converted, and returns the tensors among the results.
-
-    Random numbers are drawn from the current state of the generators, which is restored.
-    """
-    before = random_state()
-    try:
-        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
-        positional = [value for argument, value in given if not argument.kwarg_only]
-        results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
-    finally:
-        set_random_state(before)
-    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
-
-
-def call_again(
-    op: torch._ops.OpOverload, args: Sequence[Any], dtype: torch.dtype, before: Mapping[int, torch.Tensor]
-) -> list[torch.Tensor] | None:
-    """Repeats a call on copies of its arguments in another dtype, without autocast.
-
-    Args:
-        op: The overload.
-        args: All its arguments, in the schema's order.
-        dtype: The dtype of the copies of floating point tensors. It also replaces narrower dtypes among the arguments.
-        before: Copies of arguments that the original call has overwritten, keyed by the id of the tensor.
-
-    Returns:
-        The tensors among the results; None if the call fails in this dtype, or communicates between processes.
-
-    Example:
-        >>> call_again(torch.ops.aten.exp.default, [torch.tensor([12.0], dtype=torch.float16)], torch.float32, {})
-        [tensor([162754.7969])]
-    """
-
-    def convert(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensor = before.get(id(value), value)
-            if tensor.is_floating_point():
-                return tensor.to(dtype, copy=True)
-            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
-        if isinstance(value, torch.dtype):
-            return dtype if value in _LOWER or value is torch.float32 else value
-        return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
-
-    if op.namespace in BETWEEN_PROCESSES:
-        return None
-    try:
-        with unnoticed():
-            return repeat(op, args, convert)
-    except Exception:  # an op may refuse the dtype, or the changed arguments
-        return None
-
-
 # --- verdicts on calls
 
+_LOWER = (torch.float16, torch.bfloat16)
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that ignore the old content of the tensor that they write to.
@@ -358,8 +265,31 @@ class WatchedCall:
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
     def again(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
-        """Repeats the call in another dtype; see `call_again`."""
-        return call_again(self.op, self.args, dtype, self.copies)
+        """Repeats the call on copies of its arguments in another dtype, without autocast.
+
+        Returns:
+            The tensors among the results; None if the call fails in this dtype, or communicates between processes.
+        """
+
+        def convert(name: str, value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                tensor = self.copies.get(id(value), value)
+                if tensor.is_floating_point():
+                    return tensor.to(dtype, copy=True)
+                return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+            if isinstance(value, torch.Generator):
+                return value.clone_state()
+            if isinstance(value, torch.dtype):
+                return dtype if value in _LOWER or value is torch.float32 else value
+            return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
+
+        if self.op.namespace in BETWEEN_PROCESSES:
+            return None
+        try:
+            with unnoticed():
+                return repeat(self.op, self.args, convert)
+        except Exception:  # an op may refuse the dtype, or the changed arguments
+            return None
 
 
 @dataclass(slots=True)
@@ -459,9 +389,8 @@ class NonfiniteJudge:
         ]
         if any(size / self._scale > largest for size, largest in sizes):
             return False
-        scaled = max(size for size, _ in sizes)
         self._scaled_overflow = True
-        self.add_benign("GradScaler", watched.call, scale=self._scale, scaled=scaled, unscaled=scaled / self._scale)
+        self.add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -495,15 +424,16 @@ class NonfiniteJudge:
                 return Verdict("overflow in a cast", watched.call.name, name)
         return None
 
-    def add_benign(self, kind: BenignKind, call: Call, **scales: float) -> None:
+    def add_benign(self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None) -> None:
         """Records a call whose non-finite results are benign."""
         key = (kind, call.name, call.module, call.line)
+        unscaled = None if scale is None or scaled is None else scaled / scale
         with self._lock:
-            known = self._benign.get(key)
-            if known is not None:
-                self._benign[key] = replace(known, count=known.count + 1, **scales)
-            elif len(self._benign) < _MOST_BENIGN:
-                self._benign[key] = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, **scales)
+            if key in self._benign or len(self._benign) < _MOST_BENIGN:
+                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
+                known = self._benign.get(key, new)
+                count = known.count + 1
+                self._benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
 
 
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:

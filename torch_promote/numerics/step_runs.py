@@ -236,12 +236,8 @@ def current_policy() -> Policy:
 def use_policy(policy: Policy, model: nn.Module | None, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`.
 
-    Under the policy "off", policies from `set_module_policy` on the model are suspended as well.
-
-    Args:
-        policy: The policy.
-        model: The model for the policy's module tables; None if they already apply to it.
-        dtype: The dtype of regions without a `dtype`. None: PyTorch's default.
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well. Without a model, the
+    tables of the policy stay as they are. `dtype` is that of regions without a `dtype`.
     """
     present = installed()
     with contextlib.ExitStack() as stack:
@@ -264,12 +260,8 @@ def use_policy(policy: Policy, model: nn.Module | None, dtype: torch.dtype | Non
 def read_result(result: Any) -> dict[str, torch.Tensor]:
     """Converts the result of a step to detached copies of named tensors.
 
-    Args:
-        result: A tensor ("loss" if it has one element, or "output"), a number ("loss"), or a mapping, dataclass or
-            sequence of such, whose names are joined by dots.
-
-    Raises:
-        StepError: It contains no tensor and no number, or two of the same name.
+    A tensor or a number is the "loss" if it has one element, else the "output". Names in mappings, dataclasses and
+    sequences are joined by dots.
 
     Example:
         >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
@@ -313,13 +305,10 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the distance of a result from the reference's, relative to the reference.
+    """Returns the distance of a result from the reference's of the same shape, relative to the reference.
 
     For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
     is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
-
-    Raises:
-        StepError: The shapes differ.
 
     Example:
         >>> distance(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
@@ -358,11 +347,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Returns `distance` for each name.
-
-    Raises:
-        StepError: The names or the shapes differ.
-    """
+    """Returns `distance` for each name. The names must be the same."""
     if candidate.keys() != reference.keys():
         only = sorted(candidate.keys() ^ reference.keys())
         raise StepError(f"step() returned other names than under the reference: only one side has {', '.join(only)}.")
@@ -376,13 +361,7 @@ def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, tor
 def show_progress(what: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
     """Shows a bar on stderr while the block runs, if that is a terminal.
 
-    Args:
-        what: What runs.
-        total: How many runs there may be. If there are more, the total grows.
-        wanted: False: show nothing.
-
-    Yields:
-        A function to call with the number of runs so far, and a remark.
+    It yields a function to call with the number of runs so far, of which there may be more than `total`, and a remark.
     """
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, remark: None

@@ -1,4 +1,4 @@
-"""Saves the state that a step changes, and restores it in place.
+"""Saves the state that a step changes, and restores it in place. Repeats a call without a change of random numbers.
 
 NOTE [ What is state ]
 Parameters, buffers and gradients of the model; the random number generators of Python, NumPy and PyTorch; objects that
@@ -25,8 +25,8 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,9 +36,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
+from torch_promote.observe.ops import leaves
 
-__all__ = ["StepState", "is_compiled", "objects_of", "same_bits"]
+__all__ = [
+    "BETWEEN_PROCESSES",
+    "RandomState",
+    "StepState",
+    "is_compiled",
+    "objects_of",
+    "random_state",
+    "repeat",
+    "same_bits",
+    "set_random_state",
+]
 
+#: Namespaces of ops that every process must call equally often.
+BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
 _STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
@@ -47,14 +60,7 @@ _COLLECTIONS = (list, collections.deque, set)
 _ATOMS = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, type(None))
 
 
-class _Saved(NamedTuple):
-    """The saved state of an object, without the objects in it."""
-
-    restore: Callable[[], None]
-    is_restored: Callable[[], bool]
-
-
-_NOTHING = _Saved(lambda: None, lambda: True)
+_Restore = Callable[[], None]
 
 
 class StepState:
@@ -76,7 +82,8 @@ class StepState:
 
     def __init__(self, model: nn.Module | None, restore: Iterable[Any] = (), step: Callable[..., Any] | None = None):
         self._parts: dict[str, Any] = {}
-        self._saved: list[tuple[str, _Saved]] = []  # dicts come before their items
+        self._saved: list[_Restore] = []  # dicts come before their items
+        self._opaque: list[tuple[str, Callable[[], bool]]] = []  # objects that restore themselves, with a check
         self._known: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._add("random number generators", _Process())
         if model is not None:
@@ -111,14 +118,24 @@ class StepState:
     def _save(self, part: str, item: Any) -> bool:
         if id(item) in self._known:
             return True
-        saved = None if isinstance(item, _ATOMS) else _save(item)
-        if saved is None:
+        restore = None if isinstance(item, _ATOMS) else _save(item)
+        access = _access(item) if restore is None or isinstance(item, nn.Module) else None
+        if restore is None and access is None:
             return False
         self._known[id(item)] = item
-        self._saved.append((part, saved))
+        if restore is not None:
+            self._saved.append(restore)
+        if access is not None:
+            self._save_opaque(part, *access)
         for inner in _contents(item):
             self._save(part, inner)
         return True
+
+    def _save_opaque(self, part: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        """Saves a state that the object itself reads and writes as a whole."""
+        kept = copy.deepcopy(get())
+        self._saved.append(lambda: put(copy.deepcopy(kept)))
+        self._opaque.append((part, lambda: _equal(get(), kept)))
 
     def watch_optimizers(self) -> Any:
         """Adds optimizers that step for the first time, until the handle's `remove()` is called."""
@@ -157,18 +174,18 @@ class StepState:
 
     def restore(self) -> None:
         """Restores the state."""
-        for _, saved in self._saved:
-            saved.restore()
+        for restore in self._saved:
+            restore()
 
     def changed(self) -> list[str]:
-        """Returns the names of the parts whose current state differs from the saved state."""
-        return list(dict.fromkeys(part for part, saved in self._saved if not saved.is_restored()))
+        """Returns the names of objects that restore themselves, and whose state is not the saved one."""
+        return list(dict.fromkeys(part for part, is_restored in self._opaque if not is_restored()))
 
     def check(self) -> None:
-        """Checks that the current state equals the saved state.
+        """Checks that objects that restore themselves have done so.
 
         Raises:
-            StepError: It differs. The message names the parts.
+            StepError: Some have not. The message names them.
         """
         if changed := self.changed():
             raise StepError(
@@ -201,23 +218,20 @@ def _tensor_attributes(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
 
 
-def _save(item: Any) -> _Saved | None:
-    """Saves the state of an object, without its contents. None if it cannot be saved."""
+def _save(item: Any) -> _Restore | None:
+    """A function that restores an object, without its contents. None if only the object can, by methods of its own."""
     if isinstance(item, torch.Tensor):
         return _save_tensor(item)
     if isinstance(item, nn.Module):
         return _save_module(item)
     if isinstance(item, (*_WHOLE, tuple)):
-        return _NOTHING
+        return lambda: None
     if type(item) in _DICTS:
         return _save_dict(item)
-    if type(item) in _COLLECTIONS:
-        return _save_collection(item)
-    access = _access(item)
-    return None if access is None else _save_opaque(*access)
+    return _save_collection(item) if type(item) in _COLLECTIONS else None
 
 
-def _save_tensor(tensor: torch.Tensor) -> _Saved:
+def _save_tensor(tensor: torch.Tensor) -> _Restore:
     is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
     memory = tensor.detach() if type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) else None
     values = _elements(tensor.detach()).clone()
@@ -237,14 +251,7 @@ def _save_tensor(tensor: torch.Tensor) -> _Saved:
             if tensor.grad is not gradient:
                 tensor.grad = gradient
 
-    def is_restored() -> bool:
-        return (
-            (not is_leaf or tensor.grad is gradient)
-            and tensor.requires_grad == requires_grad
-            and same_bits(_elements(tensor.detach()), values)
-        )
-
-    return _Saved(restore, is_restored)
+    return restore
 
 
 def _location(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -277,10 +284,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return data.view(torch.uint8)
 
 
-def _save_module(module: nn.Module) -> _Saved:
+def _save_module(module: nn.Module) -> _Restore:
     training, tensors, attributes = module.training, _tensor_attributes(module), dict(vars(module))
-    has_more = type(module).get_extra_state is not nn.Module.get_extra_state
-    more = copy.deepcopy(module.get_extra_state()) if has_more else None
 
     def restore() -> None:
         module.training = training
@@ -289,62 +294,42 @@ def _save_module(module: nn.Module) -> _Saved:
                 vars(module)[name] = attributes[name]
             else:
                 del vars(module)[name]
-        if has_more:
-            module.set_extra_state(copy.deepcopy(more))
 
-    def is_restored() -> bool:
-        return (
-            module.training == training
-            and _same_objects(_tensor_attributes(module).items(), tensors.items())
-            and (not has_more or _equal(module.get_extra_state(), more))
-        )
-
-    return _Saved(restore, is_restored)
+    return restore
 
 
-def _save_dict(item: dict[Any, Any]) -> _Saved:
+def _save_dict(item: dict[Any, Any]) -> _Restore:
     items = list(item.items())
     if any(isinstance(value, torch.Tensor) and hasattr(value, "to_local") for _, value in items):
-        return _NOTHING  # fully_shard swaps these tensors itself
+        return lambda: None  # fully_shard swaps these tensors itself
 
     def restore() -> None:
-        if not _same_objects(item.items(), items):
+        if [(id(key), id(value)) for key, value in item.items()] != [(id(key), id(value)) for key, value in items]:
             item.clear()
             item.update(items)
 
-    return _Saved(restore, lambda: _same_objects(item.items(), items))
+    return restore
 
 
-def _save_collection(item: Any) -> _Saved:
+def _save_collection(item: Any) -> _Restore:
     contents = list(item)
 
-    def is_restored() -> bool:
-        return [id(one) for one in item] == [id(one) for one in contents]
-
     def restore() -> None:
-        if not is_restored():
+        if [id(one) for one in item] != [id(one) for one in contents]:
             item.clear()
             (item.update if isinstance(item, set) else item.extend)(contents)
 
-    return _Saved(restore, is_restored)
-
-
-def _same_objects(ours: Iterable[tuple[Any, Any]], theirs: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether two dicts have the same keys and values in the same order, by identity."""
-    return [(id(key), id(value)) for key, value in ours] == [(id(key), id(value)) for key, value in theirs]
-
-
-def _save_opaque(get: Callable[[], Any], put: Callable[[Any], Any]) -> _Saved:
-    """Saves a state that is read and written as a whole."""
-    kept = copy.deepcopy(get())
-    return _Saved(lambda: put(copy.deepcopy(kept)), lambda: _equal(get(), kept))
+    return restore
 
 
 def _access(item: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """Functions that read an object's state, and write it."""
+    """An object's functions that read its state, and write it; those of a module read and write its extra state."""
     numpy = sys.modules.get("numpy")
     if isinstance(item, type):
         return None
+    if isinstance(item, nn.Module):
+        has_more = type(item).get_extra_state is not nn.Module.get_extra_state
+        return (item.get_extra_state, item.set_extra_state) if has_more else None
     if isinstance(item, random.Random):
         return item.getstate, item.setstate
     if numpy is not None and type(item) is numpy.ndarray:
@@ -400,6 +385,43 @@ class _Process:
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
+
+
+# --- random numbers
+
+#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
+RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
+
+
+def random_state(args: Iterable[Any] = ()) -> RandomState:
+    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_gpu, [one.get_state() for one in args if isinstance(one, torch.Generator)]
+
+
+def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
+    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state_all(state[1])
+    own = (one for one in args if isinstance(one, torch.Generator))
+    for generator, its in zip(own, state[2], strict=False):  # only one of the runs may pass a generator
+        generator.set_state(its)
+
+
+def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
+    """Repeats a call with each argument converted, and returns the tensors among the results.
+
+    Random numbers are drawn from the current state of the generators, which is restored.
+    """
+    before = random_state()
+    try:
+        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
+        positional = [value for argument, value in given if not argument.kwarg_only]
+        results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
+    finally:
+        set_random_state(before)
+    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
 
 
 # --- the objects to which a step refers

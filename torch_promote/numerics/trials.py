@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote import _C
 from torch_promote.errors import OptionError, StepError, TorchPromoteError, TuningError, did_you_mean
+from torch_promote.numerics.call_observers import unobserved
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
 from torch_promote.numerics.step_runs import Results, StepRuns, distances, norm_of, read_result
@@ -27,16 +27,11 @@ from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.report.codec import decode, encode
 
-__all__ = ["FirstRuns", "Judge", "Ranks", "ResumeFile", "Run", "Trials"]
+__all__ = ["FirstRuns", "Judge", "Ranks", "ResumeFile", "Run", "Trials", "held_out_key", "worst"]
 
 
 class Judge:
-    """Computes the metrics of runs, and compares them with the reference's.
-
-    Args:
-        tolerance: For all metrics, or by name.
-        metric: The value to compare: a function of the step's result, the name of a part of it, or None for all.
-        check: A function of the step's result that must return true for each batch.
+    """Computes the metrics of runs, and compares them with the reference's. Its arguments are those of `tune`.
 
     Attributes:
         tolerance: The tolerance of each metric; empty before `name_metrics`.
@@ -89,11 +84,7 @@ class Judge:
         return {asked[0] if len(asked) == 1 else "metric" if name == "<lambda>" else name: metrics["loss"]}
 
     def choose(self, results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the metrics among the tensors that a step returned.
-
-        Raises:
-            OptionError: There is no metric of that name.
-        """
+        """Returns the metrics among the tensors that a step returned."""
         if not isinstance(self.metric, str):
             return results
         if self.metric not in results:
@@ -104,11 +95,7 @@ class Judge:
         return {self.metric: results[self.metric]}
 
     def name_metrics(self, results: Results) -> None:
-        """Sets `tolerance` from the names of the reference's metrics.
-
-        Raises:
-            OptionError: The tolerance names others.
-        """
+        """Sets `tolerance` from the names of the reference's metrics."""
         names = list(results[0])
         if not isinstance(self._asked, dict):
             self.tolerance = dict.fromkeys(names, self._asked)
@@ -122,18 +109,10 @@ class Judge:
         self.tolerance = {name: float(value) for name, value in self._asked.items()}
 
     def errors(self, results: Results, reference: Results) -> dict[str, float]:
-        """Returns the error of each metric for the worst batch.
-
-        Raises:
-            StepError: The names, the shapes or the number of batches differ.
-        """
+        """Returns the error of each metric for the worst batch."""
         if len(results) != len(reference):
             raise StepError(f"the run ended after {len(results)} of {len(reference)} batches.")
-        worst: dict[str, float] = {}
-        for ours, theirs in zip(results, reference, strict=True):
-            for name, error in distances(ours, theirs).items():
-                worst[name] = max(worst.get(name, 0.0), math.inf if math.isnan(error) else error)
-        return worst
+        return worst([distances(ours, theirs) for ours, theirs in zip(results, reference, strict=True)])
 
     def meets(self, errors: Mapping[str, float]) -> bool:
         """Whether errors are within the tolerance."""
@@ -185,11 +164,7 @@ class Ranks:
         return all(self.gather(here))
 
     def raise_together(self, error: Exception | None) -> None:
-        """Raises this rank's error, or an error about another rank's, so that no rank waits for one that has raised.
-
-        Raises:
-            TuningError: Another rank raised.
-        """
+        """Raises this rank's error, or an error about another rank's, so that no rank waits for one that has raised."""
         texts = self.gather("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
@@ -198,11 +173,7 @@ class Ranks:
                 raise TuningError(f"rank {rank} raised {text}")
 
     def same_order(self, names: list[str]) -> list[str]:
-        """Returns rank 0's order of names.
-
-        Raises:
-            TuningError: The ranks have different names.
-        """
+        """Returns rank 0's order of names."""
         orders = self.gather(names)
         for rank, order in enumerate(orders):
             if differ := sorted(set(order) ^ set(orders[0])):
@@ -241,11 +212,6 @@ class FirstRuns:
 
 class ResumeFile:
     """The file from which `tune` resumes, which is rewritten after each trial. Rank 0 reads and writes it.
-
-    Args:
-        path: The file; None to store nothing.
-        identity: The arguments that identify a tuning, as JSON-compatible values.
-        ranks: The ranks.
 
     Attributes:
         first: The results of the first runs; None if the file is new.
@@ -302,11 +268,7 @@ class ResumeFile:
                 )
 
     def write(self) -> None:
-        """Writes the file.
-
-        Raises:
-            OptionError: It cannot be written.
-        """
+        """Writes the file."""
         if self._path is None:
             return
         data = {
@@ -344,15 +306,7 @@ class Run:
 class Trials(StepRuns):
     """Runs of a step within a budget. A trial is a run under overrides with its verdict.
 
-    Args:
-        step: As in `StepRuns`.
-        model: As in `StepRuns`.
-        judge: Judges the runs.
-        budget: The maximum number of runs.
-        options: More arguments of `StepRuns`.
-
     Attributes:
-        ranks: The ranks that agree on each verdict.
         file: Stores the trials.
         show: Shows the progress.
         log: All runs, in order.
@@ -362,7 +316,6 @@ class Trials(StepRuns):
             result failed.
         reserve: The number of runs that the search leaves for later steps.
         before: The number of runs of the budget that an earlier process made.
-        predict: Returns the error that the impacts predict for the names that have the override.
     """
 
     def __init__(
@@ -378,12 +331,7 @@ class Trials(StepRuns):
         self.more: list[Results] = []
         self.reserve = 0
         self.before = 0
-        self.predict: Callable[[frozenset[str]], float | None] = lambda names: None
         self._made: dict[str, Trial] = {}
-
-    def __enter__(self) -> Trials:
-        super().__enter__()
-        return self
 
     @property
     def spent(self) -> int:
@@ -419,7 +367,7 @@ class Trials(StepRuns):
         self.log.append(run)
 
         def measure(number: int, result: Any) -> None:
-            with torch.no_grad(), _unobserved():
+            with torch.no_grad(), unobserved():
                 run.agreed &= self.judge.check is None or bool(self.judge.check(result))
                 if callable(self.judge.metric):
                     run.metrics.append(self.judge.compute(result))
@@ -449,33 +397,20 @@ class Trials(StepRuns):
         return self.log[-1]
 
     def search(self, policy: Policy, names: frozenset[str], why: str) -> Trial:
-        """Makes a trial of the search, with one run per set of batches.
-
-        Args:
-            policy: The policy.
-            names: The candidates that have the override.
-            why: Its purpose.
-
-        Returns:
-            The trial. With several sets of batches, it has the largest errors.
+        """Makes a trial of the search, with one run per set of batches; it has the largest errors of them.
 
         Raises:
             OutOfBudgetError: The remaining runs are reserved.
         """
-        trial = self._search(f"search {sorted(names)}", policy, names, why)
+        trial = self.make(f"search {sorted(names)}", policy, names, why, is_search=True)
         for number, reference in enumerate(self.more, 1):
             if not trial.passed:
                 break
             key = held_out_key(names, number)
-            more = self._search(key, policy, names, "held out", reference=reference, held_out=number)
+            more = self.make(key, policy, names, "held out", reference=reference, held_out=number, is_search=True)
             errors = {name: max(error, trial.errors.get(name, 0.0)) for name, error in more.errors.items()}
             trial = dataclasses.replace(trial, errors=errors, passed=more.passed, error=more.error)
         return trial
-
-    def _search(self, key: str, policy: Policy, names: frozenset[str], why: str, **options: Any) -> Trial:
-        if not self.is_known(key) and self.spare() < 1:
-            raise OutOfBudgetError
-        return self.make(key, policy, names, why, **options)
 
     def is_known(self, key: str) -> bool:
         """Whether a trial was made, possibly by an earlier process."""
@@ -491,6 +426,7 @@ class Trials(StepRuns):
         reference: Results | None = None,
         held_out: int = 0,
         eager: bool = True,
+        is_search: bool = False,
     ) -> Trial:
         """Makes a trial, or returns it if it was made before, possibly by an earlier process.
 
@@ -502,17 +438,20 @@ class Trials(StepRuns):
             reference: The reference's metrics, if they are not `self.reference`.
             held_out: As in `StepRuns.run`.
             eager: As in `StepRuns.run`.
+            is_search: Whether it leaves the reserved runs alone.
         """
         if key not in self._made:
             if key in self.file.trials:
                 self.all.append(self.file.trials[key])
+            elif is_search and self.spare() < 1:
+                raise OutOfBudgetError
             else:
                 run = self.run_safely(policy, held_out=held_out, eager=eager)
                 self.add(key, run, names, why, self.reference if reference is None else reference)
             self._made[key] = self.all[-1]
         return self._made[key]
 
-    def add(self, key: str, run: Run, names: frozenset[str], why: str, reference: Results) -> Trial:
+    def add(self, key: str, run: Run, names: frozenset[str], why: str, reference: Results) -> None:
         """Adds the trial of a run, with the verdict of all ranks."""
         error, errors = run.error, dict.fromkeys(self.judge.tolerance, math.inf)
         if not error:
@@ -523,16 +462,14 @@ class Trials(StepRuns):
         passed = not error and run.agreed and self.judge.meets(errors)
         run.metrics = []  # they may be large
         verdicts = self.ranks.gather((passed, errors, error))
-        errors = self.worst([theirs for _, theirs, _ in verdicts])
         raising = [(rank, text) for rank, (_, _, text) in enumerate(verdicts) if text]
         if raising:
             error = raising[0][1] if self.ranks.count == 1 else f"rank {raising[0][0]}: {raising[0][1]}"
         trial = Trial(
             overrides=tuple(sorted(names)),
-            errors=errors,
+            errors=worst([theirs for _, theirs, _ in verdicts]),
             passed=all(passed for passed, _, _ in verdicts),
             why=why,
-            predicted=self.predict(names),
             seconds=run.seconds,
             error=error,
         )
@@ -541,23 +478,13 @@ class Trials(StepRuns):
         self.file.runs = self.spent
         self.file.write()
         self.show(self.spent, f"{why}: {'passed' if trial.passed else 'failed'}")
-        return trial
 
-    @staticmethod
-    def worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Returns the largest error of each metric."""
-        return {name: max(one.get(name, 0.0) for one in errors) for name in dict.fromkeys(n for e in errors for n in e)}
+
+def worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the largest error of each metric."""
+    return {name: max(one.get(name, 0.0) for one in errors) for name in dict.fromkeys(n for e in errors for n in e)}
 
 
 def held_out_key(names: frozenset[str], number: int) -> str:
     """Returns the key of a trial on held-out batches."""
     return f"held out {number} {sorted(names)}"
-
-
-def _unobserved() -> contextlib.AbstractContextManager[Any]:
-    """Hides the judge's computations from observers."""
-    keys: Any = torch._C
-    guard: contextlib.AbstractContextManager[Any] = keys._ExcludeDispatchKeyGuard(
-        keys.DispatchKeySet(keys._dispatch_key_parse(_C.dispatch_observer_key()))
-    )
-    return guard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import os
@@ -14,13 +13,12 @@ import torch
 from torch import nn
 
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
-from torch_promote.numerics.candidates import LEVELS, Candidates
 from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
 from torch_promote.numerics.comparison import Comparison
-from torch_promote.numerics.search import Memo, OutOfBudgetError, minimise, prove
+from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
 from torch_promote.numerics.step_state import is_compiled, same_bits
-from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, held_out_key
+from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, held_out_key, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
@@ -145,22 +143,13 @@ def tune(
 
 @dataclass
 class _Verification:
-    """The runs of the policy that the search has found.
-
-    Attributes:
-        met: Whether all met the tolerance.
-        held_out: The errors on held-out batches; None if there are none.
-        reference: The metrics of the reference on them; None if it has not run.
-        compiled: The errors of the compiled step; None if nothing is compiled.
-        texts: Sentences for the certificate.
-        notes: Sentences for the notes.
-    """
+    """The runs of the policy that the search has found: on held-out batches, and compiled."""
 
     met: bool = True
-    held_out: Mapping[str, float] | None = None
-    reference: Results | None = None
-    compiled: Mapping[str, float] | None = None
-    texts: list[str] = field(default_factory=list)
+    held_out: Mapping[str, float] | None = None  # the errors on held-out batches
+    reference: Results | None = None  # the metrics of the reference on them
+    compiled: Mapping[str, float] | None = None  # the errors of the compiled step
+    texts: list[str] = field(default_factory=list)  # for the certificate
     notes: list[str] = field(default_factory=list)
 
 
@@ -170,14 +159,6 @@ class _Tuner:
     The search looks for a small set of candidates in float32, whatever the direction. For "accuracy" these get the
     override, for "speed" the others. A set of candidates is one of candidates in float32 here, except in trials, which
     name the candidates that have the override.
-
-    Args:
-        trials: Makes the runs.
-        base: The policy to tune.
-        level: As in `tune`.
-        direction: As in `tune`.
-        seed: As in `tune`.
-        compiled: Whether the step runs compiled code.
     """
 
     def __init__(self, trials: Trials, base: Policy, *, level: str, direction: str, seed: int, compiled: bool) -> None:
@@ -189,8 +170,7 @@ class _Tuner:
         self._noise: dict[str, float] = {}
         self._candidates: Candidates
         self._names: list[str] = []
-        self._predicted: tuple[str, float] | None = None  # the metric that impacts predict, and its value
-        self._memo = self._new_memo()
+        self._memo: Memo
         self._found: frozenset[str] | None = None
         self._overrides: dict[str, Any] = {}
         self._policy = base
@@ -223,7 +203,7 @@ class _Tuner:
 
     def _start(self) -> None:
         """Runs the reference and the policy, ranks the candidates, and checks that there is something to tune."""
-        trials, judge = self._trials, self._trials.judge
+        trials = self._trials
         if self._base == Policy.named(REFERENCE):
             raise NothingToTuneError(
                 f"the current policy is {self._base!r}, which casts no op. Set the policy to tune with "
@@ -237,23 +217,13 @@ class _Tuner:
         self._candidates = Candidates(base, trials.model, self._level, _VALUES[self._direction], sites, self._seed)
         self._names = trials.ranks.same_order([one.name for one in self._candidates.all])
         self._candidates.all.sort(key=lambda one: self._names.index(one.name))
+        self._memo = self._new_memo()
         self._check_untuned()
         if not self._names:
             raise self._fp32_fails("no op that can get an override runs in a lower dtype")
         self._notes += [f"No override for {text}." for text in self._candidates.excluded]
         if any(self._noise.values()):
             self._notes.append("The step is not exactly repeatable: a run near the tolerance may pass or fail.")
-        if not self._is_speed and any(site.impact is not None for site in self._candidates.sites):
-            self._predicted = next(
-                (
-                    (one.name, abs(one.reference))
-                    for one in self._comparison.metrics
-                    if one.name in judge.tolerance and one.reference is not None and math.isfinite(one.reference)
-                ),
-                None,
-            )
-        trials.predict = self._predict
-        trials.all[0] = dataclasses.replace(self._untuned, predicted=self._predict(frozenset()))
 
     def _measure(self) -> FirstRuns:
         """Runs the reference twice and the policy once."""
@@ -279,7 +249,7 @@ class _Tuner:
                 "check returns false for the result of step() under the reference, which casts nothing. No override "
                 "can help. Correct check or the step."
             )
-        noise = trials.worst(trials.ranks.gather(noise))
+        noise = worst(trials.ranks.gather(noise))
         norms = [{name: norm_of(tensor) for name, tensor in batch.items()} for batch in first.metrics]
         trials.file.first = FirstRuns(norms, noise, comparison)
         untuned = next(run for run in trials.log if run.policy == self._base)
@@ -415,7 +385,7 @@ class _Tuner:
         def passes(in_fp32: frozenset[str]) -> bool:
             return self._run(in_fp32, "speed" if self._is_speed else self._memo.stage).passed
 
-        return Memo(passes, None, (lambda names: self._candidates.bytes(names)) if self._is_speed else None)
+        return Memo(passes, self._candidates.bytes if self._is_speed else len)
 
     def _run(self, in_fp32: frozenset[str], why: str) -> Trial:
         names = self._overridden(in_fp32)
@@ -429,13 +399,6 @@ class _Tuner:
         """The candidates that have the override in the result, in order."""
         chosen = frozenset[str]() if self._found is None else self._overridden(self._found)
         return [name for name in self._names if name in chosen]
-
-    def _predict(self, names: frozenset[str]) -> float | None:
-        """The first-order error if all candidates but these stay low, or None if it cannot be predicted."""
-        if self._predicted is None:
-            return None
-        impact = math.sqrt(sum(one.impact**2 for one in self._candidates.all if one.name not in names))
-        return impact / self._predicted[1] if self._predicted[1] else impact
 
     # --- after the search
 
@@ -559,7 +522,6 @@ class _Tuner:
         if self._is_speed and found is not None:
             seconds = self._untuned.seconds - self._last.seconds
             gain = {"bytes": self._candidates.bytes(self._overridden(found)) / 2, "seconds": seconds}
-        metric = self._predicted[0] if self._predicted is not None else ""
         return Tuning(
             policy=self._policy,
             overrides=self._overrides,
@@ -572,11 +534,6 @@ class _Tuner:
             trials=trials.all,
             noise_floor=self._noise,
             candidates=self._candidates.all,
-            predicted_against_measured=[
-                (one.overrides, one.predicted, one.errors[metric])
-                for one in trials.all
-                if one.predicted is not None and not one.error and one.why not in ("held out", "compiled")
-            ],
             comparison=self._comparison,
             budget=trials.budget,
             runs=trials.spent,

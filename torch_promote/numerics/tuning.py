@@ -46,7 +46,6 @@ class Trial:
         passed: Whether all errors were within the tolerance, and `check` returned true.
         why: The purpose of the run: "gate", "prefix", "shrink", "certify", "smaller set", "pattern", "held out",
             "compiled", "speed".
-        predicted: The error of the first metric that the impacts predict; None if they cannot.
         seconds: Its duration.
         error: The exception that the step raised, or "".
     """
@@ -55,7 +54,6 @@ class Trial:
     errors: Mapping[str, float]
     passed: bool
     why: str
-    predicted: float | None = None
     seconds: float = 0.0
     error: str = ""
 
@@ -101,8 +99,6 @@ class Tuning(Report):
         trials: All runs, in order.
         noise_floor: For each metric, the difference between two runs of the reference.
         candidates: The candidates, in the order of the search.
-        predicted_against_measured: For each trial, the names that had the override, the predicted and the measured
-            error.
         comparison: The comparison that determined the order.
         budget: The maximum number of runs.
         runs: The number of runs made.
@@ -126,7 +122,6 @@ class Tuning(Report):
     trials: list[Trial]
     noise_floor: Mapping[str, float]
     candidates: list[Candidate]
-    predicted_against_measured: list[tuple[tuple[str, ...], float, float]]
     comparison: Comparison
     budget: int
     runs: int
@@ -159,7 +154,6 @@ class Tuning(Report):
                 Code("mine.toml", to_toml(self.policy.to_dict())),
                 Code("Python", _USE_TABLES if self.policy.modules else _USE, _ABOUT_USE),
                 self._trials_chart(trials),
-                *self._prediction_chart(trials),
                 module_tree(self.comparison.sites, self.comparison.modules, self._tags()),
                 Table("Trials", self._trial_columns(), self._trial_rows(self.trials, 12), where="page"),
                 Table(
@@ -225,7 +219,6 @@ class Tuning(Report):
         return [
             Column("overrides", "count"),
             *(Column(f"error of {name}", "number") for name in self.tolerance),
-            Column("predicted", "number", "page"),
             "outcome",
             "purpose",
             Column("which", "text"),
@@ -241,7 +234,6 @@ class Tuning(Report):
             (
                 len(trial.overrides),
                 *(trial.errors.get(name) for name in self.tolerance),
-                trial.predicted,
                 "passed" if trial.passed else "failed",
                 trial.why,
                 spell(trial.overrides),
@@ -274,18 +266,19 @@ class Tuning(Report):
     def _trials_chart(self, trials: list[Trial]) -> Chart:
         one = len(self.tolerance) == 1
         limit = next(iter(self.tolerance.values())) if one else 1.0
-        best = self._best(trials)
+
+        def series(name: str, of: list[Trial], mark: Any, color: str = "ink") -> Series:
+            return Series(
+                name, [self._error(trial) for trial in of], [len(trial.overrides) for trial in of], color, mark
+            )
+
         return Chart(
             "Overrides against error",
             "scatter",
             [
-                *_outcomes([(trial.passed, len(trial.overrides), self._error(trial)) for trial in trials]),
-                Series(
-                    "best",
-                    [self._error(trial) for trial in best],
-                    [len(trial.overrides) for trial in best],
-                    mark="steps",
-                ),
+                series("passed", [trial for trial in trials if trial.passed], "o", "passed"),
+                series("failed", [trial for trial in trials if not trial.passed], "x", "failed"),
+                series("best", self._best(trials), "steps"),
             ],
             x_label="overrides",
             y_label=f"error of {next(iter(self.tolerance))}" if one else "largest error / tolerance",
@@ -294,32 +287,6 @@ class Tuning(Report):
             lines=[("tolerance", limit)],
             note="Each point is a trial.",
         )
-
-    def _prediction_chart(self, trials: list[Trial]) -> list[Chart]:
-        passed = {frozenset(trial.overrides): trial.passed for trial in trials}
-        points = [
-            (passed.get(frozenset(names), False), predicted, measured)
-            for names, predicted, measured in self.predicted_against_measured
-        ]
-        if not points:
-            return []
-        ends = sorted(value for _, predicted, _ in points if math.isfinite(value := predicted) and value > 0)
-        return [
-            Chart(
-                "Predicted against measured",
-                "scatter",
-                [
-                    *_outcomes(points),
-                    Series("equal", ends[:: max(1, len(ends) - 1)], ends[:: max(1, len(ends) - 1)], mark="line"),
-                ],
-                x_label="predicted error",
-                y_label="measured error",
-                x_scale="log",
-                y_scale="log",
-                note="Predictions are first order, from the impacts. They only order the search; runs decide.",
-                where="page",
-            )
-        ]
 
     def _tags(self) -> dict[str, str]:
         """The overridden ops of modules, for the tree."""
@@ -333,15 +300,6 @@ class Tuning(Report):
         return {module: f"{value}: {', '.join(ops)}" for module, ops in tags.items()}
 
 
-def _outcomes(points: list[tuple[bool, float, float]]) -> list[Series]:
-    """The series of points that passed, and of those that failed."""
-    return [
-        Series(name, [y for ok, _, y in points if ok is passed], [x for ok, x, _ in points if ok is passed], name, mark)
-        for passed, name, mark in _OUTCOMES
-    ]
-
-
-_OUTCOMES: tuple[tuple[bool, str, Literal["o", "x"]], ...] = ((True, "passed", "o"), (False, "failed", "x"))
 #: The purposes of runs of the final policy, which are not part of the search.
 _AFTER_SEARCH = ("held out", "compiled")
 _ERROR_COLUMNS = (

@@ -19,7 +19,7 @@ from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 __all__ = ["my_autocast_is_in_force", "pretend_cuda", "state_in_force"]
 
 
-#: Excluded while the kernel of an op runs; see csrc/policy/inside_kernel.h.
+#: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 

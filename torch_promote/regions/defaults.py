@@ -202,11 +202,7 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
 
 
 def use_environment() -> None:
-    """Sets the default policy that the environment variable names, if it is set.
-
-    Raises:
-        PolicyError: The policy does not exist, or its file is invalid.
-    """
+    """Sets the default policy that the environment variable names, if it is set."""
     asked = os.environ.get(VARIABLE)
     if not asked:
         return

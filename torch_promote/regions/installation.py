@@ -86,24 +86,20 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
     __exit__ = _Autocast.__exit__
 
 
-class _Held:
+class _Objects(list[Any]):
     """The objects whose regions are open in a thread, once per open region. The extension stores their addresses."""
 
-    __slots__ = ("__weakref__", "objects")
-
-    def __init__(self) -> None:
-        self.objects: list[Any] = []
+    __slots__ = ("__weakref__",)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.held = _Held()
-        self.objects = self.held.objects
+        self.objects = _Objects()
         self.passes_on = False
-        _threads[id(self.held)] = self.held
+        _threads[id(self.objects)] = self.objects
 
 
-_threads: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+_threads: weakref.WeakValueDictionary[int, _Objects] = weakref.WeakValueDictionary()
 _thread = _Thread()
 
 #: Protects changes of the installation. Acquire Dynamo's lock before this one, never after it.
@@ -180,7 +176,7 @@ def _exit(
     elif self.__class__ is _GraphAutocast and self in _opened_by_graphs:
         _opened_by_graphs.discard(self)
         graph_exit(_names_device(self.device))
-    elif self.device not in DEVICE_TYPES or not any(one is self for held in _of_all_threads() for one in held.objects):
+    elif self.device not in DEVICE_TYPES or not any(one is self for them in _of_all_threads() for one in them):
         _exit_method.pass_on(self, kind, value, traceback)
     else:  # the region is suspended between two steps of a coroutine, or open in the thread that entered it
         _remove(objects, self)
@@ -207,9 +203,9 @@ def _names_device(device_type: str) -> str:
     return RegionSpec((DeviceSpec(device_type, torch.bfloat16, True),)).pack()
 
 
-def _of_all_threads() -> list[_Held]:
+def _of_all_threads() -> list[_Objects]:
     # Iterating over the dictionary itself would raise if another thread started or ended meanwhile.
-    return [held for reference in _threads.valuerefs() if (held := reference()) is not None]
+    return [objects for reference in _threads.valuerefs() if (objects := reference()) is not None]
 
 
 def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) -> None:
@@ -280,14 +276,14 @@ def _restore() -> None:
     with _lock:
         if _installation is None:
             _enter_method.restore()
-            if not _opened_by_graphs and not any(held.objects for held in _of_all_threads()):
+            if not _opened_by_graphs and not any(_of_all_threads()):
                 _exit_method.restore()
 
 
 def _forget_other_threads() -> None:
     # A fork copies only this thread. Regions of other threads are not open in the child.
     _threads.clear()
-    _threads[id(_thread.held)] = _thread.held
+    _threads[id(_thread.objects)] = _thread.objects
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -309,7 +305,7 @@ class Installation:
         cache: The cache mode. None: the mode of the surrounding region, or "weights" if there is none.
     """
 
-    __slots__ = ("_change", "_held", "_specs", "cache", "overrides", "policy")
+    __slots__ = ("_change", "_held", "_specs", "cache", "is_plain", "overrides", "policy")
 
     def __init__(self, policy: _PolicyArgument, overrides: Mapping[Any, Any] | None, cache: str | None) -> None:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
@@ -322,6 +318,8 @@ class Installation:
         self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})
         self.cache = cache
         self._specs: dict[Any, str] = {}
+        #: Whether regions take the policy and the cache mode from their surroundings.
+        self.is_plain = self._change == 0 and cache is None
 
     def spec_of(self, region: Any) -> str | None:
         """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
@@ -349,11 +347,6 @@ class Installation:
             return f"installed {self.cache} {_compile.policy_digest()}"
         finally:
             _C.exit_region(owner)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether regions take the policy and the cache mode from their surroundings."""
-        return self._change == 0 and self.cache is None
 
     @property
     def info(self) -> str:

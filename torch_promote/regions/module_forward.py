@@ -227,7 +227,7 @@ class _Bound:
     """A callable that is an attribute of a module, and refers to it. Copies of the module have copies of it."""
 
     def __init__(self, module: nn.Module | None, *rest: Any) -> None:
-        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else _no_module
+        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
         self._rest = rest
 
     @property
@@ -245,10 +245,6 @@ class _Bound:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return type(self)(*copy.deepcopy((self._module(), *self._rest), memo))
-
-
-def _no_module() -> None:
-    """Takes the place of a weak reference."""
 
 
 class PolicyForward(_Bound):

@@ -10,7 +10,7 @@ import collections
 import fnmatch
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -125,7 +125,7 @@ def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, Mod
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
-        modules, rank = _find(names, key), _rank(key)
+        modules, rank = _find(names, key), 2 if not isinstance(key, str) else int(_is_pattern(key))
         try:
             policy = ModulePolicy(value)
         except PolicyError as error:
@@ -249,12 +249,6 @@ def _original(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
-def _rank(key: Key) -> int:
-    if not isinstance(key, str):
-        return 2
-    return 1 if _is_pattern(key) else 0
-
-
 def _is_pattern(key: str) -> bool:
     return any(character in key for character in "*?[")
 
@@ -281,37 +275,23 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 
 
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
-    if isinstance(key, str):
-        if kind := _class_named(names, key):
-            return (
-                f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
-                f"the class: set_module_policy(model, {{{kind}: ...}})."
-            )
-        closest = did_you_mean(key, [name for own in names.values() for name in own])
-        hint = (
-            " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
-        )
-        return f"no module of the model is named {key!r}.{closest}{hint}"
-    kinds = sorted({type(module).__name__ for module in names})
-    return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, kinds)}"
-
-
-def _class_named(names: Iterable[nn.Module], key: str) -> str | None:
-    """Returns how the class is written that a key names as text; None: it names none."""
+    kinds = {kind.__name__ for module in names for kind in type(module).__mro__[:-1]}
+    if not isinstance(key, str):
+        return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, sorted(kinds))}"
     name = key.rpartition(".")[2]
-    own = getattr(nn, name, None)
-    if isinstance(own, type) and issubclass(own, nn.Module):
-        return f"nn.{name}"
-    return name if any(name == kind.__name__ for module in names for kind in type(module).__mro__[:-1]) else None
+    of_nn = isinstance(own := getattr(nn, name, None), type) and issubclass(own, nn.Module)
+    if of_nn or name in kinds:
+        return (
+            f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
+            f"the class: set_module_policy(model, {{{f'nn.{name}' if of_nn else name}: ...}})."
+        )
+    closest = did_you_mean(key, [name for own in names.values() for name in own])
+    hint = " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
+    return f"no module of the model is named {key!r}.{closest}{hint}"
 
 
 def matches(name: str, key: str) -> bool:
-    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name.
-
-    Example:
-        >>> matches("blocks.0.attn", "blocks.*.attn"), matches("blocks.0.attn", "blocks.*")
-        (True, False)
-    """
+    """Whether a name or a pattern, as in `set_module_policy`, selects the module with a name."""
     if not _is_pattern(key):
         return name == key
     return bool(name) and _match_parts(name.split("."), key.split("."))

@@ -160,7 +160,9 @@ def report(
     if not kinds:
         return
     lint = lints.get(region, _without_object)
-    frame = _caller()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
     found = [PromotionEvent(op, words, computed, kind, rule, filename, lineno) for kind in kinds]
     if mode == RAISE:
@@ -174,7 +176,10 @@ def report(
         if mode == WARN:
             _warn(one, frame)
         elif lint.handler is not None:
-            _call(lint.handler, one)
+            try:
+                lint.handler(one)
+            except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
+                raise PromotionLintError(f"on_promotion={lint.handler!r} raised TypeError: {error}") from error
 
 
 def _is_of(kind: PromotionKind, operand: _Operand, computed: torch.dtype) -> bool:
@@ -231,26 +236,11 @@ def _becomes_infinite(value: complex, dtype: torch.dtype) -> bool:
     return any(math.isfinite(part) and abs(part) >= limit for part in (float(value.real), float(value.imag)))
 
 
-def _call(handler: Callable[[PromotionEvent], object], event: PromotionEvent) -> None:
-    try:
-        handler(event)
-    except TypeError as error:  # PyTorch swallows a TypeError raised inside `x + y`
-        raise PromotionLintError(f"on_promotion={handler!r} raised TypeError: {error}") from error
-
-
 def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
     registry = None if frame is None else frame.f_globals.setdefault("__warningregistry__", {})
     module = None if frame is None else frame.f_globals.get("__name__")
     text = str(event).removeprefix(f"{event.filename}:{event.lineno}: ")
     warnings.warn_explicit(text, PromotionWarning, event.filename or "<no Python>", event.lineno, module, registry)
-
-
-def _caller() -> FrameType | None:
-    """Returns the innermost frame that is neither PyTorch's nor ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
-    return frame
 
 
 def _traced_line() -> tuple[str, int] | None:

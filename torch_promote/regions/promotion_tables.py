@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-# What an op computes in; csrc/promotion/ops.h, Computes.
+# What an op computes in; csrc/promotion/call.h, Computes.
 COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
 
 #: The rules of promoting ops, and what an op with such a rule computes in.
@@ -266,31 +266,21 @@ _changes: dict[int, _C.HeldChange] = {}
 
 
 def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
-    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops if needed.
-
-    The arguments are the fields of `_Known`, and the function that reports what the lint finds.
-    """
+    """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops once."""
     _register_ops(report)
     _checkpoint.install()
     asked = _Known(rule, matmul, kinds, mode)
     with _lock:
         number = next((number for number, known in _known.items() if known == asked), None)
         if number is None:
-            number = _register(asked)
+            default_dtype = torch.get_default_dtype()
+            rule = rule.under(default_dtype)
+            is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
+            options = _C.PromotionOptions(rule.zero_dim_is_weak, rule.associative, is_stock, matmul, kinds, mode)
+            number = _C.register_promotion(rule.name, options, default_dtype, _tables(rule))
+            _changes[number] = _C.register_promotion_change(number)
+            _known[number] = asked
         return _changes[number].number
-
-
-def _register(known: _Known) -> int:
-    default_dtype = torch.get_default_dtype()
-    rule = known.rule.under(default_dtype)
-    is_stock = rule is promotion_rule("torch", default_dtype=default_dtype)
-    options = _C.PromotionOptions(
-        rule.zero_dim_is_weak, rule.associative, is_stock, known.matmul, known.kinds, known.mode
-    )
-    number = _C.register_promotion(rule.name, options, _CODES[default_dtype], _tables(rule))
-    _changes[number] = _C.register_promotion_change(number)
-    _known[number] = known
-    return number
 
 
 def rule_of(number: int) -> PromotionRule:
@@ -356,14 +346,14 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension calls: csrc/promotion/rule.h, PromotionCallbacks."""
+    """What the extension calls; csrc/promotion/rule.h."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
         rule = _known[number].rule.under(default_dtype)
-        _C.put_promotion_tables(number, _CODES[default_dtype], _tables(rule))
+        _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
     def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
         try:

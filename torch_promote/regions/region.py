@@ -25,17 +25,12 @@ from torch_promote.integrations.ranks import compare_ranks
 __all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
 
 
-# NOTE [ Regions in steps ]
-# Autocast state belongs to a thread. A body that is suspended in the middle of a region would leave the region open for
-# the code that the thread runs next. So `Steps` suspends the regions between steps, and resumes them for the next
-# step.
-
-
 class Steps:
     """A context manager that runs each step of one body in a region.
 
-    Regions that the body opens itself and holds across steps are suspended and resumed together with it. After the last
-    step, no region is left to end.
+    Autocast state belongs to a thread: a body that is suspended in the middle of a region would leave it open for the
+    code that the thread runs next. So the regions, also those that the body opens itself and holds across steps, are
+    suspended after each step, and resumed for the next one. After the last step, no region is left to end.
     """
 
     def __init__(self, region: AbstractContextManager[Any]) -> None:

@@ -1,10 +1,48 @@
-// file: tests whether the thread is inside an op's kernel
+// file: the dispatch keys of this library and of stock autocast, and PyTorch's functions that get and set their state
 #pragma once
 
+#include "policy/op_table.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+// ATen/autocast_mode.h and ATen/CachedTensorUtils.h include ATen/ATen.h, which doubles the compile time of a unit. Each
+// declaration must equal PyTorch's; tests/native/test_extension.py compares them.
+
+namespace at::autocast {
+
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+TORCH_API void set_autocast_enabled(at::DeviceType device_type, bool enabled);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+TORCH_API void set_autocast_dtype(at::DeviceType device_type, at::ScalarType dtype);
+TORCH_API bool is_autocast_cache_enabled();
+TORCH_API void set_autocast_cache_enabled(bool enabled);
+TORCH_API int increment_nesting();
+TORCH_API int decrement_nesting();
+TORCH_API void clear_cache();
+
+} // namespace at::autocast
+
+namespace at::caching {
+
+TORCH_API bool is_cached_tensor(const at::Tensor& tensor);
+
+} // namespace at::caching
+
 namespace torch_promote {
+
+constexpr c10::DispatchKey kAutocastKey = c10::DispatchKey::AutocastPrivateUse1;
+
+constexpr c10::DeviceType device_type_of(Device device) {
+  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
+constexpr c10::DispatchKey stock_key_of(Device device) {
+  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+}
 
 // NOTE [ Inside kernels ]
 // PyTorch's kernels call ops on temporary tensors and read the results through raw pointers of the dtype that they

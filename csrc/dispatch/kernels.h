@@ -1,7 +1,9 @@
-// file: the kernels of ops outside the table on kAutocastKey: a wrapper that reads the schema, and its registration
+// file: the kernels on kAutocastKey, and their registration: typed for the op entries, boxed for other ops, and for the
+// ops that promote
 #pragma once
 
 #include "policy/op_table.h"
+#include "promotion/call.h"
 
 #include <ATen/core/boxing/BoxedKernel.h>
 #include <torch/library.h>
@@ -13,12 +15,13 @@
 
 namespace torch_promote {
 
-// Whether the op's calls count as inside its kernel in inference mode as well; see NOTE [ Inside kernels ].
-enum class Closed : bool { no, yes };
+// Registers a kernel for every op entry, and a fallthrough for every other op; see typed_wrapper.cpp.
+void register_typed_wrappers();
+
+// --- Ops outside the table; see boxed_wrapper.cpp
 
 // The kernel of the op with this number.
 c10::BoxedKernel boxed_kernel_of(OpNumber op);
-torch::CppFunction boxed_kernel(OpNumber op, Closed closed = Closed::no);
 
 // Ops whose kernels call ops that compute, and read the results as the dtype that they passed. Their kernel on
 // kAutocastKey marks these calls in inference mode; see NOTE [ Inside kernels ]. Found by running PyTorch's op database
@@ -44,5 +47,19 @@ OpNumber register_op(
 // How often an op was defined or destroyed in this process. A name or a pattern selects the same ops as long as this is
 // the same.
 uint64_t op_definitions();
+
+// --- Ops that promote; see promotion_kernels.cpp
+
+// Makes an op promote, and registers a kernel for it on kAutocastKey unless it has one. `functional` is the functional
+// overload of an op that writes ("aten::add.Tensor"), or ""; PromotingOp describes the others. Raises like register_op.
+void register_promoting_op(
+    const std::string& op,
+    const std::string& overload,
+    const std::string& functional,
+    uint64_t participants,
+    uint8_t computes,
+    int rounding_mode,
+    bool each,
+    bool matmul);
 
 } // namespace torch_promote

@@ -1,5 +1,5 @@
 // file: a mutex that is never left locked in a forked child
-#include "policy/fork_safe_mutex.h"
+#include "policy/process.h"
 
 #include <pthread.h>
 
@@ -11,25 +11,20 @@ namespace torch_promote {
 namespace {
 
 std::vector<ForkSafeMutex*>& mutexes() {
-  static auto* instance = new std::vector<ForkSafeMutex*>; // never destroyed: threads may outlive static destructors
+  static auto* instance = new std::vector<ForkSafeMutex*>; // never destroyed; see NOTE [ Fork ]
   return *instance;
 }
 
-// Locks all of them or none. A thread that holds one may wait for another, in any order.
-bool try_lock_all() {
-  for (size_t locked = 0; locked < mutexes().size(); ++locked) {
-    if (!mutexes()[locked]->try_lock()) {
-      while (locked-- > 0) {
-        mutexes()[locked]->unlock();
-      }
-      return false;
-    }
-  }
-  return true;
-}
-
+// Locks all of them or none: a thread that holds one may wait for another, in any order.
 void lock_all() {
-  while (!try_lock_all()) {
+  for (size_t locked = 0; locked < mutexes().size();) {
+    if (mutexes()[locked]->try_lock()) {
+      ++locked;
+      continue;
+    }
+    while (locked > 0) {
+      mutexes()[--locked]->unlock();
+    }
     std::this_thread::yield();
   }
 }
