@@ -29,7 +29,7 @@ from rich.table import Table
 import benchmarks
 import torch_promote
 from benchmarks.callgrind import ValgrindError, measure_instructions
-from benchmarks.cases import ALREADY_CAST, OURS, PLAIN, STOCK, Case, Settings, measure
+from benchmarks.cases import ALREADY_CAST, OURS, PLAIN, STOCK, Settings, measure
 from benchmarks.suites import SUITES
 from torch_promote.regions.defaults import spell_default_policy
 
@@ -56,13 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"suite {wrong[0]} runs on the CPU, not on {arguments.device}. Remove one of them.")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device. Legal: cpu, cuda-stand-in.")
-    cases = [case for suite in suites for case in SUITES[suite](settings)]
-    if arguments.case:
-        cases = [case for case in cases if any(fnmatch.fnmatchcase(case.name, each) for each in arguments.case)]
+    wanted = arguments.case or ["*"]
+    cases = [
+        (suite, name)
+        for suite in suites
+        for name in SUITES[suite]
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+    ]
     if not cases:
-        parser.error(f"--case {' '.join(arguments.case)}: no case of the suites matches. See --list.")
+        parser.error(f"--case {' '.join(wanted)}: no case of the suites matches. See --list.")
     if arguments.list:
-        print("\n".join(f"{case.suite:13} {case.name}" for case in cases))
+        print("\n".join(f"{suite:13} {name}" for suite, name in cases))
         return 0
     try:
         results, interrupted = _measured(cases, settings, quiet=arguments.json)
@@ -104,11 +108,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(cases: Sequence[Case], settings: Settings, *, quiet: bool) -> tuple[list[dict[str, Any]], bool]:
+def _measured(
+    cases: Sequence[tuple[str, str]], settings: Settings, *, quiet: bool
+) -> tuple[list[dict[str, Any]], bool]:
     """Returns the results, and whether Ctrl-C ended the run before the last one."""
-    timed = [case for case in cases if case.suite != "instructions"]
-    counted = [case for case in cases if case.suite == "instructions"]
-    found = (measure(case, settings) for case in timed)
+    counted = [name for suite, name in cases if suite == "instructions"]
+    found = (
+        {"suite": suite, "case": name, **measure(SUITES[suite][name], settings)}
+        for suite, name in cases
+        if suite != "instructions"
+    )
     running = itertools.chain(found, measure_instructions(counted, settings) if counted else ())
     results: list[dict[str, Any]] = []
     # No automatic refresh: drawing would disturb the times.

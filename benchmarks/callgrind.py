@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import Case, Settings
+from benchmarks.cases import Settings
 
 __all__ = ["ValgrindError", "count_in_this_process", "measure_instructions"]
 
@@ -38,11 +38,11 @@ class ValgrindError(Exception):
     """Raised if instructions cannot be counted on this machine."""
 
 
-def measure_instructions(cases: Sequence[Case], settings: Settings) -> Iterator[dict[str, Any]]:
+def measure_instructions(cases: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
     """Counts the instructions of one run of each contender in a process under valgrind.
 
     Args:
-        cases: Cases of the suite `instructions`.
+        cases: The names of cases of the suite `instructions`.
         settings: Whether the models are tiny.
 
     Yields:
@@ -63,7 +63,7 @@ def measure_instructions(cases: Sequence[Case], settings: Settings) -> Iterator[
         program = "from benchmarks.callgrind import count_in_this_process as count; count()"
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
         command += [f"--callgrind-out-file={folder / _NAME}", sys.executable, "-c", program]
-        command += [str(folder), "tiny" if settings.tiny else "", *(case.name for case in cases)]
+        command += [str(folder), "tiny" if settings.tiny else "", *cases]
         log = folder / "log"
         with (
             log.open("w") as errors,
@@ -99,15 +99,14 @@ def count_in_this_process() -> None:
 
     The arguments are the folder that callgrind writes to, "tiny" or "", and the names.
     """
-    from benchmarks.suites import instructions
+    from benchmarks.suites import SUITES
 
     folder, tiny, *names = sys.argv[1:]
     settings = Settings(tiny=bool(tiny))
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # valgrind's processor has no bfloat16, and oneDNN's LSTM then raises
-    known = {case.name: case for case in instructions(settings)}
     for name in names:
-        prepared = known[name].prepare(settings)
+        prepared = SUITES["instructions"][name](settings)
         _instrument("on")
         counts = {}
         for contender, work in prepared.contenders.items():

@@ -109,37 +109,21 @@ class Prepared:
     compiles: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One line of a suite.
-
-    Attributes:
-        suite: The suite's name.
-        name: The case's name.
-        prepare: Makes tensors, models and contenders.
-    """
-
-    suite: str
-    name: str
-    prepare: Callable[[Settings], Prepared]
+#: Makes the tensors, models and contenders of a case.
+Case = Callable[[Settings], Prepared]
 
 
 # Running a case
 
 
 def measure(case: Case, settings: Settings) -> dict[str, Any]:
-    """Runs a case, and returns its result as benchmarks/__init__.py documents it, without instructions."""
+    """Runs a case, and returns its result as benchmarks/__init__.py documents it, without names and instructions."""
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
-        prepared = case.prepare(settings)
+        prepared = case(settings)
         times = {} if settings.counted else _interleaved(prepared, settings)
-        return {
-            "suite": case.suite,
-            "case": case.name,
-            **_summary(times, prepared.bases),
-            **_counts(prepared, settings),
-        }
+        return {**_summary(times, prepared.bases), **_counts(prepared, settings)}
     finally:
         torch.set_num_threads(threads)
 

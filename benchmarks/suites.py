@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,26 +29,25 @@ from benchmarks.programs import (
 )
 from torch_promote.parity.model import pretend_cuda
 
-__all__ = ["PLACES", "SUITES", "Call", "calls", "instructions"]
+__all__ = ["PLACES", "SUITES", "Call", "calls"]
 
 #: Makes the regions of a contender, with the arguments of torch.autocast.
 _Autocast = Callable[..., Any]
+_MODES = ("weights", "persistent", "all")
 _AUTOCASTS: Mapping[str, _Autocast] = {STOCK: tp.stock_autocast, OURS: tp.my_autocast}
 
 
 # Regions
 
 
-def region(settings: Settings) -> Iterator[Case]:
-    """Empty regions: construct, enter and leave."""
-    for name, statement, around in (
-        ("construct, enter, exit", "with autocast(device): pass", nullcontext),
-        ("enter, exit of one object", "with region: pass", nullcontext),
-        ("call of a decorated function", "decorated()", nullcontext),
-        ("construct, enter, exit, cuda", "with autocast('cuda'): pass", pretend_cuda),
-        ("construct, enter, exit, nested", "with autocast(device, dtype): pass", None),
-    ):
-        yield Case("region", name, partial(_prepare_region, statement, around))
+#: Empty regions: construct, enter and leave.
+_REGIONS: Mapping[str, tuple[str, Region | None]] = {
+    "construct, enter, exit": ("with autocast(device): pass", nullcontext),
+    "enter, exit of one object": ("with region: pass", nullcontext),
+    "call of a decorated function": ("decorated()", nullcontext),
+    "construct, enter, exit, cuda": ("with autocast('cuda'): pass", pretend_cuda),
+    "construct, enter, exit, nested": ("with autocast(device, dtype): pass", None),
+}
 
 
 def _prepare_region(statement: str, around: Region | None, settings: Settings) -> Prepared:
@@ -114,12 +113,6 @@ _BACKWARD = Call(
 
 #: Makes the names that a call can use.
 _Names = Callable[[Settings], dict[str, Any]]
-
-
-def ops(settings: Settings) -> Iterator[Case]:
-    """Single calls with different casts and cast policies."""
-    for name, (call, names) in calls().items():
-        yield Case("ops", name, partial(_prepare_call, call, names))
 
 
 def calls() -> dict[str, tuple[Call, _Names]]:
@@ -190,22 +183,25 @@ def _evaluation(made: Subject, each: Region) -> Step:
     return evaluate(made.net, made.x, each)
 
 
-def models(settings: Settings) -> Iterator[Case]:
+def _models() -> dict[str, Case]:
     """Forwards, training steps and an evaluation loop of small models."""
+    found = {f"{model}, forward": partial(_prepare_model, model, _forward, "weights") for model in MODELS}
     for model in MODELS:
-        yield Case("models", f"{model}, forward", partial(_prepare_model, model, _forward, "weights"))
-        yield Case("models", f"{model}, forward and backward", partial(_prepare_model, model, train, "weights"))
-    yield Case("models", "MLP, evaluation loop", partial(_prepare_model, "MLP", _evaluation, "weights"))
+        found[f"{model}, forward and backward"] = partial(_prepare_model, model, train, "weights")
+    return {**found, "MLP, evaluation loop": partial(_prepare_model, "MLP", _evaluation, "weights")}
 
 
-def caches(settings: Settings) -> Iterator[Case]:
+def _caches() -> dict[str, Case]:
     """Workloads for the modes of the cast cache. Stock's cache has one."""
-    for mode in ("weights", "persistent", "all"):
-        for name, model, steps in (
-            ("MLP, evaluation loop", "MLP", _evaluation),
-            ("Llama-like, forward and backward", "Llama-like", train),
-        ):
-            yield Case("caches", f'{name}, cache="{mode}"', partial(_prepare_model, model, steps, mode))
+    workloads: dict[str, tuple[str, _Steps]] = {
+        "MLP, evaluation loop": ("MLP", _evaluation),
+        "Llama-like, forward and backward": ("Llama-like", train),
+    }
+    return {
+        f'{name}, cache="{mode}"': partial(_prepare_model, model, steps, mode)
+        for mode in _MODES
+        for name, (model, steps) in workloads.items()
+    }
 
 
 def _prepare_model(model: str, steps: _Steps, mode: str, settings: Settings) -> Prepared:
@@ -222,13 +218,6 @@ def _prepare_subject(made: Subject, steps: _Steps, mode: str, settings: Settings
     }
     weights = [*made.net.parameters(), *low.net.parameters()]
     return Prepared({name: Contender(step) for name, step in contenders.items()}, (ALREADY_CAST,), weights)
-
-
-def programs(settings: Settings) -> Iterator[Case]:
-    """Typical programs in each mode of the cast cache."""
-    for name in PROGRAMS:
-        for mode in ("weights", "persistent", "all"):
-            yield Case("programs", f'{name}, cache="{mode}"', partial(_prepare_program, name, mode))
 
 
 def _prepare_program(name: str, mode: str, settings: Settings) -> Prepared:
@@ -327,12 +316,6 @@ class _Running(nn.Module):
         return self.run(x)
 
 
-def compile_steps(settings: Settings) -> Iterator[Case]:
-    """Steps that Inductor compiles, on the CPU."""
-    for name in _COMPILED:
-        yield Case("compile", name, partial(_prepare_compiled, name))
-
-
 def _prepare_compiled(name: str, settings: Settings) -> Prepared:
     """Each contender has a model of its own. The first run of a step compiles it."""
     model, place = _COMPILED[name]
@@ -347,35 +330,31 @@ def _prepare_compiled(name: str, settings: Settings) -> Prepared:
 # Instructions
 
 
-def instructions(settings: Settings) -> Iterator[Case]:
+def _instructions() -> dict[str, Case]:
     """Instructions of calls and models in an open region, and of compiled steps; see callgrind.py.
 
     Two runs differ by less than 0.5%. Counts do not show how long instructions take, and valgrind has no AVX512, so
     other kernels may run.
     """
-    table: dict[str, tuple[Call, _Names]] = {
-        "mm, nothing to cast": (_same("torch.mm(low, low)"), _small_tensors),
-        "exp, a row of CUDA only": (_same("torch.exp(single)"), _small_tensors),
+    linear = Call("linear(low, weight)", "linear(low, low_weight)", setup="kept = linear(low, weight)")
+    two_casts = replace(_TWO_CASTS, plain="")
+    found: dict[str, Case] = {
+        "mm, nothing to cast": partial(_prepare_call, _same("torch.mm(low, low)"), _small_tensors),
+        "exp, a row of CUDA only": partial(_prepare_call, _same("torch.exp(single)"), _small_tensors),
         # The setup holds a graph of the weight, which keeps the node of its cast alive.
-        "linear, a cached weight": (
-            Call("linear(low, weight)", "linear(low, low_weight)", setup="kept = linear(low, weight)"),
-            _small_tensors,
-        ),
-        "mm, two activations cast, without grad": (replace(_TWO_CASTS, plain=""), partial(_activations, 4, False)),
-        "mm, two activations cast, with grad": (replace(_TWO_CASTS, plain=""), partial(_activations, 4, True)),
-        "mm, a cached weight whose first graph is gone": (_WEIGHT, _small_tensors),
+        "linear, a cached weight": partial(_prepare_call, linear, _small_tensors),
+        "mm, two activations cast, without grad": partial(_prepare_call, two_casts, partial(_activations, 4, False)),
+        "mm, two activations cast, with grad": partial(_prepare_call, two_casts, partial(_activations, 4, True)),
+        "mm, a cached weight whose first graph is gone": partial(_prepare_call, _WEIGHT, _small_tensors),
     }
-    for name, (call, names) in table.items():
-        yield Case("instructions", name, partial(_prepare_call, call, names))
-    steps: dict[str, tuple[str, _Steps, str]] = {
-        f"{model}, forward with a graph": (model, partial(_forward, graph=True), "weights") for model in MODELS
-    }
-    steps["MLP, forward and backward"] = ("MLP", train, "weights")
-    steps['MLP, evaluation loop, cache="persistent"'] = ("MLP", _evaluation, "persistent")
-    for name, (model, make, mode) in steps.items():
-        yield Case("instructions", name, partial(_prepare_counted_model, model, make, mode))
-    for name in _COMPILED:
-        yield Case("instructions", f"compiled, {name}", partial(_prepare_counted_compiled, name))
+    for model in MODELS:
+        steps = partial(_forward, graph=True)
+        found[f"{model}, forward with a graph"] = partial(_prepare_counted_model, model, steps, "weights")
+    found["MLP, forward and backward"] = partial(_prepare_counted_model, "MLP", train, "weights")
+    found['MLP, evaluation loop, cache="persistent"'] = partial(
+        _prepare_counted_model, "MLP", _evaluation, "persistent"
+    )
+    return {**found, **{f"compiled, {name}": partial(_prepare_counted_compiled, name) for name in _COMPILED}}
 
 
 def _prepare_counted_model(model: str, steps: _Steps, mode: str, settings: Settings) -> Prepared:
@@ -396,13 +375,15 @@ def _prepare_counted_compiled(name: str, settings: Settings) -> Prepared:
     return prepared
 
 
-#: The suites by name.
-SUITES: Mapping[str, Callable[[Settings], Iterator[Case]]] = {
-    "region": region,
-    "ops": ops,
-    "models": models,
-    "caches": caches,
-    "programs": programs,
-    "compile": compile_steps,
-    "instructions": instructions,
+#: The cases of each suite, by name.
+SUITES: Mapping[str, Mapping[str, Case]] = {
+    "region": {name: partial(_prepare_region, *each) for name, each in _REGIONS.items()},
+    "ops": {name: partial(_prepare_call, call, names) for name, (call, names) in calls().items()},
+    "models": _models(),
+    "caches": _caches(),
+    "programs": {
+        f'{name}, cache="{mode}"': partial(_prepare_program, name, mode) for name in PROGRAMS for mode in _MODES
+    },
+    "compile": {name: partial(_prepare_compiled, name) for name in _COMPILED},
+    "instructions": _instructions(),
 }

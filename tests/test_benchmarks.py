@@ -20,7 +20,7 @@ import torch_promote as tp
 from benchmarks.__main__ import main
 from benchmarks.cases import LOW, OURS, STOCK, Settings
 from benchmarks.programs import PROGRAMS, program
-from benchmarks.suites import SUITES, calls
+from benchmarks.suites import calls
 
 ROOT = Path(__file__).parents[1]
 TINY = Settings(rounds=2, slice_seconds=0, tiny=True)
@@ -104,13 +104,6 @@ def test_cases_and_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]
             main(wrong)
     assert main(["--suite", "region", "--case", "call of*", "--rounds", "2"]) == 0
     assert "call of a decorated function" in capsys.readouterr().out
-
-
-def test_names_of_cases_are_unique() -> None:
-    for make in SUITES.values():
-        names = [case.name for case in make(TINY)]
-        assert names
-        assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

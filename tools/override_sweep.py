@@ -1,6 +1,6 @@
 """Runs calls of PyTorch's op database under a casting policy of every op that they call, at any depth; also a script.
 
-    python tools/override_sweep.py --report sweep.json --entries add,median --samples 2 --modes grad,inference
+    python tools/override_sweep.py --entries add median --samples 2
 
 Each call first runs without autocast, while an observer lists the overloads that it calls, also inside kernels. Then,
 for each of these and each casting policy that is legal for it, the call runs with only that override. Its result must
@@ -11,7 +11,6 @@ process in which freed memory is overwritten.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import os
@@ -19,12 +18,11 @@ import random
 import re
 import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in (".", "tests", "tools")]
@@ -49,7 +47,7 @@ PASSES: tuple[tuple[torch.dtype, CastPolicy | torch.dtype, float], ...] = (
     (BF16, CastPolicy.fp32, 0.5),
     (BF16, CastPolicy.promote, 0.5),
 )
-MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+MODES = {"grad": torch.enable_grad, "inference": torch.inference_mode}
 #: Results that rounding changes beyond a bound: random numbers, decompositions that are unique up to signs or bases,
 #: differences of nearly equal numbers, and jumps. A crash of these is still a crash.
 _ILL_CONDITIONED = re.compile(
@@ -66,14 +64,13 @@ _ILL_CONDITIONED = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One call under one override, and its problem.
 
     Attributes:
         entry: The entry of the op database.
         sample: The number of its sample.
-        mode: "grad", "no_grad" or "inference".
+        mode: "grad" or "inference".
         op: The overload that has the policy.
         policy: The policy.
         inside: Whether a kernel calls the overload, and not the program or a composite op.
@@ -113,11 +110,6 @@ class _Lister:
 
     def failed(self, token: object) -> None:
         self.open.pop()
-
-
-def entry_names() -> list[str]:
-    """The entries of the op database that take float32."""
-    return [name for name, entry in op_database().items() if F32 in entry.supported_dtypes("cpu")]
 
 
 def explained(run: Run) -> bool:
@@ -179,121 +171,85 @@ def _difference(want: Sequence[torch.Tensor], got: Sequence[torch.Tensor], round
     return ""
 
 
-def _runs(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> Iterator[Run]:
-    """Yields each run twice: before it is made, and after."""
-    for name in entries:
-        entry = op_database()[name]
-        for dtype, policy, rounding in PASSES:
-            if dtype not in entry.supported_dtypes("cpu"):
-                continue
-            for mode in modes:
-                grad = mode == "grad" and entry.supports_autograd
-                for number, sample in enumerate(_samples(entry, dtype, grad, samples)):
-                    lister = _Lister()
-                    with observe_dispatch(lister):
-                        plain = _call(entry, sample, mode)
-                    again = _call(entry, sample, mode)
-                    if plain is None or again is None or _difference(plain, again, 0.0):
-                        continue
-                    for op, inside in lister.ops.items():
-                        if (CastPolicy.fp32 if isinstance(policy, torch.dtype) else policy) not in legal_policies(op):
-                            continue
-                        spelled = str(policy) if isinstance(policy, torch.dtype) else policy.value
-                        run = Run(name, number, mode, op, spelled, inside)
-                        if _key(run) in skip:
-                            continue
-                        yield run
-                        region = tp.my_autocast("cpu", policy="off", overrides={exact_key(op): policy})
-                        got = _call(entry, sample, mode, region)
-                        found = "" if got is None else _difference(plain, got, rounding)
-                        yield dataclasses.replace(run, found=found)
-
-
-def _key(run: Run) -> tuple[Any, ...]:
-    return run.entry, run.sample, run.mode, run.op, run.policy
-
-
-def _work(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> None:
-    """The process that runs calls: prints a line before each run, and the problem after it."""
+def _work(name: str, samples: int, skip: set[Run]) -> None:
+    """Makes the runs of an entry: prints a line before each, and a line after it if it has a problem."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for index, run in enumerate(_runs(entries, samples, modes, skip)):
-        if index % 2 == 0:
-            print("run", json.dumps(dataclasses.astuple(run)), flush=True)
-        elif run.found:
-            print("bad", json.dumps(dataclasses.astuple(run)), flush=True)
-    print("done {}", flush=True)
+    entry = op_database()[name]
+    for dtype, policy, rounding in PASSES:
+        if dtype not in entry.supported_dtypes("cpu"):
+            continue
+        for mode in MODES:
+            grad = mode == "grad" and entry.supports_autograd
+            for number, sample in enumerate(_samples(entry, dtype, grad, samples)):
+                lister = _Lister()
+                with observe_dispatch(lister):
+                    plain = _call(entry, sample, mode)
+                again = _call(entry, sample, mode)
+                if plain is None or again is None or _difference(plain, again, 0.0):
+                    continue
+                for op, inside in lister.ops.items():
+                    run = Run(name, number, mode, op, str(policy), inside)
+                    legal = legal_policies(op)
+                    if run in skip or (CastPolicy.fp32 if isinstance(policy, torch.dtype) else policy) not in legal:
+                        continue
+                    print("run", json.dumps(run), flush=True)
+                    region = tp.my_autocast("cpu", policy="off", overrides={exact_key(op): policy})
+                    got = _call(entry, sample, mode, region)
+                    if got is not None and (found := _difference(plain, got, rounding)):
+                        print("bad", json.dumps(run._replace(found=found)), flush=True)
+    print("done []", flush=True)
 
 
-def sweep(entries: Sequence[str], samples: int, modes: Sequence[str]) -> tuple[int, list[Run]]:
-    """Runs entries of the op database under overrides, in a fork of this process, which has run no op yet.
+def sweep(name: str, samples: int) -> tuple[int, list[Run]]:
+    """Runs an entry of the op database under overrides, in forks of this process, which has run no op yet.
 
     Args:
-        entries: Their names.
-        samples: The number of samples of each.
-        modes: A selection of `MODES`.
+        name: The entry.
+        samples: The number of its samples.
 
     Returns:
         The number of runs, and the runs with problems.
     """
-    total, wrong = 0, []
-    left, skip = list(entries), set[tuple[Any, ...]]()
-    while left:
-        lines = [line.split(" ", 1) for line in _forked(left, samples, modes, skip)]
+    total, wrong, skip = 0, [], set[Run]()
+    while True:
+        with tempfile.TemporaryFile("w+") as printed:
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.dup2(printed.fileno(), 1)
+                    _work(name, samples, skip)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            printed.seek(0)
+            lines = [line.split(" ", 1) for line in printed.read().splitlines()]
         made = [Run(*json.loads(text)) for kind, text in lines if kind == "run"]
         wrong += [Run(*json.loads(text)) for kind, text in lines if kind == "bad"]
         total += len(made)
-        if lines and lines[-1][0] == "done":
-            break
-        if not made:  # the machine cannot run the entry even without overrides
-            left = left[1:]
-            continue
-        wrong.append(dataclasses.replace(made[-1], found="crash"))
-        skip.add(_key(made[-1]))
-        left = left[left.index(made[-1].entry) :]
-    return total, wrong
-
-
-def _forked(entries: Sequence[str], samples: int, modes: Sequence[str], skip: set[tuple[Any, ...]]) -> list[str]:
-    """Runs `_work` in a fork, and returns what it printed."""
-    with tempfile.TemporaryFile("w+") as printed:
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.dup2(printed.fileno(), 1)
-                _work(entries, samples, modes, skip)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        printed.seek(0)
-        return [line for line in printed.read().splitlines() if line.startswith(("run ", "bad ", "done "))]
+        if not made or lines[-1][0] == "done":  # without a run, the machine cannot run it even without overrides
+            return total, wrong
+        wrong.append(made[-1]._replace(found="crash"))
+        skip.update(made)
 
 
 def main() -> None:
     """Runs the sweep from the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--report", type=Path)
-    parser.add_argument("--entries", default="")
-    parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--modes", default="grad,inference")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", nargs="*", help="entries of the op database; default: all that take float32")
+    parser.add_argument("--samples", type=int, default=2, help="samples of each (default: %(default)s)")
     asked = parser.parse_args()
     if "MALLOC_PERTURB_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment(MALLOC_PERTURB_="165"))
-    begun = time.monotonic()
-    entries = asked.entries.split(",") if asked.entries else entry_names()
-    total, wrong = 0, []
-    for first in range(0, len(entries), 4):
-        count, bad = sweep(entries[first : first + 4], asked.samples, asked.modes.split(","))
-        total, wrong = total + count, wrong + bad
-        print(f"{first + 4} of {len(entries)} entries, {total} runs, {len(wrong)} wrong", flush=True)
-    if asked.report:
-        found = [{**dataclasses.asdict(run), "explained": explained(run)} for run in wrong]
-        asked.report.write_text(json.dumps(found, indent=0), encoding="utf-8")
-    print(f"{total} runs in {time.monotonic() - begun:.0f} s")
-    print(*(run for run in wrong if not explained(run)), sep="\n")
+    entries = asked.entries or [name for name, entry in op_database().items() if F32 in entry.supported_dtypes("cpu")]
+    for number, name in enumerate(entries, 1):
+        count, wrong = sweep(name, asked.samples)
+        print(f"{number} of {len(entries)}, {name}: {count} runs", flush=True)
+        for run in wrong:
+            print(f"  {'explained by rounding: ' if explained(run) else ''}{run}", flush=True)
 
 
 if __name__ == "__main__":

@@ -112,9 +112,9 @@ def test_a_file_is_loaded_as_python_would(target_file: Path) -> None:
 
 
 def test_a_name_of_a_library_is_free(target_file: Path) -> None:
-    target_file.rename(target_file.with_name("random.py"))
     import random
 
+    target_file.rename(target_file.with_name("random.py"))
     with open_target("random.py:make") as target:
         assert target.step.__module__ == "target_random"
     assert sys.modules["random"] is random

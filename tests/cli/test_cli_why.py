@@ -90,16 +90,8 @@ def test_errors_are_one_line(argv: list[str], message: str, capsys: Capture) -> 
 @pytest.mark.parametrize(
     ("arguments", "data"),
     [
-        (
-            ("int8[3] + 2.5", "--rule", "jax", "--default-dtype", "float64"),
-            {"rule": "jax", "dtype": "float64", "shape": [3], "error": None, "raised_by": None},
-        ),
-        (
-            ("int8[] + int16[]",),
-            {"expression": "int8[] + int16[]", "dtype": "int16", "shape": [], "error": None, "raised_by": None},
-        ),
+        (("int8[] + int16[]",), {"dtype": "int16", "shape": [], "error": None, "raised_by": None}),
         (("int8[3] + int16[]", "--rule", "strict"), {"rule": "strict", "dtype": None, "raised_by": "the rule"}),
-        (("uint8[3] + int8[2]", "--rule", "jax"), {"rule": "jax", "dtype": None, "raised_by": "PyTorch"}),
         (("uint16[3] + int8[3]",), {"rule": "torch", "dtype": None, "raised_by": "PyTorch"}),
         (
             ("max(f2[2, 3], 1)", "--autocast", "cpu"),

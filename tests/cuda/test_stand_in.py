@@ -85,8 +85,6 @@ def test_casts_are_counted_with_their_bytes_and_copies_in_one_dtype_are_none() -
         ("Float", "Double", 64, 128),
         ("Float", "Bool", 64, 16),
     ]
-    assert [cast.widens for cast in counts.casts] == [False, True, True, False]
-    assert [cast.launch for cast in counts.casts] == sorted({cast.launch for cast in counts.casts})
     with cuda_stand_in.counting() as counts:
         torch.ones(4).cuda().half().cpu()
     assert casts_of(counts) == [("Float", "Half", 16, 8)]

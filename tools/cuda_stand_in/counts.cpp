@@ -66,13 +66,11 @@ void count(const c10::OperatorHandle& op, const Copies& copies) {
   if (!state().notes_casts) {
     return;
   }
-  ++state().launches;
   for (const auto& [source, target] : copies) {
-    state().launches += one_by_one ? 1 : 0;
     if (source.is_cuda() && target.is_cuda() && source.scalar_type() != target.scalar_type()) {
       state().casts.push_back(
           {source.scalar_type(), target.scalar_type(), source.numel(), target.numel(), source.storage().data(),
-           is_leaf_with_gradient(source), backward, state().launches});
+           is_leaf_with_gradient(source), backward});
     }
   }
 }
@@ -91,7 +89,7 @@ extern "C" __attribute__((visibility("default"))) const char* stand_in_casts() {
             number(cast.elements_read * static_cast<int64_t>(c10::elementSize(cast.from))) +
             number(cast.elements_written * static_cast<int64_t>(c10::elementSize(cast.to))) +
             number(reinterpret_cast<uintptr_t>(cast.source)) + number(int{cast.leaf}) + number(int{cast.backward}) +
-            number(int{c10::elementSize(cast.to) > c10::elementSize(cast.from)}) + number(cast.launch) + "\n";
+            "\n";
   }
   return text.c_str();
 }
@@ -101,6 +99,5 @@ extern "C" __attribute__((visibility("default"))) void stand_in_note_casts(int o
   auto& state = cuda_stand_in::state();
   const std::lock_guard<std::mutex> lock(state.mutex);
   state.notes_casts = on != 0;
-  state.launches = 0;
   state.casts.clear();
 }

@@ -297,7 +297,6 @@ STAND_IN_API const char* stand_in_counts() {
   for (int device = 0; device < cuda_stand_in::max_devices; ++device) {
     add("live_bytes" + std::to_string(device), state.memory[device].live);
     add("peak_bytes" + std::to_string(device), state.memory[device].peak);
-    add("allocated_bytes" + std::to_string(device), state.memory[device].allocated);
   }
   add("events_recorded", state.events_recorded);
   add("events_waited_for", state.events_waited_for);

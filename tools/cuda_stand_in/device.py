@@ -129,8 +129,6 @@ class Cast:
         address: The address of the source's memory.
         of_leaf: Whether the source is a leaf that requires a gradient, or a view of one.
         backward: Whether it ran in a backward.
-        widens: Whether an element takes more bytes after it.
-        launch: A number of the kernel; the casts of a `_foreach_copy_` share it.
     """
 
     source: str
@@ -140,8 +138,6 @@ class Cast:
     address: int
     of_leaf: bool
     backward: bool
-    widens: bool
-    launch: int
 
 
 @dataclass
@@ -151,9 +147,7 @@ class Counts:
     Attributes:
         kernels: The number of runs of each kernel.
         casts: The casts, in their order.
-        allocated_bytes: The bytes that were allocated on device 0, freed or not.
         peak_bytes: The peak of live bytes on device 0, above those before the block.
-        kept_bytes: The bytes that are live on device 0 after the block and were not before it.
         events_recorded: Events that were recorded on a stream.
         events_waited_for: The number of waits of a stream for an event.
         data_ptrs_recorded: The number of times that memory was marked as used by another stream.
@@ -161,9 +155,7 @@ class Counts:
 
     kernels: Counter[str] = field(default_factory=Counter)
     casts: list[Cast] = field(default_factory=list)
-    allocated_bytes: int = 0
     peak_bytes: int = 0
-    kept_bytes: int = 0
     events_recorded: int = 0
     events_waited_for: int = 0
     data_ptrs_recorded: int = 0
@@ -188,16 +180,14 @@ def counting() -> Iterator[Counts]:
         c().stand_in_note_casts(0)
     after = _counts()
     counts.kernels = kernels()
-    counts.allocated_bytes = after["allocated_bytes0"] - before["allocated_bytes0"]
     counts.peak_bytes = after["peak_bytes0"] - before["live_bytes0"]
-    counts.kept_bytes = after["live_bytes0"] - before["live_bytes0"]
     for name in ("events_recorded", "events_waited_for", "data_ptrs_recorded"):
         setattr(counts, name, after[name])
 
 
 def _cast(source: str, target: str, *numbers: str) -> Cast:
-    read, written, address, of_leaf, backward, widens, launch = map(int, numbers)
-    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward), bool(widens), launch)
+    read, written, address, of_leaf, backward = map(int, numbers)
+    return Cast(source, target, read, written, address, bool(of_leaf), bool(backward))
 
 
 @contextlib.contextmanager

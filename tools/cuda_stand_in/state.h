@@ -31,10 +31,8 @@ using StreamId = std::pair<int, int64_t>; // a device index and an id
 struct Memory {
   std::atomic<int64_t> live{0};
   std::atomic<int64_t> peak{0};
-  std::atomic<int64_t> allocated{0};
 
   void add(int64_t bytes) {
-    allocated += bytes;
     const int64_t now = live += bytes;
     int64_t before = peak.load();
     while (before < now && !peak.compare_exchange_weak(before, now)) {
@@ -51,7 +49,6 @@ struct Cast {
   const void* source; // the source's memory
   bool leaf;          // the source is a leaf that requires a gradient, or a view of one
   bool backward;
-  int64_t launch; // the casts of one kernel have the same number
 };
 
 struct State {
@@ -65,7 +62,6 @@ struct State {
   std::set<StreamId> capturing;
   bool notes_casts = false;
   std::vector<Cast> casts;
-  int64_t launches = 0; // while casts are noted
 };
 
 // Never destroyed: tensors may outlive static objects.

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -118,8 +118,6 @@ def main() -> int:
         return _refuse(f"{sys.executable} lacks {', '.join(missing)}: pip install {' '.join(missing)}.")
     tests = tests.resolve()
     files = [file for file in options.only or FILES if (tests / file).is_file()]
-    if options.all:
-        files += [file for file in _files_about_autocast(tests) if file not in files]
     if not files:
         return _refuse(f"{tests} has none of the files: {', '.join(options.only or FILES)}")
     out = options.out or Path(tempfile.mkdtemp(prefix="torch_promote-pytorch-"))
@@ -148,7 +146,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("pytorch", nargs="?", type=Path, help="PyTorch's sources: the folder that holds `test`")
     parser.add_argument("--only", metavar="FILE", nargs="+", help="run these files, named as below `test`")
-    parser.add_argument("--all", action="store_true", help="run the tests of every file that mentions autocast (hours)")
     parser.add_argument("-k", metavar="NAME", nargs="+", help="run the tests whose names begin so")
     parser.add_argument("--cuda-stand-in", action="store_true", help="run tests of CUDA on the stand-in, without a GPU")
     parser.add_argument("--policy", help="install this policy; nearly every test has to fail under 'off'")
@@ -164,12 +161,6 @@ def _refuse(why: str) -> int:
 
 
 # --- which tests
-
-
-def _files_about_autocast(tests: Path) -> Iterator[str]:
-    for file in sorted(tests.rglob("test_*.py")):
-        if _ABOUT.search(file.read_text(encoding="utf-8", errors="replace")):
-            yield file.relative_to(tests).as_posix()
 
 
 def _chosen_tests(file: Path) -> list[str] | None:

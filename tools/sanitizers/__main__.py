@@ -68,7 +68,8 @@ EXCLUDED: dict[str, tuple[str, ...]] = {
         "tests/cache/test_cache_activations.py::test_new_tensors_at_the_address_of_dead_ones_are_cast_again",
         "tests/cache/test_cast_lifetimes.py::test_weights_at_the_address_of_dead_ones_get_casts_of_their_own",
     ),
-    "thread": (),
+    # Starts threads in a forked child, which ThreadSanitizer ends if it uses a thread's address again.
+    "thread": ("tests/ends/test_ends_of_processes.py::test_workers_that_start_in_a_region",),
 }
 #: Python itself has no sanitizer in it, so the runtime has to be there before its first allocation.
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}

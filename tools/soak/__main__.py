@@ -5,9 +5,7 @@
 
 It measures the resident memory, what malloc has handed out, Python's blocks and objects, and the sizes of the
 registries and caches of torch_promote. A measure is flat if its slope over the last three quarters of the run is at
-most a bound, with a confidence of 99%. `new_custom_ops` and `compiles` make PyTorch itself grow, so a run of all
-features leaves them out; name them with --only, and subtract what --stock prints for the same program without
-torch_promote.
+most a bound, with a confidence of 99%. Ops under new names and torch.compile make PyTorch itself grow; not drawn.
 
 Exit status: 0 everything is flat; 1 something grows, or the run is too short to tell; 2 wrong usage.
 """
@@ -28,7 +26,7 @@ if __name__ == "__main__" and "MALLOC_ARENA_MAX" not in os.environ:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 import torch
-from features import ALONE, FEATURES, STOCK
+from features import FEATURES
 from growth import Growth, growth_of, read
 from rich.console import Console
 from rich.progress import track
@@ -42,19 +40,17 @@ BOUND_OF_REGISTRIES = 0.005
 READINGS = 100
 
 
-def soak(names: list[str], iterations: int, seed: int, *, stock: bool, quiet: bool) -> dict[str, Growth]:
+def soak(names: list[str], iterations: int, seed: int, *, quiet: bool) -> dict[str, Growth]:
     """Runs iterations, each of which draws one or two features, and returns the growth of each measure.
 
     Args:
         names: The features.
         iterations: The number of iterations.
         seed: The seed of the draws, and of each iteration's generator together with its number.
-        stock: Whether to run the twins of the features, without torch_promote.
         quiet: Whether to show no progress bar.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", tp.UnusedOverrideWarning)  # a feature of its own asks for them
-    functions = {name: (STOCK if stock else FEATURES)[name] for name in names}
     every = max(1, iterations // min(READINGS, max(8, iterations // 40)))
     numbers: list[int] = []
     readings: list[dict[str, int]] = []
@@ -65,9 +61,9 @@ def soak(names: list[str], iterations: int, seed: int, *, stock: bool, quiet: bo
             readings.append(read())
         draw = random.Random(f"{seed} {number}")
         torch.manual_seed(number)
-        for name in draw.sample(list(functions), min(len(functions), draw.choice((1, 1, 2)))):
+        for name in draw.sample(names, min(len(names), draw.choice((1, 1, 2)))):
             try:
-                functions[name](draw, number)
+                FEATURES[name](draw, number)
             except Exception as error:
                 # Random policies may give an op operands of two dtypes, which PyTorch refuses.
                 if isinstance(error, RuntimeError) and "same dtype" in str(error):
@@ -86,15 +82,12 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=20_000, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--only", action="append", default=[], choices=list(FEATURES), help="a feature; repeatable")
-    parser.add_argument("--stock", action="store_true", help=f"without torch_promote, for: {', '.join(ALONE)}")
     parser.add_argument("--json", action="store_true", help="print the growth of each measure as JSON")
     options = parser.parse_args()
-    names = options.only or [name for name in FEATURES if name not in ALONE]
+    names = options.only or list(FEATURES)
     if options.iterations < 8:
         parser.error("argument --iterations: a slope needs 8 iterations or more")
-    if options.stock and not set(names) <= set(ALONE):
-        parser.error(f"--stock runs the features that it names with --only, of {', '.join(ALONE)}")
-    growth = soak(names, options.iterations, options.seed, stock=options.stock, quiet=options.json)
+    growth = soak(names, options.iterations, options.seed, quiet=options.json)
     verdicts = {name: found.verdict(BOUNDS.get(name, BOUND_OF_REGISTRIES)) for name, found in growth.items()}
     if options.json:
         values = {name: {**vars(found), "verdict": verdicts[name]} for name, found in growth.items()}

@@ -23,18 +23,12 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 
-__all__ = ["ALONE", "FEATURES", "STOCK"]
+__all__ = ["FEATURES"]
 
 Feature = Callable[[random.Random, int], None]
 
 #: The features by their names, in the order of the table.
 FEATURES: dict[str, Feature] = {}
-
-#: Features that make PyTorch itself grow. They are left out of a run of all features, and run with their twins alone.
-ALONE = ("new_custom_ops", "compiles")
-
-#: What these features do without torch_promote, by their names.
-STOCK: dict[str, Feature] = {}
 
 #: Ops with and without a row in the op table, which any floating policy is legal for.
 OPS = (
@@ -341,64 +335,18 @@ def unused_overrides(draw: random.Random, number: int) -> None:
         exec(compile(code, f"<code {number}>", "exec"), {"tp": tp, "X": X, "__name__": f"code{number}"})
 
 
-@contextlib.contextmanager
-def _custom_op(name: str) -> Iterator[Any]:
+@feature
+def custom_ops(draw: random.Random, number: int) -> None:
+    """Custom ops with policies, defined again and again under a few names: PyTorch keeps something of each new name."""
+    name = f"again{number % 8}"
     library = torch.library.Library("soaked", "FRAGMENT")
     library.define(f"{name}(Tensor x) -> Tensor")
     library.impl(name, lambda x: x * 2, "CompositeExplicitAutograd")
+    op = getattr(torch.ops.soaked, name)
     try:
-        yield getattr(torch.ops.soaked, name)
+        with tp.register_policy(f"soaked::{name}", draw.choice(("lower", "fp32"))), tp.my_autocast("cpu"):
+            op(X)
+        with tp.my_autocast("cpu", overrides={f"soaked::{name}": "float16", **new_overrides(draw)}):
+            op(X)
     finally:
         library._destroy()
-
-
-def _use_with_policies(name: str, op: Any, draw: random.Random) -> None:
-    with tp.register_policy(f"soaked::{name}", draw.choice(("lower", "fp32"))), tp.my_autocast("cpu"):
-        op(X)
-    with tp.my_autocast("cpu", overrides={f"soaked::{name}": "float16", **new_overrides(draw)}):
-        op(X)
-
-
-@feature
-def custom_ops(draw: random.Random, number: int) -> None:
-    """Custom ops with policies, defined again and again under a few names."""
-    name = f"again{number % 8}"
-    with _custom_op(name) as op:
-        _use_with_policies(name, op, draw)
-
-
-@feature
-def new_custom_ops(draw: random.Random, number: int) -> None:
-    """Custom ops with policies, each under a new name."""
-    name = f"op{number}"
-    with _custom_op(name) as op:
-        _use_with_policies(name, op, draw)
-
-
-def _stock_custom_ops(draw: random.Random, number: int) -> None:
-    with _custom_op(f"op{number}") as op, torch.autocast("cpu"):
-        op(X)
-        op(X)
-
-
-STOCK["new_custom_ops"] = _stock_custom_ops
-
-
-def _compiled(region: Any, number: int) -> None:
-    def function(x: Any) -> Any:
-        with region():
-            return x @ x
-
-    torch.compile(function, backend="eager")(X)
-    torch._dynamo.reset()
-
-
-@feature
-def compiles(draw: random.Random, number: int) -> None:
-    """Functions that open a region, compiled anew."""
-    _compiled(lambda: tp.my_autocast("cpu"), number)
-
-
-STOCK["compiles"] = lambda draw, number: _compiled(lambda: torch.autocast("cpu"), number)
-
-assert set(STOCK) == set(ALONE) <= set(FEATURES)

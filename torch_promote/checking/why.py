@@ -115,19 +115,16 @@ class Derivation:
         lines += [(f"{number}. {step}", " " * len(f"{number}. ")) for number, step in enumerate(self.steps, start=1)]
         if self.error is not None:
             lines.append((f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", ""))
-        elif self.results:
-            lines.append((f"Results: {'; '.join(_result(*result) for result in self.results)}", "  "))
-        elif self.dtype is not None:
-            lines.append((f"Result: {_result(self.dtype, self.shape)}", "  "))
+        elif self.dtype is not None and self.shape is not None:
+            results = self.results or ((self.dtype, self.shape),)
+            named = ((dtype_name(dtype), list(shape)) for dtype, shape in results)
+            words = "; ".join(f"{dtype} of shape {shape}" if shape else f"{dtype}, 0-dim" for dtype, shape in named)
+            lines.append((f"{'Results' if self.results else 'Result'}: {words}", "  "))
         wrap = textwrap.TextWrapper(width or sys.maxsize, break_long_words=False, break_on_hyphens=False)
         wrapped = []
         for line, wrap.subsequent_indent in lines:
             wrapped += wrap.wrap(line)
         return "\n".join(wrapped)
-
-
-def _result(dtype: torch.dtype, shape: tuple[int, ...] | None) -> str:
-    return f"{dtype_name(dtype)} of shape {list(shape)}" if shape else f"{dtype_name(dtype)}, 0-dim"
 
 
 def why(
@@ -170,19 +167,17 @@ def why(
         >>> why("F.linear(f4[2, 3], f4[4, 3])", autocast="cpu").dtype
         torch.bfloat16
     """
-    default = torch.get_default_dtype() if default_dtype is None else parse_dtype(default_dtype, "default_dtype")
     if autocast is None and (dtype is not None or policy is not None):
         raise OptionError('dtype and policy are those of a region: pass autocast="cpu" or autocast="cuda", too.')
     if autocast not in (None, "cpu", "cuda"):
         raise OptionError(f"autocast is 'cpu', 'cuda' or None, got {autocast!r}.")
-    chosen = promotion_rule(rule, default)
+    chosen = promotion_rule(rule, default_dtype)
     explainer = _Explainer(autocast, None if dtype is None else parse_dtype(dtype), policy, chosen)
     tree, region = parse(expression), explainer.region_in_words()
     try:
         value = explainer.value_of(tree)
     except (PromotionError, PromotionRuleError) as error:
-        by_rule = isinstance(error, PromotionRuleError)
-        steps = tuple(explainer.steps)
+        by_rule, steps = isinstance(error, PromotionRuleError), tuple(explainer.steps)
         return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region)
     operands = [leaf for leaf in tree_leaves(value, is_leaf=_is_operand) if _is_operand(leaf)]
     results = tuple((operand.dtype, operand.shape) for operand in operands)

@@ -9,15 +9,7 @@ import tempfile
 from pathlib import Path
 
 from torch_promote.cli.output import say
-from torch_promote.cli.user_program import (
-    LEFT_NO_REPORT,
-    PROGRAM,
-    add_policy_options,
-    command_of,
-    end_as,
-    run_to_end,
-    settings,
-)
+from torch_promote.cli.user_program import LEFT_NO_REPORT, PROGRAM, add_policy_options, end_as, prepare, run_to_end
 
 __all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
 
@@ -75,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     See NOTE [ A fresh interpreter ] in user_program.py.
     """
-    command = command_of(arguments, "run")
-    variables, info = settings(arguments)
+    command, variables, info = prepare(arguments, "run")
     if arguments.verbose:
         say(f"torch-promote: {info}")
     if arguments.crosscheck is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import signal
@@ -45,13 +46,12 @@ __all__ = [
     "Outcome",
     "add_policy_options",
     "add_record_options",
-    "command_of",
     "end_as",
     "parse_steps",
+    "prepare",
     "report_each",
     "run_recorded",
     "run_to_end",
-    "settings",
     "why_not_loaded",
 ]
 
@@ -87,8 +87,36 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", metavar="MODE", help="the cache mode: weights, persistent, all or none")
 
 
-def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
-    """Returns the environment of the program, and a description of what it installs."""
+def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
+    """Returns the command that runs the program, its environment, and a description of what that installs.
+
+    Raises:
+        OptionError, PolicyError: The command line cannot be carried out, or torch_promote would not be loaded.
+    """
+    if not arguments.program:
+        raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
+    word = arguments.program[0]
+    is_script = not word.startswith("-")
+    if word in ("-m", "-c") and len(arguments.program) == 1:
+        raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
+    if is_script and not os.path.exists(word):
+        raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
+    if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
+        raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
+    path = sys.path
+    if not sys.flags.safe_path:  # sys.path as the program will find it
+        first = str(Path(word).resolve().parent) if is_script else os.getcwd()
+        # In a process of its own, the first entry is that of this command.
+        sys.path = [first, *(path[1:] if arguments.is_process else path)]
+    try:
+        problem = why_not_loaded()
+        if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
+            name = " ".join(arguments.program[:2]) if word == "-m" else word
+            raise OptionError(f"there is no module to run: {name}. Python looks in {sys.path[0]!r} and in sys.path.")
+    finally:
+        sys.path = path
+    if problem is not None:
+        raise OptionError(f"the program would run without torch_promote: {problem}")
     variables = {**os.environ, environment.AUTOCAST: "1"}
     if arguments.policy is not None:
         try:
@@ -106,32 +134,14 @@ def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
         variables[environment.CACHE] = arguments.cache
     policy = arguments.policy if arguments.policy is not None else default_policy()
     installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
-    return variables, installation.info
-
-
-def command_of(arguments: argparse.Namespace, what: str) -> list[str]:
-    """Returns the command that runs the program, if torch_promote will be loaded in it. `what` is our command."""
-    if not arguments.program:
-        raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
-    word = arguments.program[0]
-    is_script = not word.startswith("-")
-    if word in ("-m", "-c") and len(arguments.program) == 1:
-        raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
-    if is_script and not os.path.exists(word):
-        raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
-    path = sys.path
-    if not sys.flags.safe_path:  # sys.path as the program will find it
-        first = str(Path(word).resolve().parent) if is_script else os.getcwd()
-        # In a process of its own, the first entry is that of this command.
-        sys.path = [first, *(path[1:] if arguments.is_process else path)]
-    try:
-        problem = why_not_loaded()
-    finally:
-        sys.path = path
-    if problem is not None:
-        raise OptionError(f"the program would run without torch_promote: {problem}")
     options = _interpreter_options() if arguments.is_process else []
-    return [sys.executable, *options, *arguments.program]
+    return [sys.executable, *options, *arguments.program], variables, installation.info
+
+
+def _is_module(name: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    return False
 
 
 def why_not_loaded() -> str | None:
@@ -290,8 +300,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
     from torch_promote.numerics.traced_process import VARIABLE, read_records
 
     first, end = parse_steps(arguments.steps)
-    command = command_of(arguments, what)
-    variables, _ = settings(arguments)
+    command, variables, _ = prepare(arguments, what)
     if arguments.stock:
         if arguments.policy is not None or arguments.override or arguments.cache is not None:
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
