@@ -29,7 +29,7 @@ def in_ranks(functions: Mapping[str, Function], world_size: int, folder: Path) -
     The result of a function that raises is the error as text.
     """
     folder.joinpath("functions").write_bytes(pickle.dumps(dict(functions)))
-    paths = {str(Path(inspect.getfile(function)).parent) for function in functions.values()}
+    paths = {str(Path(inspect.getfile(getattr(function, "func", function))).parent) for function in functions.values()}
     ranks = [
         Program(WORK, str(rank), str(world_size), str(folder), *paths, compiler=True) for rank in range(world_size)
     ]

@@ -272,21 +272,6 @@ def test_overrides_inside(backend: str) -> None:
         assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
 
 
-@pytest.mark.parametrize("order", ["decorated, then compiled", "compiled, then decorated"])
-@pytest.mark.parametrize("arguments", [{}, {"dtype": HALF}, {"enabled": False}], ids=repr)
-def test_decorated_function(arguments: dict[str, Any], order: str) -> None:
-    def run(region: Region) -> Any:
-        args, scope = inputs(), region(**arguments)
-        function = compile_(scope(compute)) if order.startswith("decorated") else scope(compile_(compute))
-        results = [with_gradients(function, *args)]
-        assert_same(results[0], with_gradients(scope(compute), *args), what="compiled against eager")
-        with region(dtype=HALF):
-            results.append(function(*args))
-        return results
-
-    assert_like_stock(run, casts=False)
-
-
 def test_promotion_regions_inside() -> None:
     outside = tp.promotion("numpy")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +16,19 @@ from torch_promote.errors import MissingPackageError
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 
+class NotInstalled(MetaPathFinder):
+    def find_spec(self, fullname: str, *unused: Any) -> None:
+        if fullname in PACKAGES:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, in an environment without Lightning."""
-    for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in PACKAGES:
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    for name in list(sys.modules):
+        if name.split(".")[0] in PACKAGES:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NotInstalled(), *sys.meta_path])
     module = importlib.import_module("torch_promote.integrations.lightning")
     for name in module.__all__:
         monkeypatch.delitem(vars(module), name, raising=False)

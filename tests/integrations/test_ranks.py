@@ -7,10 +7,11 @@ import functools
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -47,27 +48,59 @@ def entered(region: Any) -> str:
         return str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
 
 
-def same(rank: int, world_size: int) -> Any:
-    region = tp.my_autocast("cpu", overrides={"softmax": "fp16"})
-    return in_order(rank, world_size, lambda: [entered(region), entered(region)])
+@contextlib.contextmanager
+def put(setting: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = setting(value)
+    try:
+        yield
+    finally:
+        setting(before)
 
 
-def overrides_of_the_first_rank(rank: int, world_size: int) -> Any:
-    region = tp.my_autocast("cpu", overrides={"matmul": "fp32"} if rank == 0 else None)
-    return in_order(rank, world_size, lambda: entered(region))
+def no_store() -> Any:
+    raise RuntimeError("the server of the store has ended")
+
+
+nothing = contextlib.nullcontext
+cpu = functools.partial(tp.my_autocast, "cpu")
+MATMUL = {"matmul": "fp32"}
+#: What is in force around the first region, and the region: for rank 0 (False), and for the others (True).
+CASES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
+    "same": lambda other: (nothing(), cpu(overrides={"softmax": "fp16"})),
+    "overrides_of_the_first_rank": lambda other: (nothing(), cpu(overrides=None if other else MATMUL)),
+    "promotion_rule": lambda other: (nothing(), tp.promotion("jax" if other else "numpy")),
+    # A rank may have its own dtype, as on devices without bfloat16, and its own cache mode.
+    "its_dtype": lambda other: (nothing(), cpu(torch.float16 if other else torch.bfloat16)),
+    "its_cache_mode": lambda other: (nothing(), cpu(cache="persistent" if other else "none")),
+    "default_policy": lambda other: (put(tp.set_default_policy, "off" if other else None), cpu()),
+    "registered_policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
+    "installed": lambda other: (
+        tp.installed_as(overrides={"matmul": "fp32"} if other else None),
+        torch.autocast("cpu"),
+    ),
+    "switched_off": lambda other: (put(tp.set_check_ranks, False), cpu(policy="off" if other else None)),
+    "store_fails": lambda other: (
+        mock.patch.object(dist.distributed_c10d, "_get_default_store", no_store),
+        cpu(policy="off" if other else None),
+    ),
+}
+
+
+def in_case(name: str, rank: int, world_size: int) -> Any:
+    around, region = CASES[name](rank > 0)
+    with around:
+        return in_order(rank, world_size, lambda: entered(region))
 
 
 def only_the_first_region_is_compared(rank: int, world_size: int) -> Any:
     def enter() -> Any:
-        outcomes = [entered(tp.my_autocast("cpu"))]
-        outcomes += [entered(tp.my_autocast("cpu", policy="off" if rank else "stock")) for _ in range(2)]
-        return outcomes
+        return [entered(cpu()), entered(cpu(policy="off" if rank else "stock"))]
 
     return in_order(rank, world_size, enter)
 
 
 def raised_once(rank: int, world_size: int) -> Any:
-    region = tp.my_autocast("cpu", policy="off" if rank else None)
+    region = cpu(policy="off" if rank else None)
 
     def enter() -> Any:
         outcomes = []
@@ -75,67 +108,14 @@ def raised_once(rank: int, world_size: int) -> Any:
             try:
                 outcomes.append(entered(region))
             except tp.errors.PolicyMismatchError as error:
-                outcomes.append(type(error).__name__)
-                outcomes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype))  # the region is not open
+                outcomes += [type(error).__name__, entered(nothing())]  # the region is not open
         return outcomes
 
     return in_order(rank, world_size, enter)
 
 
-def default_policy(rank: int, world_size: int) -> Any:
-    before = tp.set_default_policy("off" if rank else None)
-    try:
-        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
-    finally:
-        tp.set_default_policy(before)
-
-
-def registered_policy(rank: int, world_size: int) -> Any:
-    with tp.register_policy("relu", "fp32") if rank else contextlib.nullcontext():
-        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
-
-
-def installed(rank: int, world_size: int) -> Any:
-    with tp.installed_as(overrides={"matmul": "fp32"} if rank else None):
-        return in_order(rank, world_size, lambda: entered(torch.autocast("cpu")))
-
-
-def promotion_rule(rank: int, world_size: int) -> Any:
-    region = tp.promotion("jax" if rank else "numpy")
-    return in_order(rank, world_size, lambda: entered(region))
-
-
-def what_stock_has(rank: int, world_size: int) -> Any:
-    """A rank may have its own dtype, as on devices without bfloat16, and its own cache mode."""
-    dtype = torch.float16 if rank else torch.bfloat16
-    cache = "persistent" if rank else "none"
-    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu", dtype=dtype, cache=cache)))
-
-
 def rank_0_alone(rank: int, world_size: int) -> Any:
-    if rank == 0:
-        return entered(tp.my_autocast("cpu", policy="off"))
-    return "no region"
-
-
-def store_fails(rank: int, world_size: int) -> Any:
-    def fail() -> Any:
-        raise RuntimeError("the server of the store has ended")
-
-    c10d = dist.distributed_c10d
-    original, c10d._get_default_store = c10d._get_default_store, fail
-    try:
-        return entered(tp.my_autocast("cpu", policy="off" if rank else None))
-    finally:
-        c10d._get_default_store = original
-
-
-def switched_off(rank: int, world_size: int) -> Any:
-    before = tp.set_check_ranks(False)
-    try:
-        return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu", policy="off" if rank else None)))
-    finally:
-        tp.set_check_ranks(before)
+    return "no region" if rank else entered(cpu(policy="off"))
 
 
 def in_a_fork(rank: int, world_size: int) -> Any:
@@ -145,9 +125,9 @@ def in_a_fork(rank: int, world_size: int) -> Any:
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
-                os._exit(0 if entered(tp.my_autocast("cpu", policy="off")) == "torch.float32" else 1)
+                os._exit(0 if entered(cpu(policy="off")) == "torch.float32" else 1)
             os._exit(2)
-        return os.waitpid(child, 0)[1], entered(tp.my_autocast("cpu"))
+        return os.waitpid(child, 0)[1], entered(cpu())
 
     return in_order(rank, world_size, enter)
 
@@ -160,21 +140,20 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
-def data_parallel(rank: int, world_size: int) -> Any:
-    model = net()
-    if rank:
-        tp.set_module_policy(model, {"2": "fp32"})
-    model = DistributedDataParallel(model)
-    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+def in_parts(model: nn.Module) -> nn.Module:
+    fully_shard(model[0])  # type: ignore[index]
+    return fully_shard(model)
 
 
-def sharded(rank: int, world_size: int) -> Any:
+def wrapped(wrap: Any, policy: Any, after_a_region: bool, rank: int, world_size: int) -> Any:
+    """All ranks but the first have a policy of a module."""
+    if after_a_region:
+        in_order(rank, world_size, lambda: entered(cpu()))
     model = net()
     if rank:
-        tp.set_module_policy(model, {"2": {"linear": "fp32"}})
-    fully_shard(model[0])
-    model = fully_shard(model)
-    return in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+        tp.set_module_policy(model, {"2": policy})
+    model = wrap(model)
+    return in_order(rank, world_size, lambda: entered(cpu()))
 
 
 def models_alike(rank: int, world_size: int) -> Any:
@@ -184,21 +163,9 @@ def models_alike(rank: int, world_size: int) -> Any:
     if rank == 0:
         tp.set_module_policy(own, {"2": "off"})
     first, second = DistributedDataParallel(shared), fully_shard(net())
-    result = in_order(rank, world_size, lambda: entered(tp.my_autocast("cpu")))
+    result = in_order(rank, world_size, lambda: entered(cpu()))
     del first, second
     return result
-
-
-def wrapped_after_the_first_region(rank: int, world_size: int) -> Any:
-    def enter() -> str:
-        return entered(tp.my_autocast("cpu"))
-
-    in_order(rank, world_size, enter)
-    model = net()
-    if rank:
-        tp.set_module_policy(model, {"2": "fp32"})
-    model = DistributedDataParallel(model)
-    return in_order(rank, world_size, enter)
 
 
 # --- what each rank does: one training under regions of several kinds
@@ -301,9 +268,10 @@ BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
 #: What each rank gets: with two ranks, or with four, where it differs.
 ALIKE: dict[str, Any] = {
-    "same": lambda rank: [BFLOAT16, BFLOAT16],
-    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, *[FLOAT32 if rank else BFLOAT16] * 2],
-    "what_stock_has": lambda rank: "torch.float16" if rank else BFLOAT16,
+    "same": lambda rank: BFLOAT16,
+    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, FLOAT32 if rank else BFLOAT16],
+    "its_dtype": lambda rank: "torch.float16" if rank else BFLOAT16,
+    "its_cache_mode": lambda rank: BFLOAT16,
     "rank_0_alone": lambda rank: "no region" if rank else FLOAT32,
     "switched_off": lambda rank: FLOAT32 if rank else BFLOAT16,
     "store_fails": lambda rank: FLOAT32 if rank else BFLOAT16,
@@ -320,13 +288,14 @@ DIFFERENT = {
     "sharded": "2 {linear: fp32}\n",
     "wrapped_after_the_first_region": "module.2 fp32\n",
 }
-OTHERS = ("overrides_of_the_first_rank", "raised_once")
-EVERYDAY = (*ALIKE, *DIFFERENT, *OTHERS)
-
-
-def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str, Any]]:
-    functions = {name: globals()[name] for name in names}
-    return in_ranks({**functions, "training": training}, world_size, folder)
+FUNCTIONS: dict[str, Any] = {
+    **{name: functools.partial(in_case, name) for name in CASES},
+    **{f.__name__: f for f in (only_the_first_region_is_compared, raised_once, rank_0_alone, in_a_fork, models_alike)},
+    "data_parallel": functools.partial(wrapped, DistributedDataParallel, "fp32", False),
+    "sharded": functools.partial(wrapped, in_parts, {"linear": "fp32"}, False),
+    "wrapped_after_the_first_region": functools.partial(wrapped, DistributedDataParallel, "fp32", True),
+    "training": training,
+}
 
 
 @pytest.fixture(
@@ -334,7 +303,7 @@ def run(names: tuple[str, ...], world_size: int, folder: Path) -> list[dict[str,
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of all functions in each rank, computed once, because starting processes takes most of the time."""
-    return run(EVERYDAY, request.param, tmp_path_factory.mktemp("ranks"))
+    return in_ranks(FUNCTIONS, request.param, tmp_path_factory.mktemp("ranks"))
 
 
 # --- training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,6 @@ from helpers.subprocesses import environment, run_python
 from torch_promote import _C
 from torch_promote import loader as _extension
 from torch_promote.errors import ExtensionError
-from torch_promote.extension import DeviceSpec, RegionSpec
 
 
 def test_built_with_the_running_torch() -> None:
@@ -159,12 +157,3 @@ def test_each_declaration_is_pytorchs() -> None:
 
 
 BF16, FP16 = torch.bfloat16, torch.float16
-
-
-def test_the_extension_packs_as_python_does() -> None:
-    modes = (None, *_C.CACHE_MODES, "none")
-    for dtype, enabled, flag, mode in itertools.product((BF16, FP16), (True, False), (True, False), modes):
-        plain = _C.pack_plain_region("cpu", dtype, enabled, flag, mode)
-        cache = flag if mode is None else mode != "none"
-        spec = RegionSpec((DeviceSpec("cpu", dtype, enabled),), cache, None if mode == "none" else mode)
-        assert plain == (spec.pack(), ("cpu", dtype, enabled, flag, mode))

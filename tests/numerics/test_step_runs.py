@@ -130,35 +130,6 @@ def test_an_iterator_that_ends() -> None:
 # --- errors and interrupts
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_step_that_raises(error: type[BaseException]) -> None:
-    model = nn.Linear(2, 2)
-    optimizer, fails = torch.optim.AdamW(model.parameters()), [True]
-    weight, random = model.weight.detach().clone(), torch.get_rng_state()
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu"):
-            loss = model(torch.rand(1, 2)).sum()
-            loss.backward()
-            optimizer.step()
-            if fails[0]:
-                raise error
-        return loss
-
-    with StepRuns(step, model) as runs:
-        with pytest.raises(error):
-            runs.run(STOCK)
-        assert torch.equal(model.weight, weight)
-        assert (model.weight.grad, dict(optimizer.state), tp.default_policy()) == (None, {}, None)
-        fails[0] = False
-        runs.run(STOCK)
-    fails[0] = True
-    with pytest.raises(error), StepRuns(step, model) as runs:
-        runs.run(STOCK)
-    assert torch.equal(model.weight, weight)
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 @pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
 def test_open_regions(region: Callable[[str], Any]) -> None:
     runs = StepRuns(product, MODEL)
@@ -247,40 +218,6 @@ def test_with_install_in_force(installation: Any, expected: torch.dtype) -> None
         assert tp.installed() is before
         assert stock_product().dtype is expected
     assert seen == [installation.get("cache")] * 3
-
-
-def test_a_default_policy_with_tables_for_modules() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    policy = STOCK.override_modules({"1": "fp32"})
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        with tp.my_autocast("cpu"):
-            return model[0](X), model[1](X)
-
-    with policy.apply_to(model):
-        before = tp.set_default_policy(policy)
-        try:
-            with StepRuns(step, model) as runs:
-                for one, expected in ((current_policy(), FLOAT32), (STOCK, BFLOAT16), (policy, FLOAT32)):
-                    assert dtypes_of(runs, one) == [BFLOAT16, expected]
-            assert [tensor.dtype for tensor in step()] == [BFLOAT16, FLOAT32]
-        finally:
-            tp.set_default_policy(before)
-    with pytest.raises(tp.PolicyError), StepRuns(product, MODEL) as runs:
-        runs.run(policy)
-    assert tp.default_policy() is None
-
-
-def test_the_dtype_of_regions_without_one() -> None:
-    def step() -> list[torch.Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            named = X @ X
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        return [product(), stock_product(), named]
-
-    with StepRuns(step, MODEL, dtype=FLOAT16) as runs:
-        for _ in range(2):
-            assert dtypes_of(runs, STOCK) == [FLOAT16, FLOAT16, BFLOAT16]
 
 
 def test_compiled_functions_run_uncompiled_by_default() -> None:

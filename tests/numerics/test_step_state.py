@@ -367,14 +367,6 @@ def test_extra_state() -> None:
     assert model[0].history == 0
 
 
-def test_parameters_without_a_shape() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
-    with pytest.raises(StepError, match=r"model has lazy parameters.*: 1\.weight\. Call it once"):
-        StepState(model)
-    model(torch.ones(1, 2))
-    StepState(model).check()
-
-
 def test_a_script_module() -> None:
     model = torch.jit.script(nn.Linear(2, 2))
     before, state = copy.deepcopy(model.state_dict()), StepState(model)

@@ -24,7 +24,6 @@ from helpers.gloo_ranks import in_ranks
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, TuningError
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.search import Candidates
-from torch_promote.numerics.step_runs import distance
 from torch_promote.numerics.trials import Ranks
 from torch_promote.regions.defaults import RegisteredPolicy
 
@@ -256,13 +255,6 @@ class Scaling(torch.nn.Module):
 def policies_of_ops() -> Iterator[None]:
     with registered_meanwhile():
         yield
-
-
-def error_of(step: Calls, policy: tp.Policy, number: int) -> float:
-    with tp.installed_as(policy=policy):
-        ours = step(number)
-    with tp.installed_as(policy="off"):
-        return distance(ours, step(number))
 
 
 # --- planted ops

@@ -454,18 +454,6 @@ def test_opened(maker: str, how: Any) -> None:
 
 
 @pytest.mark.usefixtures("installed_marked")
-def test_ended_out_of_order() -> None:
-    first, second = torch.autocast(CPU), torch.autocast(CPU, torch.float16)
-    with leaves_no_trace():
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert torch.get_autocast_dtype(CPU) is torch.float16
-        assert torch.is_autocast_enabled(CPU)
-        second.__exit__(None, None, None)
-
-
-@pytest.mark.usefixtures("installed_marked")
 @pytest.mark.parametrize("outer", [tp.my_autocast, torch.autocast, tp.stock_autocast])
 @pytest.mark.parametrize("inner", [tp.my_autocast, torch.autocast, tp.stock_autocast])
 def test_nested_with_other_kinds(outer: Any, inner: Any) -> None:

@@ -70,7 +70,7 @@ def policy_of(tables: Any) -> tp.Policy:
     return tp.Policy.stock().override_modules(tables)
 
 
-# For helpers.module_policies.model_of.
+#: Tables for the last layer of `model_of`.
 FP32 = policy_of({"2": "fp32"})
 FP16 = policy_of({"2": {"linear": "float16"}})
 
@@ -442,16 +442,6 @@ def test_exported(policy: Any, strict: bool, fresh_dynamo: None) -> None:
 def test_overrides_cannot_be_exported(fresh_dynamo: None) -> None:
     with ours(), pytest.raises(tp.errors.RegionError, match="cannot be exported"):
         torch.export.export(model_of(OVERRIDES), (torch.ones(2, 4),))
-
-
-@POLICIES
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_traced_by_torch_jit(policy: Any) -> None:
-    model, x = model_of(policy), torch.randn(2, 4)
-    with ours(cache_enabled=False):  # the traced code contains the casts, and has to be called outside of regions
-        traced = torch.jit.trace(model, x, check_trace=False)
-        expected = model(x)
-    assert_same(traced(x), expected)
 
 
 class Twice(nn.Module):

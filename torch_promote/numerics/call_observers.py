@@ -20,7 +20,6 @@ import contextlib
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.numerics.impacts import ErrorSums, Impacts
-from torch_promote.numerics.nonfinite_finder import (
+from torch_promote.numerics.step_state import (
     BETWEEN_PROCESSES,
     RandomState,
     random_state,
@@ -47,7 +46,16 @@ from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
 
-__all__ = ["CallKey", "CompareCandidate", "CompareLocally", "ForwardCalls", "KeepReference", "KeptCall", "Room"]
+__all__ = [
+    "CallKey",
+    "CompareCandidate",
+    "CompareLocally",
+    "ForwardCalls",
+    "KeepReference",
+    "KeptCall",
+    "Room",
+    "unobserved",
+]
 
 
 class CallKey(NamedTuple):
@@ -434,7 +442,9 @@ class CompareLocally(ForwardCalls):
             return replace_tensors(name, value, chosen) if chosen else value
 
         try:
-            with _observers_hidden(), torch.no_grad(), contextlib.ExitStack() as stack:
+            with unobserved(), torch.no_grad(), contextlib.ExitStack() as stack:
+                for mode in (_keys.DisableTorchFunction(), _keys._DisableTorchDispatch()):
+                    stack.enter_context(mode)
                 for region in self._regions_of(overload_name(op), as_in):
                     stack.enter_context(region)
                 return repeat(op, args, convert)
@@ -465,15 +475,10 @@ _keys: Any = torch._C
 _OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
 
 
-@contextlib.contextmanager
-def _observers_hidden() -> Iterator[None]:
-    """Hides ops from observers and modes, but not from autocast."""
-    with (
-        _keys.DisableTorchFunction(),
-        _keys._DisableTorchDispatch(),
-        _keys._ExcludeDispatchKeyGuard(_OBSERVER),
-    ):
-        yield
+def unobserved() -> contextlib.AbstractContextManager[Any]:
+    """Hides the ops of a block from observers, but not from autocast."""
+    guard: contextlib.AbstractContextManager[Any] = _keys._ExcludeDispatchKeyGuard(_OBSERVER)
+    return guard
 
 
 def _is_same(one: RandomState, other: RandomState) -> bool:

@@ -33,12 +33,12 @@ from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.checking.crosscheck import UNINITIALIZED
+from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver
 from torch_promote.observe.ops import (
     can_be_read,
     is_wrapped,
-    leaves,
     overload_name,
     tensor_arguments,
     tensors_in,
@@ -47,17 +47,7 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
-__all__ = [
-    "BETWEEN_PROCESSES",
-    "BenignNonfinite",
-    "NonfiniteFinder",
-    "NonfiniteOrigin",
-    "RandomState",
-    "Seen",
-    "random_state",
-    "repeat",
-    "set_random_state",
-]
+__all__ = ["BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "Seen"]
 
 
 NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
@@ -225,52 +215,10 @@ class Seen:
     forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
 
-# --- repeated calls
-
-
-_LOWER = (torch.float16, torch.bfloat16)
-#: Namespaces of ops that every process must call equally often.
-BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
-
-#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
-RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
-
-
-def random_state(args: Iterable[Any] = ()) -> RandomState:
-    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), on_gpu, [one.get_state() for one in args if isinstance(one, torch.Generator)]
-
-
-def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
-    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state_all(state[1])
-    own = (one for one in args if isinstance(one, torch.Generator))
-    for generator, its in zip(own, state[2], strict=False):  # only one of the runs may pass a generator
-        generator.set_state(its)
-
-
-def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
-    """Repeats a call with each argument converted, and returns the tensors among the results.
-
-    Random numbers are drawn from the current state of the generators, which is restored.
-    """
-    before = random_state()
-    try:
-        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
-        positional = [value for argument, value in given if not argument.kwarg_only]
-        results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
-    finally:
-        set_random_state(before)
-    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
-
-
 # --- verdicts on calls
 
+_LOWER = (torch.float16, torch.bfloat16)
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that ignore the old content of the tensor that they write to.

@@ -1,4 +1,4 @@
-"""Saves the state that a step changes, and restores it in place.
+"""Saves the state that a step changes, and restores it in place. Repeats a call without a change of random numbers.
 
 NOTE [ What is state ]
 Parameters, buffers and gradients of the model; the random number generators of Python, NumPy and PyTorch; objects that
@@ -25,7 +25,7 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
+from torch_promote.observe.ops import leaves
 
-__all__ = ["StepState", "is_compiled", "objects_of", "same_bits"]
+__all__ = [
+    "BETWEEN_PROCESSES",
+    "RandomState",
+    "StepState",
+    "is_compiled",
+    "objects_of",
+    "random_state",
+    "repeat",
+    "same_bits",
+    "set_random_state",
+]
 
+#: Namespaces of ops that every process must call equally often.
+BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
 _STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
@@ -372,6 +385,43 @@ class _Process:
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
+
+
+# --- random numbers
+
+#: The state of the generators: the CPU's, the GPUs', and those among a call's arguments.
+RandomState = tuple[torch.Tensor, list[torch.Tensor] | None, list[torch.Tensor]]
+
+
+def random_state(args: Iterable[Any] = ()) -> RandomState:
+    """Returns the state of PyTorch's generators, and of those among a call's arguments."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_gpu, [one.get_state() for one in args if isinstance(one, torch.Generator)]
+
+
+def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
+    """Sets the state of PyTorch's generators, and of those among a call's arguments."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state_all(state[1])
+    own = (one for one in args if isinstance(one, torch.Generator))
+    for generator, its in zip(own, state[2], strict=False):  # only one of the runs may pass a generator
+        generator.set_state(its)
+
+
+def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
+    """Repeats a call with each argument converted, and returns the tensors among the results.
+
+    Random numbers are drawn from the current state of the generators, which is restored.
+    """
+    before = random_state()
+    try:
+        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
+        positional = [value for argument, value in given if not argument.kwarg_only]
+        results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
+    finally:
+        set_random_state(before)
+    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
 
 
 # --- the objects to which a step refers

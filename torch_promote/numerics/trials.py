@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote import _C
 from torch_promote.errors import OptionError, StepError, TorchPromoteError, TuningError, did_you_mean
+from torch_promote.numerics.call_observers import unobserved
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
 from torch_promote.numerics.step_runs import Results, StepRuns, distances, norm_of, read_result
@@ -367,7 +367,7 @@ class Trials(StepRuns):
         self.log.append(run)
 
         def measure(number: int, result: Any) -> None:
-            with torch.no_grad(), _unobserved():
+            with torch.no_grad(), unobserved():
                 run.agreed &= self.judge.check is None or bool(self.judge.check(result))
                 if callable(self.judge.metric):
                     run.metrics.append(self.judge.compute(result))
@@ -488,12 +488,3 @@ def worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def held_out_key(names: frozenset[str], number: int) -> str:
     """Returns the key of a trial on held-out batches."""
     return f"held out {number} {sorted(names)}"
-
-
-def _unobserved() -> contextlib.AbstractContextManager[Any]:
-    """Hides the judge's computations from observers."""
-    keys: Any = torch._C
-    guard: contextlib.AbstractContextManager[Any] = keys._ExcludeDispatchKeyGuard(
-        keys.DispatchKeySet(keys._dispatch_key_parse(_C.dispatch_observer_key()))
-    )
-    return guard

@@ -7,6 +7,7 @@ runs of ours are compared with stock. The crosscheck compares every call with th
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -132,12 +133,10 @@ def copied(tree: Any) -> Any:
         >>> copied([torch.ones(1).expand(3)])[0].stride()
         (0,)
     """
-    copies: dict[int, torch.Tensor] = {}
 
+    @functools.cache  # by the tensor's identity
     def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = copy_with_strides(tensor).requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
+        return copy_with_strides(tensor).requires_grad_(tensor.requires_grad)
 
     return tree_map_only(torch.Tensor, copy, tree)
 

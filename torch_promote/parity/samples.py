@@ -203,14 +203,12 @@ def _kinds(
 def _by_turns(call: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
     """Casts the float32 tensors of a call to the dtypes in turn. A tensor that occurs twice is cast once."""
     turns = itertools.cycle(dtypes)
-    cast: dict[int, torch.Tensor] = {}
 
+    @functools.cache  # by the tensor's identity
     def to_next(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is not torch.float32:
             return tensor
-        if id(tensor) not in cast:
-            cast[id(tensor)] = copy_with_strides(tensor, next(turns)).requires_grad_(tensor.requires_grad)
-        return cast[id(tensor)]
+        return copy_with_strides(tensor, next(turns)).requires_grad_(tensor.requires_grad)
 
     return tree_map_only(torch.Tensor, to_next, call)
 
