@@ -76,7 +76,7 @@ def assert_stock_raises(outcome: Outcome) -> None:
 
 
 def cases() -> Iterator[tuple[torch.dtype, tuple[torch.dtype, ...], torch.dtype, bool]]:
-    """The lower dtype, those of the arguments, the one that the op runs in, and whether stock raises, whatever the op."""
+    """The lower dtype, those of the arguments, the one that the op runs in, and whether stock raises for any op."""
     for lower, other in ((BF16, HALF), (HALF, BF16)):
         yield lower, (other,), other, True
         for mixture in (BF16, HALF), (HALF, BF16), (HALF, BF16, FLOAT), (BF16, FLOAT, HALF), (FLOAT, HALF, BF16):
