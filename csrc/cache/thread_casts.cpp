@@ -121,7 +121,9 @@ void CastSet::insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, 
     return;
   }
   tls_has_casts = true;
-  sweep(wanted.capture, gone);
+  if (weights_.size() >= sweep_at_ || wanted.capture != 0 || tls_cache_mode == CacheMode::all) {
+    sweep(wanted.capture, gone);
+  }
   std::shared_ptr<KeptCast>* place = nullptr;
   if (wanted.kind != Kind::activation) {
     place = &weights_[key_of(wanted)];

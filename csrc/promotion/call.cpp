@@ -1,9 +1,6 @@
 // file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
-#include "region/current_policy.h"
-#include "region/region.h"
-
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 #include "policy/dispatch_state.h"
 #include "policy/op_table.h"
 #include "promotion/rule.h"
-#include "region/current_policy.h"
+#include "region/region.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>

@@ -8,7 +8,6 @@
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
 #include "python/bindings.h"
-#include "region/current_policy.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>

@@ -157,6 +157,9 @@ def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:
         (["-m"], "-m needs a module after it."),
         (["-v", "-c"], "-c needs code after it."),
         (["gone.py", "--policy"], "there is no file 'gone.py' to run. For a module, write -m gone."),
+        (["empty"], "the folder 'empty' has no __main__.py. Name a file in it."),
+        (["-m", "no_such.module"], "there is no module to run: -m no_such.module. Python looks in '{folder}' and in"),
+        (["-m", ".relative"], "there is no module to run: -m .relative. Python looks in '{folder}' and in sys.path."),
         (["--policy", "cudda", "x.py"], "--policy cudda: no policy is called 'cudda'. Closest: cuda."),
         (["--policy", "gone.toml", "x.py"], "--policy gone.toml: "),
         (["--cache", "al", "x.py"], "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
@@ -171,9 +174,10 @@ def test_a_wrong_command_line_is_one_line_and_runs_nothing(
     folder: Path, capsys: Capture, arguments: list[str], message: str
 ) -> None:
     program(folder / "x.py", "open('ran', 'w')")
+    (folder / "empty").mkdir()
     error = error_of(capsys, "run", *arguments)
     assert error.startswith("torch-promote: error: ")
-    assert message in error
+    assert message.format(folder=folder) in error
     assert not (folder / "ran").exists()
 
 

@@ -39,13 +39,11 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.var_mean.correction, (t(3, 4), [1]), {"correction": 1}),
     (aten.nansum.default, (t(3, 4),), {}),
     (aten.sort.default, (t(3, 4),), {}),
-    (aten.addr.default, (t(3, 4), t(3), t(4)), {}),
+    (aten.hypot.default, (t(3, 4), t(3, 1)), {}),
+    (aten.cummax.default, (t(3, 4), 1), {}),
     (aten.index_add.default, (t(3, 4), 0, INDEX, t(3, 4)), {"alpha": 0.5}),
     (aten.logaddexp.default, (t(3, 4), t(3, 4)), {}),
-    (aten.native_layer_norm.default, (t(3, 4), [4], t(4), None, 1e-5), {}),
     (aten.glu.default, (t(3, 4),), {}),
-    (aten.linalg_lstsq.default, (t(4, 3, grad=False), t(4, 2, grad=False)), {}),
-    (aten.upsample_bilinear2d.default, (t(1, 1, 3, 4), [6, 8], False), {}),
     (aten._foreach_add.List, ([t(3), t(2, 2)], [t(3), t(2, 2)]), {}),
 ]
 

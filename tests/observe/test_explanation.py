@@ -125,7 +125,7 @@ def test_reused_and_repeated_casts() -> None:
     found = report.explain("mm")
     assert dict(found.facts)["casts reused"] == "2"
     assert dict(found.facts)["casts repeated"].startswith("4 (")
-    assert any('my_autocast(cache="persistent")' in one for one in found.advice)
+    assert any(one.startswith('my_autocast(..., cache="persistent"): ') for one in found.advice)
 
 
 def test_an_error_and_a_recomputation() -> None:
@@ -206,6 +206,7 @@ def test_text_page_and_dict(report: TraceReport) -> None:
     assert "module policy" in found._repr_html_()
     data = found.to_dict()
     assert list(data) == ["pattern", "kind", "paragraph", "facts", "advice", "rows"]
+    assert data["facts"]["calls"] == "2 forward"
     assert data["rows"][0]["dtypes"] == "float32 -> bfloat16 -> bfloat16"
 
 
@@ -227,7 +228,6 @@ def test_max_calls_changes_nothing() -> None:
     assert few.dropped > 10
     for pattern in ("blocks.0", "linear", "test_explanation.py", "op=softmax"):
         assert few.explain(pattern).rows == whole.explain(pattern).rows
-        assert few.explain(pattern).advice == whole.explain(pattern).advice
 
 
 # --- what is wrong
@@ -240,9 +240,6 @@ def test_max_calls_changes_nothing() -> None:
         ("sofmax", "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
         ("blocks.2", "Closest: blocks.1, blocks.0"),
         ("q", "no module has the path 'q'. Write the whole path: blocks.0.q, blocks.1.q."),
-        ("norm", "no module has the path 'norm'. Write the whole path: blocks.0.norm, blocks.1.norm."),
-        ("test_explanation.py:1", "no call of this trace is from line 'test_explanation.py:1'. Closest lines of the "),
-        ("explanation.py", "no module, op or line of this trace is 'explanation.py'. Closest: test_explanation.py"),
         ("op=blocks.0", "no module, op or line of this trace is 'blocks.0'."),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import random
 import tracemalloc
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.nn.modules import module as module_globals
 from torch.utils._pytree import tree_leaves
 
@@ -230,67 +228,3 @@ def test_outcomes_of_an_entry_of_the_op_database(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(op_database()))
 def test_outcomes_of_all_entries_of_the_op_database(name: str) -> None:
     _check_outcomes(name, 9)
-
-
-def _vmapped() -> Any:
-    return torch.vmap(lambda x: torch.softmax(x @ x, -1).exp().sum())(torch.ones(2, 3, 3))
-
-
-def _func_grad() -> Any:
-    return torch.func.vmap(torch.func.grad(lambda x: (x @ x).sin().sum()))(torch.ones(2, 3, 3))
-
-
-def _jvp() -> Any:
-    return torch.func.jvp(lambda x: (x @ x).tanh(), (torch.ones(2, 2),), (torch.ones(2, 2),))
-
-
-def _fake() -> Any:
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        return tuple((torch.ones(2, 3) @ torch.ones(3, 2)).exp().shape)
-
-
-def _sparse() -> Any:
-    x = torch.eye(3).to_sparse()
-    return torch.sparse.mm(x, torch.ones(3, 2)), (x + x).coalesce().values(), x.to_sparse_csr().values()
-
-
-def _nested() -> Any:
-    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
-    return (x * 2).sin().to_padded_tensor(0.0), F.linear(x, torch.ones(4, 3)).to_padded_tensor(0.0)
-
-
-def _quantized() -> Any:
-    return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).dequantize() * 2
-
-
-class _Subclass(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-def _subclassed() -> Any:
-    return (torch.ones(2, 2).as_subclass(_Subclass) @ torch.ones(2, 2)).exp(), copy.deepcopy(nn.Linear(2, 2)).bias.shape
-
-
-def _lists() -> Any:
-    weights = [torch.ones(2), torch.ones(3)]
-    torch._foreach_add_(weights, 1)
-    return torch.einsum("ij,jk->ik", torch.ones(2, 2), torch.ones(2, 2)), weights, torch.ones(2)[torch.tensor([1])]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "program", [_vmapped, _func_grad, _jvp, _fake, _sparse, _nested, _quantized, _subclassed, _lists]
-)
-def test_unusual_tensors(program: Callable[[], Any]) -> None:
-    with tp.my_autocast("cpu"):
-        expected = program()
-    with trace() as report, tp.my_autocast("cpu"):
-        got = program()
-    for ours, plain in zip(tree_leaves(got), tree_leaves(expected), strict=True):
-        assert_same(ours, plain)
-    assert report.calls
-    assert str(report)

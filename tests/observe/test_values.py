@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from typing import Any
@@ -79,7 +78,11 @@ def tensors(draw: Any) -> torch.Tensor:
 @settings(deadline=None)
 @given(tensors())
 def test_statistics_equal_a_loop_in_float64(tensor: torch.Tensor) -> None:
-    assert Values.of(tensor) == counted_one_by_one(tensor)
+    expected = counted_one_by_one(tensor)
+    assert Values.of(tensor) == expected
+    # What runs on a GPU, where it must not wait for the device.
+    row = values_module._count_piece(tensor, values_module._format_of(tensor.dtype), on_cpu=False)
+    assert values_module._evaluate(row.tolist(), tensor.dtype) == expected
 
 
 @settings(deadline=None)
@@ -142,13 +145,6 @@ def test_tensors_without_floating_point_numbers_have_no_statistics() -> None:
     ):
         assert Values.of(tensor) == EMPTY
     assert torch.vmap(lambda x: Values.of(x).count + x)(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
-
-
-def test_values_survive_json() -> None:
-    found = Values.of(torch.tensor([0.0, 1e-9, 3.0, math.inf, math.nan]))
-    data = json.loads(json.dumps(found.to_dict()))
-    assert Values.from_dict(data) == found
-    assert data["overflows"] == found.overflows == found.infs == 0.2
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:

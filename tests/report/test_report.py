@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree
 from collections import Counter
 from collections.abc import Mapping
@@ -292,3 +293,10 @@ def test_a_notebook_gets_the_page_in_a_frame() -> None:
 def test_import_does_not_load_the_packages_of_the_renderers() -> None:
     code = "import sys, torch_promote; print(sorted({'rich', 'jinja2', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_wheel_has_the_files_of_the_pages() -> None:
+    root = Path(__file__).parents[2]
+    data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = {path.name for path in (root / "torch_promote" / "report").glob("*.*") if path.suffix != ".py"}
+    assert set(data["torch_promote.report"]) == files

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import signal
@@ -100,6 +101,8 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
     if is_script and not os.path.exists(word):
         raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
+    if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
+        raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
     path = sys.path
     if not sys.flags.safe_path:  # sys.path as the program will find it
         first = str(Path(word).resolve().parent) if is_script else os.getcwd()
@@ -107,6 +110,9 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         sys.path = [first, *(path[1:] if arguments.is_process else path)]
     try:
         problem = why_not_loaded()
+        if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
+            name = " ".join(arguments.program[:2]) if word == "-m" else word
+            raise OptionError(f"there is no module to run: {name}. Python looks in {sys.path[0]!r} and in sys.path.")
     finally:
         sys.path = path
     if problem is not None:
@@ -130,6 +136,12 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
     options = _interpreter_options() if arguments.is_process else []
     return [sys.executable, *options, *arguments.program], variables, installation.info
+
+
+def _is_module(name: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    return False
 
 
 def why_not_loaded() -> str | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_promote.observe.events import Call, TensorInfo
+from torch_promote.observe.events import TENSORS, Call
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Cell, Column, Content, Report, Table
+from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
@@ -18,8 +20,6 @@ __all__ = ["Change", "TraceDiff", "compare_traces"]
 
 
 _ONLY_BEFORE, _ONLY_AFTER = "only before", "only after"
-
-_Place = tuple[str, str, str]  # phase, module, the op's name with its overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +86,27 @@ class TraceDiff(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the differences as JSON-compatible values."""
-        return {
-            "same": self.same,
-            "compared": self.compared,
-            "dropped": self.dropped,
-            "changes": [asdict(change) for change in self.changes],
-        }
+        return {"same": self.same, "compared": self.compared, "dropped": self.dropped, "changes": encode(self.changes)}
 
     def content(self) -> Content:
         """Returns the numbers, and a row for each kind of difference: those of a changed policy first."""
-        only_before, only_after = (
-            sum(change.what == what for change in self.changes) for what in (_ONLY_BEFORE, _ONLY_AFTER)
-        )
+        kinds = Counter(change.what for change in self.changes)
         calls = {(change.phase, change.module, change.op, change.number) for change in self.changes}
-        differing = len(calls) - only_before - only_after
+        differing = len(calls) - kinds[_ONLY_BEFORE] - kinds[_ONLY_AFTER]
         verdict = f"{differing:,} of {self.compared:,} calls differ." if self.changes else "No difference."
         facts = [
             ("compared", f"{self.compared:,}"),
             ("differing", f"{differing:,}"),
-            (_ONLY_BEFORE, f"{only_before:,}"),
-            (_ONLY_AFTER, f"{only_after:,}"),
+            *((what, f"{kinds[what]:,}") for what in (_ONLY_BEFORE, _ONLY_AFTER)),
         ]
         if self.dropped:
             facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
         groups: dict[tuple[str, ...], Counter[str]] = {}
-        ran_as_called = {_with_values(change) for change in self.changes if change.what == "inputs"}
+        ran_as_called = {replace(change, what="ran_with") for change in self.changes if change.what == "inputs"}
         for change in self.changes:
-            if change.what == "ran_with" and _with_values(change) in ran_as_called:
-                continue  # one row is enough for a call without casts
-            key = change.op, change.phase, change.what, change.before, change.after
-            groups.setdefault(key, Counter())[change.module or "(none)"] += 1
+            if change not in ran_as_called:  # one row is enough for a call without casts
+                key = change.op, change.phase, change.what, change.before, change.after
+                groups.setdefault(key, Counter())[change.module or "(none)"] += 1
         decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
         rows: list[tuple[Cell, ...]] = [
             (*key, modules.total(), modules)
@@ -123,10 +114,6 @@ class TraceDiff(Report):
         ]
         columns = Column("op", "name"), "phase", "what", "before", "after", "calls", Column("modules", "code")
         return Content("difference of two traces", verdict, facts, [Table("", columns, rows, most=30)])
-
-
-def _with_values(change: Change) -> tuple[str | int, ...]:
-    return change.phase, change.module, change.op, change.number, change.before, change.after
 
 
 def compare_traces(before: Recording, after: Recording) -> TraceDiff:
@@ -141,65 +128,44 @@ def compare_traces(before: Recording, after: Recording) -> TraceDiff:
     """
     # Calls that a trace did not store would appear to be only in the other one.
     complete = not (before.dropped or after.dropped)
-    others: dict[_Place, list[Call]] = {}
-    for call in after.calls:
-        others.setdefault(_place(call), []).append(call)
-    counts: dict[_Place, int] = {}
-    changes: list[Change] = []
+    places: dict[tuple[str, str, str], tuple[list[Call], list[Call]]] = {}
+    for side, report in enumerate((before, after)):
+        for call in report.calls:
+            places.setdefault((call.phase, call.module, call.name), ([], []))[side].append(call)
+    changes: list[tuple[bool, int, Change]] = []  # with whether only the second has the call, and its start
     compared = 0
-    for call in before.calls:
-        place = _place(call)
-        number = counts[place] = counts.get(place, -1) + 1
-        twins = others.get(place, ())
-        if number < len(twins):
-            compared += 1
-            changes.extend(_differences(call, twins[number], number))
-        elif complete:
-            changes.append(Change(*place, number, call.line, _ONLY_BEFORE, call.dtypes, ""))
-    if complete:
-        counts = {place: count + 1 for place, count in counts.items()}
-        seen: dict[_Place, int] = {}
-        for call in after.calls:
-            place = _place(call)
-            number = seen[place] = seen.get(place, -1) + 1
-            if number >= counts.get(place, 0):
-                changes.append(Change(*place, number, call.line, _ONLY_AFTER, "", call.dtypes))
-    return TraceDiff(changes, compared, before.dropped + after.dropped)
+    for place, calls in places.items():
+        for number, (one, other) in enumerate(zip_longest(*calls)):
+            compared += one is not None and other is not None
+            if (one is not None and other is not None) or complete:
+                last = other or one
+                assert last is not None
+                found = (Change(*place, number, last.line, *values) for values in _differences(one, other))
+                changes += [(one is None, (one or last).start, change) for change in found]
+    changes.sort(key=lambda change: change[:2])
+    return TraceDiff([change for _, _, change in changes], compared, before.dropped + after.dropped)
 
 
-def _place(call: Call) -> _Place:
-    return call.phase, call.module, call.name
+def _differences(one: Call | None, other: Call | None) -> Iterator[tuple[str, str, str]]:
+    if one is None or other is None:
+        what = _ONLY_AFTER if one is None else _ONLY_BEFORE
+        yield what, "" if one is None else one.dtypes, "" if other is None else other.dtypes
+        return
+    before, after = _shown(one), _shown(other)
+    yield from ((what, value, after[what]) for what, value in before.items() if value != after[what])
 
 
-def _differences(one: Call, other: Call, number: int) -> Iterator[Change]:
-    for what, before, after in (
-        ("inputs", one.inputs, other.inputs),
-        ("ran_with", one.ran_with, other.ran_with),
-        ("outputs", one.outputs, other.outputs),
-    ):
-        if before is not after and (was := _dtypes(before)) != (now := _dtypes(after)):
-            yield _change(other, number, what, was, now)
-    if one.policy != other.policy:
-        yield _change(other, number, "policy", one.policy_name or "none", other.policy_name or "none")
-    if one.said_by != other.said_by:
-        yield _change(other, number, "said_by", one.said_by or "none", other.said_by or "none")
-    if (one.casts or other.casts) and (was := _casts(one)) != (now := _casts(other)):
-        yield _change(other, number, "casts", was, now)
-    if one.error != other.error:
-        yield _change(other, number, "error", *("it raised" if call.error else "it returned" for call in (one, other)))
-
-
-def _change(call: Call, number: int, what: str, before: str, after: str) -> Change:
-    return Change(*_place(call), number, call.line, what, before, after)
-
-
-def _dtypes(infos: Iterable[TensorInfo]) -> str:
-    return ", ".join(dtype_name(info.dtype) for info in infos) or "none"
-
-
-def _casts(call: Call) -> str:
-    texts = (
+def _shown(call: Call) -> dict[str, str]:
+    """The attributes of a call that are compared, as text."""
+    dtypes = {name: ", ".join(dtype_name(info.dtype) for info in getattr(call, name)) or "none" for name in TENSORS}
+    casts = (
         f"{cast.argument}: {dtype_name(cast.from_dtype)} -> {dtype_name(cast.to_dtype)}{', reused' * cast.reused}"
         for cast in call.casts
     )
-    return "; ".join(texts) or "none"
+    return {
+        **dtypes,
+        "policy": call.policy_name or "none",
+        "said_by": call.said_by or "none",
+        "casts": "; ".join(casts) or "none",
+        "error": "it raised" if call.error else "it returned",
+    }

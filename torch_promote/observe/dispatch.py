@@ -20,7 +20,7 @@ from torch_promote.errors import TorchPromoteError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.loader import pass_over
 
-__all__ = ["ComparingObserver", "DispatchObserverError", "Observer", "SeveralObservers", "Token", "observe_dispatch"]
+__all__ = ["DispatchObserverError", "Observer", "SeveralObservers", "Token", "observe_dispatch"]
 
 
 @dataclass(slots=True, eq=False)
@@ -85,12 +85,12 @@ class SeveralObservers:
 
     def before_stock(self, tokens: _Tokens) -> list[Any]:
         """The run under stock autocast begins."""
-        observer, token = self._who_compares(tokens)
+        observer, token = next(one for one in tokens.open if one[1].stock_too)
         return observer.before_stock(token)  # type: ignore[no-any-return]
 
     def after_stock(self, tokens: _Tokens, results: list[Any], error: str | None) -> None:
         """The run under stock autocast has ended."""
-        observer, token = self._who_compares(tokens)
+        observer, token = next(one for one in tokens.open if one[1].stock_too)
         observer.after_stock(token, results, error)
 
     def end(self, tokens: _Tokens, results: list[Any]) -> None:
@@ -112,10 +112,6 @@ class SeveralObservers:
         blind = self._blind()
         while tokens.blinded:
             blind.remove(tokens.blinded.pop())
-
-    @staticmethod
-    def _who_compares(tokens: _Tokens) -> tuple[Any, Any]:
-        return next((observer, token) for observer, token in tokens.open if token.stock_too)
 
 
 _KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
@@ -142,6 +138,10 @@ class Token(Protocol):
 class Observer(Protocol):
     """The methods are called in the thread of the op. An error that they raise reaches the op's caller.
 
+    An observer whose tokens ask for a run under stock autocast has two more methods: `before_stock(token)` returns for
+    each argument None, or the value for that run in its place (a copy, if the op writes to it);
+    `after_stock(token, results, error)` gets the results, or the text of the error that the run raised.
+
     If blocks are nested, each observer sees the calls; of those with an attribute `innermost_only` that is true, and of
     one class, only the innermost.
     """
@@ -162,20 +162,6 @@ class Observer(Protocol):
 
     def failed(self, token: Any) -> None:
         """The call, or another method of the observer, has raised."""
-
-
-class ComparingObserver(Observer, Protocol):
-    """An observer whose tokens may ask for a run under stock autocast."""
-
-    def before_stock(self, token: Any) -> list[Any]:
-        """The run under stock autocast begins.
-
-        Returns:
-            For each argument None, or the value for the run under stock in its place: a copy, if the op writes to it.
-        """
-
-    def after_stock(self, token: Any, results: list[Any], error: str | None) -> None:
-        """The run under stock autocast has ended; `error` is the text of the error that it raised, or None."""
 
 
 @contextlib.contextmanager
@@ -214,30 +200,22 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
     _keep_from_dynamo(SeveralObservers)
     skip_frames(_end)
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
-    thread, begun = _thread, False
+    thread = _thread
+    if not thread.observers:
+        thread.outside = _C.swap_observer(None), torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    thread.observers.append(observer)
+    _C.swap_observer(_all_of(thread.outside[0], thread.observers))
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
     try:
-        if not thread.observers:
-            thread.outside = _C.swap_observer(None), torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-        thread.observers.append(observer)
-        _C.swap_observer(_all_of(thread.outside[0], thread.observers))
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
-        begun = True
         yield
     finally:
-        try:
-            _end(observer, begun)
-        except DispatchObserverError:
-            raise
-        except BaseException:  # pragma: no cover: a signal handler raises
-            _end(observer, False)
-            raise
+        _end(observer)
 
 
-def _end(observer: Observer, begun: bool) -> None:
-    """Ends a block. It may be called again if it was interrupted: what it depends on changes last."""
+def _end(observer: Observer) -> None:
     thread = _thread
     left = [one for one in thread.observers if one is not observer]
-    if begun and len(left) == len(thread.observers):
+    if len(left) == len(thread.observers):
         raise DispatchObserverError(
             "a block of crosscheck, trace or find_nonfinite ended in another thread than the one that entered it, "
             "where it is still open. End it in the thread that entered it. Each thread needs a block of its own."

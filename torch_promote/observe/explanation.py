@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.events import Call, CallGroup, CastGroup
+from torch_promote.observe.events import CallGroup, Place
+from torch_promote.observe.findings import savings
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.report.base import Column, Content, Listing, Report, Table, short_line, size, spell
+from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
@@ -20,8 +24,12 @@ __all__ = ["Explanation", "ExplanationRow", "explain"]
 
 #: The number of names in a fact, of ops that get advice, and of names in an error.
 _NAMED, _ADVISED, _IN_ERRORS = 4, 2, 5
-_TO_FLOAT32 = ("fp32", "fp32_set_opt_dtype", "fp32_append_dtype")
-_LOWER = ("bfloat16", "float16")
+_TO_LOWER = "lower", "in the autocast dtype instead of float32"
+#: What another policy of an op would be, and its effect.
+_OTHER_POLICY = {
+    **dict.fromkeys(("fp32", "fp32_set_opt_dtype", "fp32_append_dtype"), _TO_LOWER),
+    "lower_precision_fp": ("fp32", "in float32, with its range and precision"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +106,10 @@ class Explanation(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the explanation as JSON-compatible values."""
-        rows = [asdict(row) for row in self.rows]
-        texts = {"paragraph": self.paragraph, "facts": dict(self.facts), "advice": list(self.advice)}
-        return {"pattern": self.pattern, "kind": self.kind, **texts, "rows": rows}
-
-
-@dataclass(frozen=True)
-class _Material:
-    """The calls that a pattern selects: as a whole, by op, by op and module, by line; their casts; the stored ones."""
-
-    kind: str
-    name: str
-    whole: CallGroup
-    ops: Mapping[str, CallGroup]
-    groups: Mapping[tuple[str, str], CallGroup]
-    lines: Mapping[str, int]
-    casts: list[CastGroup]
-    stored: list[Call]
+        data = {
+            name: encode(getattr(self, name)) for name in ("pattern", "kind", "paragraph", "facts", "advice", "rows")
+        }
+        return {**data, "facts": dict(self.facts)}
 
 
 def explain(report: Recording, pattern: str) -> Explanation:
@@ -129,67 +124,103 @@ def explain(report: Recording, pattern: str) -> Explanation:
     Raises:
         OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
     """
-    totals = report._totals
-    selection = _select((place for place, _ in totals.select()), pattern)
-    groups: dict[tuple[str, str], CallGroup] = {}
-    ops: dict[str, CallGroup] = {}
-    lines: Counter[str] = Counter()
-    whole = CallGroup("")
-    for (op, module, line), group in totals.select(selection.wants):
-        for sums in (groups.setdefault((op, module), CallGroup(op)), ops.setdefault(op, CallGroup(op)), whole):
-            sums.merge(group)
-        lines[line] += group.calls
-    casts = [one for one in report.casts() if selection.wants((one.op, one.module, one.line))]
-    stored = [call for call in report.calls if selection.wants((call.name, call.module, call.line))]
-    ops = dict(sorted(ops.items(), key=lambda item: (-item[1].bytes, -item[1].calls)))
-    material = _Material(selection.kind, selection.name, whole, ops, groups, lines, casts, stored)
-    rows = [
-        ExplanationRow(
-            *(op, module, group.calls, spell(group.dtypes, "text"), spell(group.policies + group.rules, "text")),
-            *(group.casts, group.reused, group.bytes),
-        )
-        for (op, module), group in groups.items()
-    ]
-    rows.sort(key=lambda row: (-row.bytes, -row.calls, row.op, row.module))
-    facts = tuple((name, text) for name, text in _facts(material) if text)
-    return Explanation(selection.name, selection.kind, facts, tuple(_advice(material)), tuple(rows))
+    kind, name, wants = _select([place for place, _ in report._totals.select()], pattern)
+    return _Explainer(report, kind, name, wants).explain()
 
 
-def _facts(material: _Material) -> Iterator[tuple[str, str]]:
-    whole = material.whole
-    yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
-    if material.kind != "module":
-        modules = dict.fromkeys(module or "(none)" for _, module in material.groups)
-        yield "modules", _names(modules)
-    if material.kind != "op" or len(material.ops) > 1:
-        yield "ops", _names(material.ops)
-    if material.kind == "line":
-        yield "lines", _names(map(short_line, material.lines))
-    yield "dtypes", _counts(whole.dtypes)
-    yield "policies", _counts(whole.policies, _source)
-    meanings = dict.fromkeys(text.partition(": ")[0] for text in whole.policies)
-    yield "meaning", "; ".join(f"{name}: {_meaning(name)}" for name in list(meanings)[:_NAMED])
-    yield "without a policy", _counts(_reasons(material), _source)
-    parts: Counter[str] = Counter()
-    for one in material.casts:
-        parts[f"{one.argument} ({one.kind}) {one.from_dtype} -> {one.to_dtype}"] += one.made
-    made = f"{whole.casts:,} ({size(whole.bytes)}): {_counts(parts)}" if whole.casts else "none made"
-    yield "casts", made
-    yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
-    yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
-    yield "raised", f"{whole.errors:,}" if whole.errors else ""
+class _Explainer:
+    """Explains the calls that a pattern selects: as a whole, by op, by op and module, and by line."""
 
+    def __init__(self, report: Recording, kind: str, name: str, wants: Callable[[Place], bool]) -> None:
+        self.kind, self.name = kind, name
+        self.whole = CallGroup("")
+        self.groups: dict[tuple[str, str], CallGroup] = {}
+        self.lines: Counter[str] = Counter()
+        ops: dict[str, CallGroup] = {}
+        for (op, module, line), group in report._totals.select(wants):
+            for sums in (self.groups.setdefault((op, module), CallGroup(op)), ops.setdefault(op, CallGroup(op))):
+                sums.merge(group)
+            self.whole.merge(group)
+            self.lines[line] += group.calls
+        self.ops = dict(sorted(ops.items(), key=lambda item: (-item[1].bytes, -item[1].calls)))
+        self.casts = [one for one in report.casts() if wants((one.op, one.module, one.line))]
+        self.stored = [call for call in report.calls if wants((call.name, call.module, call.line))]
 
-def _reasons(material: _Material) -> Counter[str]:
-    """Why calls had no policy, as far as it is known."""
-    whole = material.whole
-    reasons = Counter(whole.rules)
-    left = whole.calls - whole.policies.total() - reasons.total()
-    without = [call for call in material.stored if call.policy is None and not call.said_by]
-    reasons["autocast was off"] = sum(not call.autocast for call in without)
-    reasons["autocast has none for the op"] = len(without) - reasons["autocast was off"]
-    reasons["not known, beyond max_calls"] = left - len(without)
-    return +reasons
+    def explain(self) -> Explanation:
+        rows = [
+            ExplanationRow(
+                *(op, module, group.calls, spell(group.dtypes, "text"), spell(group.policies + group.rules, "text")),
+                *(group.casts, group.reused, group.bytes),
+            )
+            for (op, module), group in self.groups.items()
+        ]
+        rows.sort(key=lambda row: (-row.bytes, -row.calls, row.op, row.module))
+        facts = tuple((name, text) for name, text in self._facts() if text)
+        return Explanation(self.name, self.kind, facts, tuple(self._advice()), tuple(rows))
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        whole = self.whole
+        yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
+        if self.kind != "module":
+            yield "modules", _names(dict.fromkeys(module or "(none)" for _, module in self.groups))
+        if self.kind != "op" or len(self.ops) > 1:
+            yield "ops", _names(self.ops)
+        if self.kind == "line":
+            yield "lines", _names(map(short_line, self.lines))
+        yield "dtypes", _counts(whole.dtypes)
+        yield "policies", _counts(whole.policies)
+        names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
+        yield "meaning", "; ".join(f"{name}: {_meaning(name)}" for name in names[:_NAMED])
+        # Why calls had no policy, as far as it is known.
+        reasons = Counter(whole.rules)
+        without = [call for call in self.stored if call.policy is None and not call.said_by]
+        reasons["autocast was off"] = sum(not call.autocast for call in without)
+        reasons["autocast has none for the op"] = len(without) - reasons["autocast was off"]
+        reasons["not known, beyond max_calls"] = whole.calls - whole.policies.total() - reasons.total()
+        yield "without a policy", _counts(reasons)
+        parts: Counter[str] = Counter()
+        for one in self.casts:
+            parts[f"{one.argument} ({one.kind}) {one.from_dtype} -> {one.to_dtype}"] += one.made
+        yield "casts", f"{whole.casts:,} ({size(whole.bytes)}): {_counts(parts)}" if whole.casts else "none made"
+        yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
+        yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
+        yield "raised", f"{whole.errors:,}" if whole.errors else ""
+
+    def _advice(self) -> Iterator[str]:
+        """Yields the suggested changes: of policies, then of the cache."""
+        backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
+        if backward:
+            yield (
+                f"{_names(backward)}: the backward ran inside of the autocast region, which casts there as well. Call "
+                "backward() after the region, so that it runs in the dtypes of the forward."
+            )
+        others = (self._other_policy(op) for op, group in self.ops.items() if group.policies and op not in backward)
+        yield from islice(filter(None, others), _ADVISED)
+        for one in savings(self.stored):
+            if "cache=" in one.remedy:
+                yield f"{one.remedy}: {one.casts:,} casts ({size(one.bytes)}). {one.effect}"
+
+    def _other_policy(self, op: str) -> str:
+        group = self.ops[op]
+        policy, _, said_by = group.policies.most_common(1)[0][0].partition(": ")
+        if said_by.startswith(("region at", "module policy", "install,")) or said_by == "the default policy":
+            return f"The policy of {op} was set by: {_short(said_by)}. Change it there."
+        other, effect = _OTHER_POLICY.get(policy, ("", ""))
+        is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
+        if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
+            return ""
+        if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported
+            return ""
+        key = op.partition(".")[0].removeprefix("aten::")
+        modules = {module for name, module in self.groups if name == op}
+        path = self.name if self.kind == "module" else modules.pop() if len(modules) == 1 else ""
+        # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
+        # named after their class.
+        has_one = any(f'module policy "{path}"' in text for text in self.whole.policies)
+        code = f'my_autocast(overrides={{"{key}": "{other}"}})'
+        if path and not has_one and not path[0].isupper() and "backward" not in group.phases:
+            code = f'set_module_policy(model, {{"{path}": {{"{key}": "{other}"}}}})'
+        return f"To run {op} {effect}: {code}."
 
 
 def _meaning(policy: str) -> str:
@@ -198,8 +229,8 @@ def _meaning(policy: str) -> str:
     return f"run in {policy}"
 
 
-def _source(text: str) -> str:
-    """Shortens the path of a line."""
+def _short(text: str) -> str:
+    """Shortens the path of a region's line."""
     before, at, line = text.partition("region at ")
     return f"{before}{at}{short_line(line)}" if at else text
 
@@ -209,152 +240,70 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(shown[:_NAMED]) + f" (+{len(shown) - _NAMED:,})" * (len(shown) > _NAMED)
 
 
-def _counts(counts: Counter[str], shorten: Callable[[str], str] = str) -> str:
-    return _names(f"{shorten(text)} ({count:,})" for text, count in counts.most_common() if count)
+def _counts(counts: Counter[str]) -> str:
+    return _names(f"{_short(text)} ({count:,})" for text, count in counts.most_common() if count)
 
 
-def _advice(material: _Material) -> Iterator[str]:
-    """Yields the suggested changes."""
-    advised = 0
-    backward = [op for op, group in material.ops.items() if group.policies and set(group.phases) == {"backward"}]
-    if backward:
-        yield (
-            f"{_names(backward)}: the backward ran inside of the autocast region, which casts there as well. Call "
-            "backward() after the region, so that it runs in the dtypes of the forward."
-        )
-    for op, group in material.ops.items():
-        if not group.policies or advised == _ADVISED or op in backward:
-            continue
-        policy, _, said_by = group.policies.most_common(1)[0][0].partition(": ")
-        found = _other_policy(material, op, group, policy, said_by)
-        advised += found is not None
-        if found is not None:
-            yield found
-    for kind, mode in (("weight", "persistent"), ("activation", "all")):
-        repeated = sum(one.repeated_bytes for one in material.casts if one.kind == kind)
-        if repeated:
-            yield f'To keep repeated casts of the kind {kind} ({size(repeated)} of memory): my_autocast(cache="{mode}")'
-
-
-def _other_policy(material: _Material, op: str, group: CallGroup, policy: str, said_by: str) -> str | None:
-    if said_by.startswith(("region at", "module policy", "install,")) or said_by == "the default policy":
-        return f"The policy of {op} was set by: {_source(said_by)}. Change it there."
-    if policy in _TO_FLOAT32:
-        other, effect = "lower", "in the autocast dtype instead of float32"
-        if not any(name in text.split(" -> ")[0] for text in group.dtypes for name in _LOWER):
-            return None  # it got float32, so there is no cast to avoid
-    elif policy == CastPolicy.lower_precision_fp.value:
-        other, effect = "fp32", "in float32, with its range and precision"
-    else:
-        return None
-    if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported
-        return None
-    key = op.partition(".")[0].removeprefix("aten::")
-    return f"To run {op} {effect}: {_code(material, op, key, other)}."
-
-
-def _code(material: _Material, op: str, key: str, policy: str) -> str:
-    modules = {module for name, module in material.groups if name == op}
-    path = material.name if material.kind == "module" else modules.pop() if len(modules) == 1 else ""
-    # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
-    # named after their class.
-    has_one = any(f'module policy "{path}"' in text for text in material.whole.policies)
-    if path and not has_one and not path[0].isupper() and "backward" not in material.ops[op].phases:
-        return f'set_module_policy(model, {{"{path}": {{"{key}": "{policy}"}}}})'
-    return f'my_autocast(overrides={{"{key}": "{policy}"}})'
-
-
-#: An op's name with its overload, a module's path, a line.
-_Place = tuple[str, str, str]
-_KINDS: tuple[str, ...] = ("module", "op", "line")
 _FORMS = (
     'Legal: a module\'s path ("blocks.3.attn"), an op ("softmax", "aten::softmax.int") or the end of a line\'s path '
     '("train.py:41", "train.py").'
 )
 
 
-class _Selection(NamedTuple):
-    """The meaning of a pattern: its kind, the pattern without its prefix, and whether it selects a place."""
-
-    kind: str
-    name: str
-    wants: Callable[[_Place], bool]
-
-
-def _select(places: Iterable[_Place], pattern: str) -> _Selection:
-    known = list(places)
+def _select(places: list[Place], pattern: str) -> tuple[str, str, Callable[[Place], bool]]:
+    """The kind of a pattern, the pattern without its prefix, and a function that tells whether it selects a place."""
     if not isinstance(pattern, str) or not pattern:
         raise OptionError(f"explain what? Got {pattern!r}. {_FORMS}")
     prefix, equals, rest = pattern.partition("=")
-    is_prefix = bool(equals) and prefix in _KINDS
-    kinds = (prefix,) if is_prefix else _KINDS
-    name = rest if is_prefix else pattern
-    found = [kind for kind in kinds if any(_WANTS[kind](name)(place) for place in known)]
+    is_prefix = bool(equals) and prefix in _WANTS
+    kinds, name = ((prefix,), rest) if is_prefix else (tuple(_WANTS), pattern)
+    found = [kind for kind in kinds if any(_WANTS[kind](name, place) for place in places)]
     if not found:
-        raise OptionError(_no_match(known, kinds, name))
+        raise OptionError(_no_match(places, kinds, name))
     if len(found) > 1:
         ways = " or ".join(repr(f"{kind}={name}") for kind in found)
         raise OptionError(f"{name!r} is ambiguous in this trace: {', '.join(found)}. Write {ways}.")
-    kind = found[0]
-    wants = _WANTS[kind](name)
-    if kind == "line":
-        paths = sorted({_path(place[2]) for place in known if wants(place)})
-        if len(paths) > 1:
-            shown = ", ".join(paths[:_IN_ERRORS])
-            raise OptionError(f"{name!r} is the end of several paths in this trace: {shown}. Write more of the path.")
-    return _Selection(kind, name, wants)
+    wants = functools.partial(_WANTS[found[0]], name)
+    paths = sorted({place[2].rpartition(":")[0] for place in places if wants(place)})
+    if found == ["line"] and len(paths) > 1:
+        shown = ", ".join(paths[:_IN_ERRORS])
+        raise OptionError(f"{name!r} is the end of several paths in this trace: {shown}. Write more of the path.")
+    return found[0], name, wants
 
 
-def _is_module(name: str) -> Callable[[_Place], bool]:
-    return lambda place: place[1] == name or (bool(name) and place[1].startswith(f"{name}."))
+def _is_module(name: str, place: Place) -> bool:
+    return place[1] == name or (bool(name) and place[1].startswith(f"{name}."))
 
 
-def _is_op(name: str) -> Callable[[_Place], bool]:
-    wanted = name.removesuffix(".default") if name.endswith(".default") else name
-    exact = wanted != name
-
-    def wants(place: _Place) -> bool:
-        full = place[0]
-        names = {full, full.partition("::")[2]}
-        return wanted in names if exact else bool(names & {wanted}) or wanted in {n.partition(".")[0] for n in names}
-
-    return wants
+def _is_op(name: str, place: Place) -> bool:
+    full = place[0]
+    names = {full, full.partition("::")[2]}
+    if name.endswith(".default"):
+        return name.removesuffix(".default") in names
+    return name in names or name in {one.partition(".")[0] for one in names}
 
 
-def _is_line(name: str) -> Callable[[_Place], bool]:
-    def wants(place: _Place) -> bool:
-        line = place[2]
-        return bool(line) and any(text == name or text.endswith(f"/{name}") for text in (line, _path(line)))
-
-    return wants
+def _is_line(name: str, place: Place) -> bool:
+    line = place[2]
+    return bool(line) and any(text == name or text.endswith(f"/{name}") for text in (line, line.rpartition(":")[0]))
 
 
-_WANTS = {"module": _is_module, "op": _is_op, "line": _is_line}
+_WANTS: dict[str, Callable[[str, Place], bool]] = {"module": _is_module, "op": _is_op, "line": _is_line}
 
 
-def _path(line: str) -> str:
-    return line.rpartition(":")[0]
-
-
-def _no_match(places: list[_Place], kinds: tuple[str, ...], name: str) -> str:
+def _no_match(places: list[Place], kinds: tuple[str, ...], name: str) -> str:
     if not places:
         return f"nothing matches {name!r}: the trace has no calls."
     modules = {place[1] for place in places if place[1]}
     parents = {".".join(path.split(".")[:end]) for path in modules for end in range(1, path.count(".") + 1)}
-    ops = {place[0].partition("::")[2].partition(".")[0] for place in places}
     lines = {short_line(place[2]) for place in places if place[2]}
-    names = [*("module" in kinds) * sorted(modules | parents)]
-    inside = [path for path in names if path.endswith(f".{name}")]
-    if inside:
+    names = {
+        "module": modules | parents,
+        "op": {place[0].partition("::")[2].partition(".")[0] for place in places},
+        "line": lines | {line.rpartition(":")[0] for line in lines},
+    }
+    inside = [path for path in sorted(names["module"]) if path.endswith(f".{name}")]
+    if inside and "module" in kinds:
         return f"no module has the path {name!r}. Write the whole path: {', '.join(inside[:_IN_ERRORS])}."
-    names += [*("op" in kinds) * sorted(ops), *("line" in kinds) * sorted(lines | set(map(_path, lines)))]
-    here = sorted((line for line in lines if _path(line) == _path(name) and ":" in name), key=_number)
-    if here and "line" in kinds:
-        near = ", ".join(sorted(here, key=lambda line: abs(_number(line) - _number(name)))[:_IN_ERRORS])
-        return f"no call of this trace is from line {name!r}. Closest lines of the file: {near}."
-    return f"no module, op or line of this trace is {name!r}.{did_you_mean(name, names)} {_FORMS}"
-
-
-def _number(line: str) -> int:
-    number = line.rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
+    legal = [one for kind in kinds for one in sorted(names[kind])]
+    return f"no module, op or line of this trace is {name!r}.{did_you_mean(name, legal)} {_FORMS}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
@@ -20,15 +18,12 @@ if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
 
 __all__ = [
-    "RepeatedCast",
     "Saving",
     "by_weight",
     "casts_chart",
     "dtypes_chart",
     "exponents_chart",
     "module_tree",
-    "repeated_casts",
-    "result_dtype",
     "result_dtypes",
     "savings",
     "time_in_casts",
@@ -39,37 +34,7 @@ _LOWER = ("bfloat16", "float16", "float8", "float4")
 _BINS = 80
 
 
-@dataclass(frozen=True)
-class RepeatedCast:
-    """Tensors that are cast repeatedly with unchanged content, at the same places.
-
-    Attributes:
-        from_dtype: The name of the tensor's dtype.
-        to_dtype: The name of the dtype that it is cast to.
-        shape: The tensor's shape.
-        kind: "weight", "activation" or "gradient".
-        tensors: The number of tensors.
-        made: The number of casts made of them.
-        repeated: The number of these casts that had been made before.
-        repeated_bytes: Their size in bytes.
-        places: The places of the casts, as (op, argument, line).
-        modules: The modules of the casts.
-    """
-
-    from_dtype: str
-    to_dtype: str
-    shape: tuple[int, ...]
-    kind: str
-    tensors: int
-    made: int
-    repeated: int
-    repeated_bytes: int
-    places: tuple[tuple[str, str, str], ...]
-    modules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Saving:
+class Saving(NamedTuple):
     """A suggestion to make fewer casts.
 
     Attributes:
@@ -85,19 +50,8 @@ class Saving:
     effect: str
 
 
-def result_dtype(dtypes: str) -> str:
-    """Returns the dtype of a call's first floating or complex result, or argument if it has no such result.
-
-    Args:
-        dtypes: `Call.dtypes`.
-
-    Returns:
-        The dtype's name, "float8" for any 8-bit floating dtype; "other" for calls on only integers and bools.
-
-    Example:
-        >>> [result_dtype(text) for text in ("float32 -> bfloat16 -> bfloat16", "float32 -> none", "none -> int64")]
-        ['bfloat16', 'float32', 'other']
-    """
+def _result_dtype(dtypes: str) -> str:
+    """The dtype of a call's first floating result, or argument if it has no such result, in `Call.dtypes`."""
     for part in reversed(dtypes.split(" -> ")):
         for name in part.split(", "):
             if name.startswith("float8"):
@@ -115,7 +69,7 @@ def result_dtypes(dtypes: Mapping[str, int]) -> dict[str, int]:
     """
     counted: Counter[str] = Counter()
     for text, calls in dtypes.items():
-        counted[result_dtype(text)] += calls
+        counted[_result_dtype(text)] += calls
     order = ("complex128", "complex64", "float64", "float32", "bfloat16", "float16", "float8")
     rank = {name: place for place, name in enumerate(order)}
     return dict(sorted(counted.items(), key=lambda item: (rank.get(item[0], len(rank) + (item[0] == OTHER)), item[0])))
@@ -142,37 +96,6 @@ def time_in_casts(report: Recording) -> float | None:
     return report.total.cast_time / outermost if outermost else None
 
 
-def repeated_casts(calls: Iterable[Call]) -> list[RepeatedCast]:
-    """Returns the repeated casts of unchanged tensors, most bytes first."""
-    by_tensor: dict[tuple[Any, ...], list[tuple[Call, Cast]]] = defaultdict(list)
-    for call in calls:
-        for cast in call.casts:
-            if not cast.reused:
-                shape = next((info.shape for info in call.inputs if info.name == cast.argument), ())
-                by_tensor[cast.tensor, cast.from_dtype, cast.to_dtype, shape].append((call, cast))
-    alike: dict[tuple[Any, ...], list[list[tuple[Call, Cast]]]] = defaultdict(list)
-    for (_, *what), made in by_tensor.items():
-        if any(cast.earlier for _, cast in made):
-            places = tuple(dict.fromkeys((call.name, cast.argument, call.line) for call, cast in made))
-            alike[*what, made[0][1].kind, places].append(made)
-    found = [
-        RepeatedCast(
-            from_dtype=dtype_name(from_dtype),
-            to_dtype=dtype_name(to_dtype),
-            shape=shape,
-            kind=kind,
-            tensors=len(tensors),
-            made=sum(len(made) for made in tensors),
-            repeated=sum(bool(cast.earlier) for made in tensors for _, cast in made),
-            repeated_bytes=sum(cast.bytes for made in tensors for _, cast in made if cast.earlier),
-            places=places,
-            modules=tuple(dict.fromkeys(call.module for made in tensors for call, _ in made)),
-        )
-        for (from_dtype, to_dtype, shape, kind, places), tensors in alike.items()
-    ]
-    return sorted(found, key=lambda one: (-one.repeated_bytes, -one.repeated))
-
-
 _REMEMBERED = 4  # the number of activations that cache="all" keeps
 _FP32_POLICIES = ("fp32", "float32", "float64")
 
@@ -183,24 +106,28 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
     A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
     """
     activations, weights = _saved_by_caches(calls)
-    found = []
-    if activations:
-        effect = "These casts of activations would be reused, if the earlier cast is in the same region."
-        found.append(Saving('my_autocast(..., cache="all")', len(activations), sum(activations), effect))
-    if weights:
-        effect = "These casts of weights would be reused, because the weights did not change in between."
-        found.append(Saving('my_autocast(..., cache="persistent")', len(weights), sum(weights), effect))
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
         if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
+    reused = "These casts of {} would be reused, "
+    found = [
+        (
+            'my_autocast(..., cache="all")',
+            activations,
+            reused.format("activations") + "if the earlier cast is in the same region.",
+        ),
+        (
+            'my_autocast(..., cache="persistent")',
+            weights,
+            reused.format("weights") + "because the weights did not change in between.",
+        ),
+    ]
+    effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
     for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
-        if sizes:
-            effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
-            remedy = f'overrides={{"{op.removeprefix("aten::")}": "keep"}}'
-            found.append(Saving(remedy, len(sizes), sum(sizes), effect))
-    return found
+        found.append((f'overrides={{"{op.removeprefix("aten::")}": "keep"}}', sizes, effect))
+    return [Saving(remedy, len(sizes), sum(sizes), effect) for remedy, sizes, effect in found if sizes]
 
 
 def _widens(cast: Cast) -> bool:
@@ -232,17 +159,7 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
 
     Ops that return a view of their argument, such as transpose, come last.
     """
-    return sorted(
-        groups, key=lambda group: (-group.bytes, not group.policies, _returns_a_view(group.key), -group.calls)
-    )
-
-
-def _returns_a_view(name: str) -> bool:
-    try:
-        op = find_overload(name)
-    except (AttributeError, RuntimeError, KeyError, ValueError):  # an op of another PyTorch release or the program
-        return False
-    return op.is_view and op._schema.name not in ("aten::to", "aten::contiguous")
+    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, _is_view(group.key), -group.calls))
 
 
 def module_tree(groups: Iterable[CallGroup]) -> Tree:
@@ -302,7 +219,7 @@ def dtypes_chart(report: Recording) -> Chart:
     span = last - first or 1
     shares: dict[str, list[float]] = {name: [0.0] * _BINS for name in result_dtypes(report.total.dtypes)}
     for call in calls:
-        shares[result_dtype(call.dtypes)][min(_BINS - 1, (call.start - first) * _BINS // span)] += 1
+        shares[_result_dtype(call.dtypes)][min(_BINS - 1, (call.start - first) * _BINS // span)] += 1
     edges = [index * span / _BINS / 1e6 for index in range(_BINS)]
     phases = [(phase, next(run).start) for phase, run in groupby(calls, key=lambda call: call.phase)]
     ends = [start for _, start in phases[1:]] + [last]
@@ -323,6 +240,8 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 
+#: Ops that return uninitialized memory: torch.empty, empty_like, new_empty_strided and others.
+_UNINITIALIZED = re.compile(r"\w+::_*(new_)?empty")
 #: The exponents of the smallest subnormal, the smallest normal and the largest number of float16.
 _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
 
@@ -335,7 +254,7 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     """
     measured: dict[str, list[Any]] = {}
     for call in calls:
-        if not call.composite and not _is_view(call.op, call.overload) and not _is_uninitialized(call.op):
+        if not call.composite and not _is_view(call.name) and not _UNINITIALIZED.match(call.op):
             measured.setdefault(call.name, []).extend(values for values in call.values if values.count)
     rows = []
     for op, found in measured.items():
@@ -367,15 +286,12 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_view(op: str, overload: str) -> bool:
+def _is_view(name: str) -> bool:
     """Whether an op returns a view of an argument, whose values another call has computed."""
+    if name.startswith(("aten::to.", "aten::contiguous")):
+        return False  # only if there is nothing to do
     try:
-        returns = torch._C._get_schema(op, overload).returns
-    except RuntimeError:
-        return False  # an op of a library that is not loaded
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
-
-
-def _is_uninitialized(op: str) -> bool:
-    """Whether an op returns uninitialized memory: torch.empty, empty_like, new_empty_strided and others."""
-    return op.partition("::")[2].lstrip("_").removeprefix("new_").startswith("empty")
+        schema = find_overload(name)._schema
+    except (AttributeError, RuntimeError, KeyError, ValueError):  # an op of another PyTorch release or the program
+        return False
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

@@ -36,7 +36,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -66,6 +66,7 @@ from torch_promote.regions.region import watch_regions
 
 __all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun", "observe"]
 
+_T = TypeVar("_T")
 _PYTHON = torch._C.DispatchKey.Python
 #: Excluded inside an op's kernel, and included in the autograd kernel that calls it.
 _BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
@@ -208,7 +209,7 @@ class CallObserver:
         self._facts: dict[int, OpFacts] = {}
         self._states: dict[int, _StateFacts] = {}
         self._plans: dict[tuple[int, int, int], tuple[Any, ...]] = {}
-        self._origins: dict[tuple[str, str], Origin] = {}
+        self._origins: dict[Origin, Origin] = {}
         self._infos: dict[Any, tuple[TensorInfo, ...]] = {}
 
     @property
@@ -252,19 +253,13 @@ class CallObserver:
         inputs = self._share(named)
         plan = self._plan(facts, args, inputs, asked.state) if asked is not None and has_one else None
         to_autograd = not composite and autograd_may_call(facts)
-        call: OpenCall
-        if plan is None or plan.policy is None or plan.left_to_stock:
-            call = OpenCall(
-                *(facts, args, inputs, dtypes, origin, phase, composite, composite or to_autograd, to_autograd),
-                *(wrapped, first_node, time.time_ns()),
-            )
-        else:
-            call = CastingCall(
-                *(facts, args, inputs, dtypes, origin, phase, composite, True, False),
-                *(wrapped, first_node, time.time_ns()),
-                runs=plan.runs,
-                tensors=dict(named),
-            )
+        casting = plan is not None and plan.policy is not None and not plan.left_to_stock
+        call: OpenCall = (CastingCall if casting else OpenCall)(
+            *(facts, args, inputs, dtypes, origin, phase, composite, casting or composite or to_autograd),
+            *(to_autograd and not casting, wrapped, first_node, time.time_ns()),
+        )
+        if isinstance(call, CastingCall) and plan is not None:
+            call.runs, call.tensors = plan.runs, dict(named)
         call.policy_is_known = around is not None and around.policy_is_known
         if asked is not None:
             call.autocast = asked.devices
@@ -305,12 +300,10 @@ class CallObserver:
         recorded = self._nodes.of_running_node(found.called_backward) if found.phase == "backward" else None
         if recorded is None:
             path = "" if found.module is None else self.modules.path_at(found.module)
-            where = path, found.line
+            where = Origin(path, found.line)
         else:
-            where = recorded.module, recorded.line or found.line
-        origin = self._origins.get(where)
-        if origin is None:  # there are as many as the program has lines in modules
-            origin = self._origins[where] = Origin(*where)
+            where = Origin(recorded.module, recorded.line or found.line)
+        origin = self._origins.setdefault(where, where)  # there are as many as the program has lines in modules
         return origin, found.phase
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
@@ -411,29 +404,22 @@ class CallObserver:
             )
 
     def _facts_of(self, op: torch._ops.OpOverload) -> OpFacts:
-        if len(self._facts) > _MOST_CACHED:
-            self._facts.clear()
-        facts = self._facts[id(op)] = OpFacts(op)
-        return facts
+        return _store(self._facts, id(op), OpFacts(op))
 
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""
         key = infos_of(named)
         infos = self._infos.get(key)
         if infos is None:
-            if len(self._infos) > _MOST_CACHED:
-                self._infos.clear()
             infos = tuple(TensorInfo(name, dtype, tuple(shape), str(at), odd) for name, dtype, shape, at, odd in key)
-            self._infos[key] = infos
+            _store(self._infos, key, infos)
         return infos
 
     def _ask_state(self, state: AutocastState) -> _StateFacts:
         found = self._states.get(id(state))
         if found is None:
-            if len(self._states) > _MOST_CACHED:
-                self._states.clear()
             devices = tuple((device, one.dtype) for device, one in state.devices.items() if one.enabled)
-            found = self._states[id(state)] = _StateFacts(state, devices)
+            found = _store(self._states, id(state), _StateFacts(state, devices))
         return found
 
     @staticmethod
@@ -441,8 +427,7 @@ class CallObserver:
         """Whether a device type has a policy for an op, or a library has an autocast kernel for it."""
         found = asked.has_policy.get(name)
         if found is None:
-            found = any(has_policy(name, device, asked.state) for device, _ in asked.devices)
-            asked.has_policy[name] = found
+            found = asked.has_policy[name] = any(has_policy(name, device, asked.state) for device, _ in asked.devices)
         return found
 
     def _plan(
@@ -452,11 +437,17 @@ class CallObserver:
         key = id(facts), id(inputs), id(state)
         found = self._plans.get(key)
         if found is None:
-            if len(self._plans) > _MOST_CACHED:
-                self._plans.clear()
-            found = self._plans[key] = autocast_plan(facts.op, args, {}, state), facts, inputs, state
+            found = _store(self._plans, key, (autocast_plan(facts.op, args, {}, state), facts, inputs, state))
         plan: AutocastPlan = found[0]
         return plan
+
+
+def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
+    """Adds to a cache of bounded size, and returns the value."""
+    if len(cache) > _MOST_CACHED:
+        cache.clear()
+    cache[key] = value
+    return value
 
 
 @contextlib.contextmanager
@@ -514,8 +505,7 @@ class TensorNumbers:
         address = id(tensor)
 
         def forget(reference: weakref.ref[torch.Tensor]) -> None:
-            known = self._known.get(address)
-            if known is not None and known.reference is reference:
+            if address in self._known and self._known[address].reference is reference:
                 del self._known[address]
 
         with self._lock:

@@ -55,46 +55,37 @@ def _named(what: str, thread: int, name: str) -> dict[str, Any]:
 
 def _slice(call: Call, base: int) -> dict[str, Any]:
     to = ", ".join(dict.fromkeys(dtype_name(cast.to_dtype) for cast in call.casts))
-    event = {
+    known = {
+        "dtypes": call.dtypes,
+        **{name: getattr(call, name) for name in ("module", "phase", "line")},
+        "policy": call.policy_name,
+        "said by": call.said_by,
+        "casts": list(map(str, call.casts)),
+        "cast time (us)": call.cast_time / 1000,
+        "inputs": list(map(str, call.inputs)),
+        "ran with": [] if call.ran_with == call.inputs else list(map(str, call.ran_with)),
+        "outputs": list(map(str, call.outputs)),
+        "autocast": {device: dtype_name(dtype) for device, dtype in call.autocast},
+        "raised": call.error,
+    }
+    return {
         "ph": "X",
         "cat": "cast" if call.casts else "composite op" if call.composite else "op",
         "name": f"{call.name} [cast to {to}]" if to else call.name,
         "pid": _PROCESS,
         "tid": call.thread,
-        "ts": _microseconds(call.start - base),
-        "dur": _microseconds(call.duration),
-        "args": {name: text for name, text in _arguments(call) if text},
+        "ts": (call.start - base) / 1000,
+        "dur": call.duration / 1000,
+        "args": {name: value for name, value in known.items() if value},
+        **({"cname": "bad"} if to else {}),  # orange in chrome://tracing
     }
-    if call.casts:
-        event["cname"] = "bad"  # orange in chrome://tracing
-    return event
-
-
-def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
-    yield "dtypes", call.dtypes
-    yield "module", call.module
-    yield "phase", call.phase
-    yield "line", call.line
-    yield "policy", call.policy_name
-    yield "said by", call.said_by
-    yield "casts", [str(cast) for cast in call.casts]
-    yield "cast time (us)", _microseconds(call.cast_time)
-    yield "inputs", [str(info) for info in call.inputs]
-    yield "ran with", [] if call.ran_with == call.inputs else [str(info) for info in call.ran_with]
-    yield "outputs", [str(info) for info in call.outputs]
-    yield "autocast", {device: dtype_name(dtype) for device, dtype in call.autocast}
-    yield "raised", call.error
 
 
 def _counter(calls: list[Call], base: int) -> Iterator[dict[str, Any]]:
     made = 0
     for call in calls:
         size = sum(cast.bytes for cast in call.casts if not cast.reused)
+        made += size
         if size:
-            made += size
-            ts = _microseconds(call.start - base)
+            ts = (call.start - base) / 1000
             yield {"ph": "C", "name": "bytes cast", "pid": _PROCESS, "tid": 0, "ts": ts, "args": {"bytes": made}}
-
-
-def _microseconds(nanoseconds: int) -> float:
-    return round(nanoseconds / 1000, 3)

@@ -195,8 +195,9 @@ class PolicySources:
 
     def entered(self, owner: object) -> None:
         """Records a region that this thread has entered; for `watch_regions`."""
+        module, path = self._modules.innermost
         if type(owner) is Region:
-            text = f'module policy "{self._modules.path}"'
+            text = f'module policy "{path}"'
         else:
             prefix = "" if isinstance(owner, my_autocast | promotion) else f"{_INSTALLED}, "
             text = f"{prefix}region at {innermost_line()}"
@@ -208,7 +209,7 @@ class PolicySources:
         self._regions[threading.get_ident(), id(owner), times] = region
         self._by_policy[_C.current_policy_id()] = self._open_regions()
         if type(owner) is Region:
-            self.asked.add_module(*self._modules.innermost)
+            self.asked.add_module(module, path)
         else:
             self.asked.entered(owner, text, change)
 

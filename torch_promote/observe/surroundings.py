@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from torch_promote.extension import fork_safe_lock
@@ -46,30 +46,23 @@ def watch_steps(listener: Listener) -> Iterator[None]:
         a step
     """
     global _hook
+    with _lock:
+        _listeners.append(listener)
+        if _hook is None:
+            skip_frames(_tell, _remove)
+            _hook = register_optimizer_step_post_hook(_tell)
     try:
-        with _lock:
-            _listeners.append(listener)
-            if _hook is None:
-                skip_frames(_tell, _remove)
-                # As register_optimizer_step_post_hook does it. The handle is kept first: an interrupt loses no hook.
-                _hook = RemovableHandle(_global_optimizer_post_hooks)
-                _global_optimizer_post_hooks[_hook.id] = _tell
         yield
     finally:
-        try:
-            _remove(listener)
-        except BaseException:  # pragma: no cover: a signal handler raises
-            _remove(listener)
-            raise
+        _remove(listener)
 
 
 def _remove(listener: Listener) -> None:
     global _hook
     with _lock:
-        if listener in _listeners:  # not if an interrupt came before
-            _listeners.remove(listener)
+        _listeners.remove(listener)
         if not _listeners and _hook is not None:
-            _global_optimizer_post_hooks.pop(_hook.id, None)
+            _hook.remove()
             _hook = None
 
 
@@ -80,18 +73,12 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
-_blocks_lock = fork_safe_lock()
 _blocks: list[_Block] = []
 _before: Any = None
 
 
 class _Block:
-    """An open block.
-
-    Attributes:
-        thread: The id of its thread.
-        compiled: The number of calls of compiled functions in the thread.
-    """
+    """An open block: the id of its thread, and the number of calls of compiled functions in it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -116,40 +103,35 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         ['Threads started in the block: 1. Their ops are not in the trace. Open a block in each thread.']
     """
     block = _Block()
-    before, processes = set(threading.enumerate()), _processes_so_far()
-    started = _threads_so_far()
+    before, started, processes = set(threading.enumerate()), _threads_so_far(), _processes_so_far()
+    _open(block)
     try:
-        _open(block)
         yield
     finally:
         _close(block)
-        alive = [one for one in threading.enumerate() if one not in before and _is_the_programs(one)]
+        # Autograd's threads, which a trace observes, are dummy threads to Python.
+        alive = [
+            one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
+        ]
+        threads = max(len(alive), _threads_so_far() - started)
+        processes = _processes_so_far() - processes
         if block.compiled:
             sentences.append(
                 f"Calls of compiled functions: {block.compiled}. Of a compiled graph, the trace contains only ops that "
                 "run PyTorch's own kernels. To see all ops, call the uncompiled function."
             )
-        threads = max(len(alive), _threads_so_far() - started)
+        not_traced = "Their ops are not in the trace."
         if threads:
-            sentences.append(
-                f"Threads started in the block: {threads}. Their ops are not in the trace. Open a block in each thread."
-            )
-        processes = _processes_so_far() - processes
+            sentences.append(f"Threads started in the block: {threads}. {not_traced} Open a block in each thread.")
         if processes:
             sentences.append(
-                f"Processes started in the block, such as workers of a DataLoader: {processes}. Their ops are not in "
-                "the trace."
+                f"Processes started in the block, such as workers of a DataLoader: {processes}. {not_traced}"
             )
         if modules is not None and modules.missed:
             sentences.append(
                 "The given model was not called in the block, so calls have no module paths. Pass the module that the "
                 "program calls, such as the wrapped one, or no model."
             )
-
-
-def _is_the_programs(thread: threading.Thread) -> bool:
-    """Whether Python started it. Autograd's threads, which a trace observes, are dummy threads to Python."""
-    return not isinstance(thread, threading._DummyThread)
 
 
 def _threads_so_far() -> int:
@@ -169,7 +151,7 @@ def _number(counter: Any) -> int:
 
 def _open(block: _Block) -> None:
     global _before
-    with _blocks_lock:
+    with _lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
         _blocks.append(block)
@@ -177,9 +159,8 @@ def _open(block: _Block) -> None:
 
 def _close(block: _Block) -> None:
     global _before
-    with _blocks_lock:
-        if block in _blocks:  # not if an interrupt came before
-            _blocks.remove(block)
+    with _lock:
+        _blocks.remove(block)
         if not _blocks:
             now = _set_hook(_before)
             if now is not _compiled_code_ran:  # other code has replaced it since

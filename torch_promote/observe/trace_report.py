@@ -17,7 +17,6 @@ from torch_promote.observe.findings import (
     dtypes_chart,
     exponents_chart,
     module_tree,
-    repeated_casts,
     result_dtypes,
     savings,
     time_in_casts,
@@ -135,55 +134,13 @@ class TraceReport(Recording, Report):
     def _parts(self) -> Iterable[Part]:
         yield module_tree(self.by_module())
         yield self._ops()
-        yield Table(
-            "Casts of the same tensor",
-            (
-                *(Column("cast", "dtypes"), Column("shape", "code"), "kind", Column("tensors", "count", "page")),
-                *(Column("casts", "count"), Column("bytes again", "bytes"), Column("at", "line")),
-                *(Column("argument", where="page"), Column("modules", "name", "page")),
-            ),
-            [
-                (
-                    *(f"{one.from_dtype} -> {one.to_dtype}", str(list(one.shape)), one.kind, one.tensors, one.made),
-                    *(
-                        one.repeated_bytes,
-                        _distinct(line or "unknown line" for *_, line in one.places),
-                    ),
-                    _distinct(f"{argument} of {op}" for op, argument, _ in one.places),
-                    _distinct(module or "(outside)" for module in one.modules),
-                )
-                for one in repeated_casts(self.calls)
-            ],
-            most=5,
-            note="Tensors that were cast to one dtype several times, without a change in between.",
-        )
+        yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
-        rows = [(one.remedy, one.casts, one.bytes, one.effect) for one in savings(self.calls)]
-        yield Table("Fewer casts", columns, rows, most=5)
+        yield Table("Fewer casts", columns, savings(self.calls), most=5)
         unused = [(one.op, one.policy, one.device, one.said_by) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
-        yield Table(
-            "Where casts are made",
-            (
-                *(Column("cast", "dtypes"), "argument", Column("op", "name"), Column("module", "name")),
-                *(Column("line", "line"), "made", "reused", Column("bytes", "bytes")),
-            ),
-            [
-                (
-                    *(
-                        f"{one.from_dtype} -> {one.to_dtype}",
-                        f"{one.argument} ({one.kind})",
-                        one.op,
-                        one.module or None,
-                    ),
-                    *(one.line or None, one.made, one.reused, one.bytes),
-                )
-                for one in self.casts()
-            ],
-            where="page",
-        )
         exponents = exponents_chart(self.calls)
         if exponents is not None:
             yield exponents
@@ -208,6 +165,23 @@ class TraceReport(Recording, Report):
             "separate calls."
         )
         return Table("Ops", columns, rows, note=note)
+
+    def _casts(self) -> Table:
+        rows = [
+            (
+                *(f"{one.from_dtype} -> {one.to_dtype}", f"{one.argument} ({one.kind})", one.op, one.module or None),
+                *(one.line or None, one.made, one.reused or None, one.bytes),
+                *(one.repeated or None, one.repeated_bytes or None),
+            )
+            for one in sorted(self.casts(), key=lambda one: -one.repeated_bytes)
+        ]
+        columns = (
+            *(Column("cast", "dtypes"), "argument", Column("op", "name", "page"), Column("module", "name", "page")),
+            *(Column("at", "line"), "made", Column("reused", "count", "page"), Column("bytes", "bytes")),
+            *("repeated", Column("bytes again", "bytes")),
+        )
+        note = "Repeated: of a tensor that was cast to that dtype before, without a change in between."
+        return Table("Where casts are made", columns, rows, most=5, note=note)
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`: "run.html", "run.json", "run.csv" (a row for each call), "run.trace.json"."""
@@ -288,10 +262,6 @@ class TraceReport(Recording, Report):
 def _numbers_of(values: Values) -> dict[str, Any]:
     """The numbers of a `Values`, without its histogram."""
     return {name: value for name, value in values.to_dict().items() if name != "exponents"}
-
-
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
 
 
 def _joined(parts: Iterable[object]) -> str:

@@ -579,9 +579,7 @@ def _short_dtypes(text: str) -> str:
     for part in text.split(" -> "):
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
-        parts.append(
-            re.sub(r"\b(?:b?float16|float32|float64)\b", lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating))
-        )
+        parts.append(_FLOATING.sub(lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating)))
     return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2] else parts)
 
 
