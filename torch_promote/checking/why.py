@@ -526,7 +526,9 @@ class _StepWriter:
             results, error = _on_real_tensors(call.op, positional, named)
             kernels = [tensor.dtype for tensor in tensors_in([results])] if results is not None else returned
             if error is None and kernels != expected:
-                self.steps.append(f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it.")
+                self.steps.append(
+                    f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it."
+                )
 
     def _promotion(self, call: _Call, results: Sequence[torch.dtype | None], names: Mapping[int, str]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
