@@ -26,6 +26,8 @@ from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
 from helpers.subprocesses import Program, environment, run_python, run_together
 
+# --- what each rank does: regions that are the same on all ranks, or differ
+
 
 def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
     """Makes the ranks call `enter` one after the other, and returns its error as text."""
@@ -166,6 +168,8 @@ def models_alike(rank: int, world_size: int) -> Any:
     return result
 
 
+# --- what each rank does: one training under regions of several kinds
+
 MODES = ("weights", "persistent", "all", "none")
 OVERRIDES = {"linear": "fp32"}
 #: The policy of the head, which is what `HeadInFloat32` does by hand.
@@ -194,14 +198,14 @@ class HeadInFloat32(Net):
             return self.head(x.float())
 
 
-def in_ddp(small_net: Net) -> nn.Module:
-    return DistributedDataParallel(small_net)
+def in_ddp(model: Net) -> nn.Module:
+    return DistributedDataParallel(model)
 
 
-def in_fsdp(small_net: Net) -> nn.Module:
-    for block in small_net.blocks:
+def in_fsdp(model: Net) -> nn.Module:
+    for block in model.blocks:
         fully_shard(block)
-    return fully_shard(small_net)
+    return fully_shard(model)
 
 
 WRAPPERS = {"ddp": in_ddp, "fsdp2": in_fsdp}
@@ -212,10 +216,10 @@ def trained_by(
 ) -> Any:
     """Returns the losses and the whole weights after some steps."""
     torch.manual_seed(0)
-    small_net = make()
-    tp.set_module_policy(small_net, policies.get("before", {}))
-    model = wrap(small_net)
-    tp.set_module_policy(small_net, policies.get("after", {}))
+    small = make()
+    tp.set_module_policy(small, policies.get("before", {}))
+    model = wrap(small)
+    tp.set_module_policy(small, policies.get("after", {}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     torch.manual_seed(rank)
     losses = []
