@@ -154,4 +154,3 @@ def test_each_declaration_is_pytorchs() -> None:
     )
     assert len(ours) >= 10
     assert ours <= pytorchs
-
