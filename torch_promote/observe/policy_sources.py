@@ -154,15 +154,13 @@ class PolicySources:
         for overload, device, value in policy.changes if name != "off" else ():
             op = overload.partition(".")[0].removeprefix("aten::")
             key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
-            where, overloads = found.setdefault(key, (set(), set()))
-            where.update(DEVICE_TYPES if name else [device])
+            types, overloads = found.setdefault(key, (set(), set()))
+            types.update(DEVICE_TYPES if name else [device])
             overloads.add(overload)
-        asked = [
-            (op, ", ".join(sorted(where)), spelled, overloads) for (op, spelled), (where, overloads) in found.items()
-        ]
-        for key, value in (overrides or {}).items():
-            chosen, overloads = select(key, value)
-            asked.append((spell_key(key), devices, spell_policy(chosen), set(overloads)))
+        asked = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
+        for written, value in (overrides or {}).items():
+            chosen, named = select(written, value)
+            asked.append((spell_key(written), devices, spell_policy(chosen), set(named)))
         for op, where, spelled, overloads in asked:
             one = UnusedOverride(op, where, spelled, shown)
             self._asked.setdefault(one, (overloads, set()))[1].add(said_by)

@@ -9,7 +9,6 @@ trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
@@ -42,6 +41,7 @@ from torch_promote.report.base import (
     percent,
     size,
     to_csv,
+    to_json,
 )
 from torch_promote.report.codec import decode, encode
 
@@ -225,7 +225,7 @@ class TraceReport(Recording, Report):
             "traceEvents": events,
             "otherData": {"torch": self.torch_version, "dropped calls": self.dropped, "not seen": self.not_seen},
         }
-        return json.dumps(data, separators=(",", ":")) + "\n"
+        return to_json(data)
 
     def _csv(self) -> str:
         measured = list(dict.fromkeys(name for call in self.calls for one in call.values for name in _numbers_of(one)))
@@ -264,12 +264,7 @@ class TraceReport(Recording, Report):
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            "torch_version": self.torch_version,
-            "steps": self.steps,
-            "dropped": self.dropped,
-            "device_names": list(self.device_names),
-            "not_seen": list(self.not_seen),
-            "asked": list(self.asked),
+            **{name: encode(getattr(self, name)) for name in _PLAIN},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -297,7 +292,7 @@ class TraceReport(Recording, Report):
                 report._by_place[one["op"], one["module"], one["line"]] = decode(CallGroup, one)
             for casts in decode(list[CastGroup], data["casts"]):
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
-        for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):
+        for name in _PLAIN:
             setattr(report, name, data[name])
         return report
 
@@ -314,6 +309,8 @@ def _joined(parts: Iterable[object]) -> str:
     return "; ".join(map(str, parts))
 
 
+#: The attributes of a report that its JSON has as they are.
+_PLAIN = ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked")
 _PERIOD = 7_889_238 * 10**9
 _PROCESS = "torch_promote trace"
 

@@ -210,13 +210,13 @@ def _draw_scatter(figure: Figure, chart: Chart) -> None:
         x, y, color = list(map(place_x, series.x)), list(map(place_y, series.y)), color_of(series.color)
         label = series.name or None
         if series.mark in ("steps", "line"):
-            style: dict[str, str] = {"drawstyle": "steps-post"} if series.mark == "steps" else {"linestyle": "--"}
+            style: dict[str, Any] = {"drawstyle": "steps-post"} if series.mark == "steps" else {"linestyle": "--"}
             axes.plot(x, y, color=color, linewidth=1, alpha=0.6, label=label, **style)
         else:
-            axes.scatter(x, y, 28, color, series.mark, linewidths=1.5, zorder=3, clip_on=False, label=label)
-    for name, y in chart.lines:
-        axes.axhline(y, color=_INK, linewidth=0.9, linestyle="--", alpha=0.7)
-        axes.annotate(name, (1, y), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK)
+            axes.scatter(x, y, 28, color, marker=series.mark, linewidths=1.5, zorder=3, clip_on=False, label=label)
+    for name, height in chart.lines:
+        axes.axhline(height, color=_INK, linewidth=0.9, linestyle="--", alpha=0.7)
+        axes.annotate(name, (1, height), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK)
     _legend(axes, loc="best")
 
 
