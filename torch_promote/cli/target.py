@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import math
 import os
 import sys
@@ -26,22 +25,19 @@ from typing import Any
 from torch import nn
 
 import torch_promote
-from torch_promote.cli.output import check_file, render, say, write
+from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
 __all__ = [
-    "STDOUT",
     "Target",
     "TargetError",
     "add_arguments",
-    "check_outputs",
     "open_target",
     "put_out",
     "tolerance_of",
 ]
 
-STDOUT = "-"
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
 
@@ -85,12 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser, tolerance: str, required: boo
     parser.add_argument(
         "--batches", metavar="N", type=int, default=1, help="how many times a run calls the step (default: 1)"
     )
-    parser.add_argument("--html", metavar="F.html", help="write a page, which needs no network")
+    parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write a page, which needs no network")
     parser.add_argument(
         "--json",
         nargs="?",
         const=STDOUT,
         metavar="F.json",
+        type=file(".json", or_stdout=True),
         help="write JSON to a file, or to stdout in place of the text",
     )
     parser.add_argument(
@@ -126,15 +123,9 @@ def tolerance_of(arguments: argparse.Namespace) -> float | dict[str, float]:
 # Output
 
 
-def check_outputs(arguments: argparse.Namespace) -> None:
-    """Checks before anything runs that the files can be written."""
-    check_file("--html", arguments.html, ".html")
-    check_file("--json", None if arguments.json == STDOUT else arguments.json, ".json")
-
-
 def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) -> None:
     """Prints a report and writes its files, and those of `more`; None is none."""
-    write(json.dumps(report.to_dict(), indent=2) + "\n" if arguments.json == STDOUT else render([report]))
+    show(report.to_dict(), [report], arguments.json == STDOUT)
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)
@@ -152,9 +143,6 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
     The target's folder is on sys.path to the end of the block. What the target prints goes to stderr if stdout is for
     JSON alone.
 
-    Args:
-        arguments: The parsed command line. Its target is "file.py:function" or "package.module:function".
-
     Raises:
         OptionError: There is no such file, module or function, or it returns something else.
         TargetError: The file, the function or the step raised an error.
@@ -166,7 +154,7 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
             f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
             f"{text if text.endswith('.py') else 'train.py'}:make."
         )
-    path, argv, modules = list(sys.path), list(sys.argv), set(sys.modules)
+    path, argv = list(sys.path), list(sys.argv)
     is_file = place.endswith(".py") or os.path.sep in place or os.path.exists(place)
     silent = arguments.json == STDOUT and sys.stderr is not None
     with contextlib.redirect_stdout(sys.stderr) if silent else contextlib.nullcontext():
@@ -196,9 +184,6 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
             raise TargetError("\n".join(line.rstrip() for line in lines)) from error
         finally:
             sys.path[:], sys.argv[:] = path, argv
-            if is_file:  # another target may have the same name
-                for added in {Path(place).stem, f"target_{Path(place).stem}"} - modules:
-                    sys.modules.pop(added, None)
 
 
 def _load_file(place: str) -> ModuleType:
