@@ -16,10 +16,9 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -30,7 +29,6 @@ from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
 __all__ = [
-    "Target",
     "TargetError",
     "add_arguments",
     "open_target",
@@ -46,26 +44,9 @@ class TargetError(TorchPromoteError):
     """The code of a target raised an error. The text has its traceback."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a target returned.
-
-    Attributes:
-        model: The model.
-        step: The step.
-        restore: What else the step changes.
-        metric: What `tune` judges by; None: what the step returns.
-        check: What else has to hold, for `tune`.
-    """
-
-    model: nn.Module
-    step: Callable[..., Any]
-    restore: Any = ()
-    metric: Any = None
-    check: Any = None
-
-
-_KEYS = tuple(Target.__dataclass_fields__)
+#: What a target returns: the model, the step, what else the step changes, and for `tune` alone, what it judges by (by
+#: default what the step returns) and what else has to hold.
+_KEYS = ("model", "step", "restore", "metric", "check")
 
 
 # Options
@@ -137,7 +118,7 @@ def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) ->
 
 
 @contextlib.contextmanager
-def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
+def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
     """Loads the target for a block, whose errors from the step become a `TargetError`.
 
     The target's folder is on sys.path to the end of the block. What the target prints goes to stderr if stdout is for
@@ -215,12 +196,12 @@ def _load_module(place: str) -> ModuleType:
         ) from error
 
 
-def _read(returned: Any, text: str) -> Target:
+def _read(returned: Any, text: str) -> SimpleNamespace:
     """Checks what a target returned."""
     if isinstance(returned, tuple | list) and len(returned) in (2, 3):
         returned = dict(zip(_KEYS, returned, strict=False))
     is_legal = isinstance(returned, Mapping) and {"model", "step"} <= returned.keys() <= set(_KEYS)
-    target = Target(**returned) if is_legal else None
+    target = SimpleNamespace(**{**dict.fromkeys(_KEYS), "restore": (), **returned}) if is_legal else None
     if target is None or not isinstance(target.model, nn.Module) or not callable(target.step):
         got = type(returned).__name__
         if isinstance(returned, Mapping):
@@ -230,5 +211,5 @@ def _read(returned: Any, text: str) -> Target:
             "step, and restore, metric, check. The model is an nn.Module, and the step a function."
         )
     several = isinstance(target.restore, Iterable) and not isinstance(target.restore, str | Mapping | nn.Module)
-    restore = tuple(target.restore) if several else (target.restore,)
-    return Target(target.model, target.step, restore, target.metric, target.check)
+    target.restore = tuple(target.restore) if several else (target.restore,)
+    return target

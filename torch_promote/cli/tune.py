@@ -8,7 +8,7 @@ import json
 import torch
 
 from torch_promote.cli import target as targets
-from torch_promote.cli.output import STDOUT, file, say, write
+from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
@@ -111,10 +111,10 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
     """Prints why there was no search, and returns the exit status."""
     met = isinstance(error, NothingToTuneError)
     sentence = f"{'nothing to do' if met else 'not met'}: {error}"
-    data = json.dumps({"met": met, "why": sentence}, indent=2) + "\n"
-    write(data if arguments.json == STDOUT else f"{sentence}\n")
+    data = {"met": met, "why": sentence}
+    show(data, [sentence], arguments.json == STDOUT)
     if arguments.json not in (None, STDOUT):
-        write_atomically(arguments.json, data)
+        write_atomically(arguments.json, json.dumps(data, indent=2) + "\n")
         say(f"torch-promote: wrote {arguments.json}")
     if met and arguments.output is not None:
         current_policy().save(arguments.output)

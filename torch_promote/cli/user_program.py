@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -156,10 +157,10 @@ def why_not_loaded() -> str | None:
 # The process
 
 
-def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> Popen[bytes]:
     """Runs a program, and passes signals on to it until it ends. Returns the ended program."""
     # All files stay open for it, such as those of `<(command)` in a shell.
-    program = subprocess.Popen(command, env=variables, close_fds=False)
+    program = Popen(command, env=variables, close_fds=False)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import torch
 
 import torch_promote
-from torch_promote.checking.known_gaps import known_gaps
+from torch_promote.checking.known_gaps import Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, row_name
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
@@ -90,10 +90,11 @@ class ParityReport(Report):
         names = [result.entry.name for result in self.results.values()]
         seen = list(map(row_name, self.counted("checked")))
         gaps, explained = known_gaps(), self.counted("gaps")
+        listed: list[SampleGap | Nondeterministic] = [*gaps.samples, *gaps.nondeterministic]
         return [
             *(
                 f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
-                for gap in (*gaps.samples, *gaps.nondeterministic)
+                for gap in listed
                 if not fnmatch.filter(names, gap.entry)
             ),
             *(
