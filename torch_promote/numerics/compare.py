@@ -160,7 +160,6 @@ class _Comparing:
         self._notes: list[str] = []
 
     def compare(self) -> Comparison:
-        """Performs the runs."""
         not_seen: list[str] = []
         with watch_unseen(not_seen):
             first = self._run(self._reference, self._kept)
@@ -273,7 +272,6 @@ class _Comparing:
         return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
 
     def _check(self, first: Results, second: Results) -> dict[str, float]:
-        """The difference between two runs of the reference, for each name."""
         noise: dict[str, float] = {}
         for one, other in zip(second, first, strict=True):
             for name, error in distances(one, other).items():
@@ -361,7 +359,6 @@ def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
 
 
 def _metrics(reference: Results, candidate: Results) -> list[Metric]:
-    """The values that the step returned, for the batch with the largest error."""
     worst: dict[str, Metric] = {}
     if not candidate:  # the step raised
         return [Metric(name, _number(value), None, float("inf")) for name, value in reference[0].items()]

@@ -75,7 +75,6 @@ def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _sums_of(result: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The sums of squares of difference and reference, and the count of values lost."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
     in_ours = ours.abs() < BEYOND
@@ -348,7 +347,6 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

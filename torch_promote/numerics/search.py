@@ -369,7 +369,6 @@ class Candidates:
         return policy
 
     def _inherits(self, module: str, op: str, tables: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether tables give an op in a module the override."""
         for name in _outwards(module):
             if name in tables and op in tables[name]:
                 return tables[name][op] == self._value

@@ -365,23 +365,19 @@ class _Process:
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
-        self._on_gpu = torch.cuda.is_initialized()
 
     def get_state(self) -> tuple[Any, ...]:
         return (
             random.getstate(),
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if self._on_gpu else None,
+            random_state(),
             None if self._numpy is None else self._numpy.random.get_state(),
             torch.is_grad_enabled(),
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, cpu, on_gpu, of_numpy, with_gradients = state
+        python, of_torch, of_numpy, with_gradients = state
         random.setstate(python)
-        torch.set_rng_state(cpu)
-        if self._on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
+        set_random_state(of_torch)
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
@@ -464,7 +460,6 @@ def is_compiled(step: Callable[..., Any], model: nn.Module) -> bool:
 
 
 def _is_generator(item: Any) -> bool:
-    """Whether an object is a random number generator of PyTorch, Python or NumPy."""
     numpy = sys.modules.get("numpy")
     of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
     return isinstance(item, (torch.Generator, random.Random, *of_numpy))
