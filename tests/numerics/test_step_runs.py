@@ -35,8 +35,6 @@ def nothing_left_behind() -> Any:
     assert present() == before
 
 
-__all__ = ["nothing_left_behind"]  # a fixture
-
 OFF, STOCK = tp.Policy.named("off"), tp.Policy.stock()
 BFLOAT16, FLOAT32, FLOAT16 = torch.bfloat16, torch.float32, torch.float16
 X, MODEL = torch.ones(2, 2), nn.Linear(2, 2)

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from torch_promote.checking.comparison import compare
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
 from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
-from torch_promote.numerics.step_state import is_compiled, same_bits
+from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype
@@ -446,18 +447,14 @@ class _Tuner:
         if run.error:
             return f"the reference raised {run.error} there"
         trials = self._trials
-        for known in (trials.reference, *trials.more):
-            if all(
-                ours.keys() == theirs.keys() and all(same_bits(ours[name], theirs[name]) for name in ours)
-                for ours, theirs in zip(run.metrics, known, strict=True)
-            ):
-                if trials.takes_number:
-                    return "the step gives the same results for the next numbers"
-                return (
-                    "the step gives the same results with other random numbers. A step that takes the number of its "
-                    "batch, step(i), has others"
-                )
-        return ""
+        if all(compare(run.metrics, known) for known in (trials.reference, *trials.more)):
+            return ""
+        if trials.takes_number:
+            return "the step gives the same results for the next numbers"
+        return (
+            "the step gives the same results with other random numbers. A step that takes the number of its batch, "
+            "step(i), has others"
+        )
 
     def _verify_compiled(self) -> None:
         trials, verified, names = self._trials, self._verified, frozenset(self._chosen())
