@@ -188,7 +188,7 @@ def resumed(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]
 
 def different_models(rank: int, world_size: int) -> None:
     """The ranks run different ops."""
-    model = Scaling(torch.div if rank else torch.mul)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh() if rank else nn.GELU())
     _tuned(Calls(model), model, tolerance=1e-6)
 
 
@@ -200,18 +200,7 @@ def one_rank_raises(rank: int, world_size: int) -> None:
             raise ZeroDivisionError("mine")
         return torch.ones(())
 
-    _tuned(step, torch.nn.Linear(2, 2))
-
-
-class Scaling(torch.nn.Module):
-    """Overflows."""
-
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.linear, self.op = torch.nn.Linear(8, 8), op
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.op(self.linear(x), 8.0 if self.op is torch.mul else 1 / 8.0).float().sum()
+    _tuned(step, nn.Linear(2, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -558,56 +547,49 @@ def callers(blocks: int) -> list[str]:
     return ["", *inside, "head"]
 
 
-def candidates_of(model: nn.Module, modules: list[str], base: tp.Policy | None = None, policy: str = "") -> Candidates:
-    sites = [Site("aten::linear", "", module, 1, dtypes="float16", policy=policy) for module in modules]
-    return Candidates(base or tp.Policy.stock(), model, "site", "fp32", sites, 0)
-
-
-def names_of(modules: Any) -> list[str]:
-    return [f"{module or '(model)'}: aten::linear" for module in modules]
-
-
 def ran_in_float32(model: nn.Module, blocks: int, policy: tp.Policy) -> set[str]:
     with tp.my_autocast("cpu", policy=policy, model=model):
         dtypes = model(torch.ones(2, 2))
     return {name for name, dtype in zip(callers(blocks), dtypes, strict=True) if dtype is torch.float32}
 
 
-@pytest.mark.parametrize("with_tables", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_exactly_the_chosen_sites_run_in_float32(seed: int, with_tables: bool) -> None:
-    """Also if the policy has tables, some of them for patterns, which a table for a module's name would replace."""
-    draw, model = random.Random(seed), Root(2)
-    tables = {"blocks.*": {"mm": "fp32"}, "**.attn": {"linear": "fp32"}, "head": {"mm": "fp32"}} if with_tables else {}
-    base = tp.Policy.stock().override_modules(tables)
-    already = ran_in_float32(model, 2, base)
-    assert already == ({"blocks.0.attn", "blocks.1.attn"} if with_tables else set())
-    candidates = candidates_of(model, callers(2), base, "lower_precision_fp")
-    chosen = set(draw.sample(sorted(set(callers(2)) - already), 4))
-    overrides = candidates.overrides(names_of(chosen))
-    patterns = candidates.with_patterns(overrides)
-    assert len(patterns) <= len(overrides)
-    assert {module for module, _ in candidates.overridden_places(patterns)} == chosen
-    for found in (overrides, patterns):
-        assert ran_in_float32(model, 2, candidates.policy(found)) == chosen | already
+BLOCKS = range(12)
+TABLES = {"blocks.*": {"mm": "fp32"}, "**.attn": {"linear": "fp32"}, "head": {"mm": "fp32"}}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "expected"),
+    ("chosen", "tables", "expected"),
     [
-        ([f"blocks.{number}.attn" for number in range(12)], {"blocks.*.attn"}),
-        ([f"blocks.{number}.attn" for number in (1, 3, 4)], {"blocks.[134].attn"}),
-        ([f"blocks.{number}.mlps.{inner}" for number in range(12) for inner in range(2)], {"blocks.*.mlps.*"}),
-        (["blocks.2.attn", "head"], {"blocks.2.attn", "head"}),
-        ([*(f"blocks.{number}.attn" for number in range(12)), "head"], {"blocks.*.attn", "head"}),
+        ([f"blocks.{number}.attn" for number in BLOCKS], {}, {"blocks.*.attn"}),
+        ([f"blocks.{number}.attn" for number in (1, 3, 4)], {}, {"blocks.[134].attn"}),
+        ([f"blocks.{number}.mlps.{inner}" for number in BLOCKS for inner in range(2)], {}, {"blocks.*.mlps.*"}),
+        (["blocks.2.attn", "head"], {}, {"blocks.2.attn", "head"}),
+        ([*(f"blocks.{number}.attn" for number in BLOCKS), "head"], {}, {"blocks.*.attn", "head"}),
+        *((seed, {}, None) for seed in range(4)),
+        *((seed, TABLES, None) for seed in range(4)),
     ],
 )
-def test_patterns(chosen: list[str], expected: set[str]) -> None:
-    model = Root(12)
-    candidates = candidates_of(model, callers(12), policy="lower_precision_fp")
-    patterns = candidates.with_patterns(candidates.overrides(names_of(chosen)))
-    assert set(patterns) == expected
-    assert ran_in_float32(model, 12, candidates.policy(patterns)) == set(chosen)
+def test_exactly_the_chosen_sites_run_in_float32(
+    chosen: int | list[str], tables: dict[str, dict[str, str]], expected: set[str] | None
+) -> None:
+    """Also if the policy has tables, some of them for patterns, which a table for a module's name would replace."""
+    blocks = 2 if isinstance(chosen, int) else 12
+    model, base = Root(blocks), tp.Policy.stock().override_modules(tables)
+    already = ran_in_float32(model, blocks, base)
+    assert already == ({f"blocks.{number}.attn" for number in range(blocks)} if tables else set())
+    if isinstance(chosen, int):
+        chosen = random.Random(chosen).sample(sorted(set(callers(blocks)) - already), 4)
+    sites = [
+        Site("aten::linear", "", module, 1, dtypes="float16", policy="lower_precision_fp") for module in callers(blocks)
+    ]
+    candidates = Candidates(base, model, "site", "fp32", sites, 0)
+    overrides = candidates.overrides(f"{module or '(model)'}: aten::linear" for module in chosen)
+    patterns = candidates.with_patterns(overrides)
+    assert len(patterns) <= len(overrides)
+    assert set(patterns) == (expected or set(patterns))
+    assert {module for module, _ in candidates.overridden_places(patterns)} == set(chosen)
+    for found in (overrides, patterns):
+        assert ran_in_float32(model, blocks, candidates.policy(found)) == set(chosen) | already
 
 
 def test_patterns_that_would_overlap() -> None:

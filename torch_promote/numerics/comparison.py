@@ -199,7 +199,7 @@ class Comparison(Report):
         )
 
     def _verdict(self) -> str:
-        worst = max(self.metrics, key=lambda metric: _rank(metric.error), default=None)
+        worst = max(self.metrics, key=lambda metric: metric.error, default=None)
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
             return "No op has an error, and the results are identical: no op runs in lower precision."
         if not math.isfinite(worst.error):
@@ -263,10 +263,6 @@ _ABOUT_SITES = (
 _ABOUT_COTANGENTS = " Impacts are from random cotangents, because the gradient at the reference is zero."
 _SITE_CELLS = ("name", "module", "calls", "dtypes", "local", "accumulated", "impact")
 _MEASURES = ("local", "accumulated", "impact")
-
-
-def _rank(error: float) -> float:
-    return math.inf if math.isnan(error) else error
 
 
 def _measure(sites: Iterable[Site], measure: str) -> float | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
-from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
+from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
@@ -232,7 +232,7 @@ class _Tuner:
         most = max(trials.left - self._after - 1 - self._is_speed, 3)
         raised: Exception | None = None
         try:
-            comparison = compare_runs(trials, reference, self._base, most_runs=most, strict=False)
+            comparison = ComparedRuns(trials, reference, self._base, most_runs=most, strict=False).compare()
             first, *others = [run for run in trials.log if run.policy == reference]
             trials.reference = first.metrics
             judge.name_metrics(first.metrics)
