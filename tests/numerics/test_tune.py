@@ -25,6 +25,12 @@ from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.search import Candidates
 from torch_promote.regions.defaults import RegisteredPolicy
 
+# --- steps with custom ops that lose accuracy in a low dtype, with places and names drawn from a seed
+#
+# A site is a linear layer followed by a custom op in its own module. Autocast casts both: an override of one does not
+# change the dtype of the other. A planted op computes `(x + big) - big`, which is x in float32 and loses all digits in
+# bfloat16. The other ops copy.
+
 _BIG = 4096.0
 _registered: list[RegisteredPolicy] = []
 
@@ -116,7 +122,7 @@ def _word(draw: random.Random) -> str:
     return "".join(draw.choices(string.ascii_lowercase, k=10))
 
 
-# --- a step that overflows in float16 where it multiplies, and needs one override.
+# --- a step that overflows in float16 where it multiplies, and needs one override
 
 
 class Scaled(nn.Module):
@@ -142,7 +148,7 @@ def scaled(dtype: torch.dtype = torch.float16) -> tuple[Scaled, Callable[[], tor
     return model, step
 
 
-# --- tunings in several processes, whose ranks use different batches.
+# --- tunings in several processes, whose ranks use different batches
 
 
 def _tuned(step: Any, model: torch.nn.Module, **options: Any) -> dict[str, Any]:
