@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -75,37 +75,33 @@ def assert_stock_raises(outcome: Outcome) -> None:
     assert "Unexpected floating ScalarType in at::autocast::prioritize" in str(outcome.error)
 
 
-@each_row
-@pytest.mark.parametrize(("lower", "other"), [(BF16, HALF), (HALF, BF16)])
-def test_alike_stay_as_they_are(row: Row, device: str, lower: torch.dtype, other: torch.dtype) -> None:
-    with tensors_of(fake=device == "cuda"):
-        bound = bind(row, device, other)
-        assert_runs_in(other, row, device, lower, bound)
-        assert casts(ours(device, lower, bound)) == casts(
-            run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=True))
-        )
-        assert_stock_raises(stock(device, lower, bound))
+def cases() -> Iterator[tuple[torch.dtype, tuple[torch.dtype, ...], torch.dtype, bool]]:
+    """The lower dtype, those of the arguments, the one that the op runs in, and whether stock raises for any op."""
+    for lower, other in ((BF16, HALF), (HALF, BF16)):
+        yield lower, (other,), other, True
+        for mixture in (BF16, HALF), (HALF, BF16), (HALF, BF16, FLOAT), (BF16, FLOAT, HALF), (FLOAT, HALF, BF16):
+            yield lower, mixture, FLOAT, False
+        for dtype in (BF16, HALF, torch.float8_e5m2):
+            yield lower, (FLOAT8, dtype), FLOAT, True
+            yield lower, (dtype, FLOAT8), FLOAT, False
+        yield lower, (FLOAT8, FLOAT), FLOAT, False
+        yield lower, (FLOAT, FLOAT8), FLOAT, False
 
 
 @each_row
-@pytest.mark.parametrize("lower", [BF16, HALF], ids=str)
-@pytest.mark.parametrize(
-    "dtypes", [(BF16, HALF), (HALF, BF16), (HALF, BF16, FLOAT), (BF16, FLOAT, HALF), (FLOAT, HALF, BF16)], ids=str
-)
-def test_a_mixture_is_float32_in_any_order(row: Row, device: str, lower: torch.dtype, dtypes: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("lower", "dtypes", "wanted", "raises"), list(cases()), ids=str)
+def test_arguments_of_these_dtypes(
+    row: Row, device: str, lower: torch.dtype, dtypes: tuple[torch.dtype, ...], wanted: torch.dtype, raises: bool
+) -> None:
+    """One dtype stays; a mixture is float32, in any order."""
     with tensors_of(fake=device == "cuda"):
-        assert_runs_in(FLOAT, row, device, lower, bind(row, device, *dtypes))
-
-
-@each_row
-@pytest.mark.parametrize("lower", [BF16, HALF], ids=str)
-@pytest.mark.parametrize("with_", [BF16, HALF, FLOAT, torch.float8_e5m2], ids=str)
-def test_float8_with_anything_else_is_float32(row: Row, device: str, lower: torch.dtype, with_: torch.dtype) -> None:
-    with tensors_of(fake=device == "cuda"):
-        for dtypes in ((FLOAT8, with_), (with_, FLOAT8)):
-            assert_runs_in(FLOAT, row, device, lower, bind(row, device, *dtypes))
-        if with_ is not FLOAT:
-            assert_stock_raises(stock(device, lower, bind(row, device, FLOAT8, with_)))
+        bound = bind(row, device, *dtypes)
+        assert_runs_in(wanted, row, device, lower, bound)
+        if raises:
+            assert_stock_raises(stock(device, lower, bound))
+        if len(dtypes) == 1:
+            plain = run(tp.stock_autocast(device, enabled=False), bound, Watch(stand_in=True))
+            assert casts(ours(device, lower, bound)) == casts(plain)
 
 
 @pytest.mark.parametrize("lower", [BF16, HALF], ids=str)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
+from helpers.rows import calls
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
 from torch_promote.parity.entry_run import Bound
-from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.legality import legal_policies
+from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors, tensors_in
 
 __all__ = [
@@ -22,10 +24,8 @@ __all__ = [
     "by_turns",
     "carry_out",
     "check_effect",
+    "check_row_effects",
     "full_name",
-    "has_sparse",
-    "on_fake_cuda",
-    "tensors",
 ]
 
 #: A cast policy, or a dtype to run in.
@@ -99,7 +99,6 @@ def check_effect(
     lower: torch.dtype = torch.bfloat16,
     *,
     fake: bool = False,
-    says: Mapping[str, Any] | None = None,
 ) -> tuple[AutocastPlan, Outcome]:
     """Compares one call under an override with its plan, carried out by hand: results, writes, gradients, errors.
 
@@ -110,7 +109,6 @@ def check_effect(
         device: The region's device type.
         lower: The region's autocast dtype.
         fake: Whether the tensors are fake, and an op that needs a GPU gets a blank result.
-        says: Further overrides of the region.
 
     Returns:
         The plan, and the outcome of the call in the region.
@@ -119,14 +117,14 @@ def check_effect(
     label = f"{label}: {full_name(op)} under {policy}"
     state = AutocastState.region(device, lower, overrides={full_name(op): policy})
     plan = autocast_plan(op, args, kwargs, state)
-    region = tp.my_autocast(device, lower, overrides={**(says or {}), op: policy})
+    region = tp.my_autocast(device, lower, overrides={op: policy})
     ours = run(region, (runs_and_writes(op, op), args, kwargs), Watch(stand_in=True) if fake else None)
     if plan.error is not None:
         assert ours.error is not None, label
         return plan, _blank(op, ours)
     if policy is CastPolicy.fallthrough:
         assert (plan.casts, plan.runs, plan.policy) == ((), full_name(op), None), label
-        hand, around = _left_alone(op), tp.my_autocast(device, lower, overrides=says)
+        hand, around = _left_alone(op), tp.my_autocast(device, lower)
     else:
         assert (plan.policy, plan.device) == (policy, device), label
 
@@ -181,24 +179,26 @@ def by_turns(tree: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
     return tree_map_only(torch.Tensor, to_next, tree)
 
 
-def on_fake_cuda(tree: Any) -> Any:
-    """The tensors of a tree as fake CUDA tensors, and the CPU as CUDA."""
-
-    def fake(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return torch.device("cuda")
-        if not isinstance(value, torch.Tensor):
-            return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-
-    return tree_map(fake, tree)
+#: Dtypes to run in.
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a tree."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def check_row_effects(
+    row: Row, kinds: Sequence[str], device: str, lower: torch.dtype = torch.bfloat16, *, fake: bool = False
+) -> tuple[set[Policy], set[Policy]]:
+    """Checks a row's sample calls under every legal policy.
 
-
-def has_sparse(tree: Any) -> bool:
-    """Whether a tree contains a sparse tensor, which cannot be fake."""
-    return any(tensor.layout is not torch.strided for tensor in tensors(tree))
+    Returns:
+        The policies under which something was cast, and those under which the op ran.
+    """
+    cast: set[Policy] = set()
+    ran: set[Policy] = set()
+    for kind in kinds:
+        for label, bound in calls(row, kind, lower, device, fake=fake):
+            for policy in (*legal_policies(row), *_DTYPES):
+                plan, outcome = check_effect(label, bound, policy, device, lower, fake=fake)
+                cast |= {policy} if plan.casts or plan.dtype_arguments else set()
+                ran |= {policy} if outcome.error is None else set()
+    assert {CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned}.isdisjoint(cast)
+    assert CastPolicy.banned not in ran
+    return cast, ran

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers.fake_cuda_strides import OPS as STRIDE_OPS
 from helpers.operands import LAYOUTS, random_operands, random_tensor
+from helpers.operands import OPS as STRIDE_OPS
 from helpers.subprocesses import run_module
 from torch_promote.reference import Operand, PromotionError
 from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, kind
@@ -215,7 +215,7 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 @fake_counts
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) -> None:
-    done = run_module("helpers.fake_cuda_strides", name, str(count), timeout=280)
+    done = run_module("helpers.operands", name, str(count), timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{name}: {count} cases, 0 differ from TensorIterator"
 

@@ -90,32 +90,35 @@ def _count(tensor: torch.Tensor) -> torch.Tensor | None:
     form = _format_of(tensor.dtype)
     if not stored.is_contiguous():  # sorted by stride, it is contiguous if it has no gaps
         stored = stored.permute(sorted(range(stored.dim()), key=stored.stride, reverse=True))
-    pieces = [_count_piece(piece, form) for piece in stored.resolve_neg().reshape(-1).split(_PIECE)]
+    pieces = [_count_piece(piece, form, stored.is_cpu) for piece in stored.resolve_neg().reshape(-1).split(_PIECE)]
     if len(pieces) == 1:
         return pieces[0]
     stacked = torch.stack(pieces)
     return torch.cat([stacked[:, :1].amax(0), stacked[:, 1:2].amin(0), stacked[:, 2:].sum(0)])
 
 
-def _count_piece(values: torch.Tensor, form: _Format) -> torch.Tensor:
+def _count_piece(values: torch.Tensor, form: _Format, on_cpu: bool) -> torch.Tensor:
     if values.dtype not in _FORMATS:
         values = values.to(torch.float32)
     bits = values.view(form.integer) & form.magnitude
     bounds = (1, *form.thresholds, form.infinity, form.infinity + 1)
     low, high = torch.aminmax(bits)
     # On a CPU, the range is at hand and answers most questions. A GPU would have to be waited for.
-    first, last = (int(low), int(high)) if bits.is_cpu else (0, form.magnitude)
-    above = [
-        torch.count_nonzero(bits >= bound) if first < bound <= last else torch.tensor(bits.numel() * (bound <= first))
+    first, last = (int(low), int(high)) if on_cpu else (0, form.magnitude)
+    above: list[Any] = [
+        torch.count_nonzero(bits >= bound) if first < bound <= last else bits.numel() * (bound <= first)
         for bound in bounds
     ]
     # Below 0, the mask wraps: a finite magnitude is larger than inf and NaN, and 0 is the largest.
     largest = (((high if last < form.infinity else bits) - form.infinity) & form.magnitude).amax()
     smallest = (((low if first > 0 else bits) - 1) & form.magnitude).amin()
+    ends = [largest.long(), smallest.long(), *above]
+    places = (form.infinity >> form.mantissa) + 1
+    if on_cpu:
+        return torch.cat([torch.tensor(list(map(int, ends))), torch.bincount(bits >> form.mantissa, minlength=places)])
     one = torch.ones(1, dtype=torch.int64, device=bits.device)
-    exponents = one.new_zeros((form.infinity >> form.mantissa) + 1)
-    exponents.index_add_(0, bits >> form.mantissa, one.expand(bits.numel()))
-    return torch.cat([torch.stack([largest.long(), smallest.long(), *above]), exponents])
+    exponents = one.new_zeros(places).index_add_(0, bits >> form.mantissa, one.expand(bits.numel()))
+    return torch.cat([torch.stack(ends), exponents])
 
 
 _SHARES = ("zeros", "infs", "nans", "underflows", "under_float16", "over_float16", "under_bfloat16", "over_bfloat16")
