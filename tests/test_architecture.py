@@ -1,4 +1,4 @@
-"""The structure in docs/architecture.md: its folders, and the direction of imports and includes."""
+"""The structure in docs/architecture.md, and that of the tests: folders, and the direction of imports and includes."""
 
 from __future__ import annotations
 
@@ -164,3 +164,27 @@ def test_includes_follow_the_arrows() -> None:
     edges = [(module, header) for module, headers in INCLUDES.items() for header in headers]
     assert len(edges) > 40
     assert list(against_the_arrows(edges, INCLUDES_ORDER, lambda module: module.split("/")[0])) == []
+
+
+# --- tests: shared code is in helpers, and paths of test files in texts exist
+
+
+def test_no_test_file_imports_from_another() -> None:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 100
+    names = "|".join(file.stem for file in files if file.stem.startswith("test_"))
+    imports = re.compile(rf"^\s*(?:from|import) (?:\w+\.)*(?:{names})\b", re.MULTILINE)
+    assert [str(file) for file in files if imports.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_paths_that_texts_name_exist() -> None:
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+    for folder in ("docs", "tests", "tools", "torch_promote", "csrc", "examples"):
+        texts += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".md", ".py", ".toml", ".cpp", ".h")]
+    named = [
+        (file.relative_to(ROOT), path)
+        for file in texts
+        for path in re.findall(r"(?<![\w/])(?:tests|tools)/[\w/.]*\w(?![\w*])", file.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 10
+    assert [(str(file), path) for file, path in named if not (ROOT / path).exists()] == []

@@ -318,10 +318,6 @@ torch::Library& library_on_autocast_key(const std::string& name_space) {
       torch::Library::IMPL, name_space, kAutocastKey, "torch_promote", static_cast<uint32_t>(__LINE__));
 }
 
-OpNumber register_op(const std::string& op, const std::string& overload) {
-  return register_op(op, overload, [&](OpNumber number) { add_kernel(op, overload, number, /*closed=*/false); });
-}
-
 OpNumber register_op(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel) {
   const Lock lock(registration_mutex);
@@ -329,7 +325,11 @@ OpNumber register_op(
     return *known;
   }
   check_free(op, overload);
-  register_kernel(next_op_number());
+  if (register_kernel != nullptr) {
+    register_kernel(next_op_number());
+  } else {
+    add_kernel(op, overload, next_op_number(), /*closed=*/false);
+  }
   return add_op_number(join_overload(op, overload));
 }
 

@@ -38,11 +38,10 @@ torch::Library& library_on_autocast_key(const std::string& name_space);
 // Returns the number of an overload. An overload without one gets a number and a boxed kernel on kAutocastKey. `op` is
 // qualified ("aten::add"); `overload` is "" for the default overload. Raises if the dispatcher has no such overload, or
 // if another library has registered a kernel for it on kAutocastKey.
-OpNumber register_op(const std::string& op, const std::string& overload);
-
-// The same, with a kernel that `register_kernel` registers; it gets the overload's new number.
+//
+// `register_kernel` registers another kernel than a boxed one; it gets the overload's new number.
 OpNumber register_op(
-    const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel);
+    const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel = nullptr);
 
 // How often an op was defined or destroyed in this process. A name or a pattern selects the same ops as long as this is
 // the same.

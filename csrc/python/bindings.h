@@ -31,22 +31,18 @@ void register_dispatch_observer();
 // The dispatch key that a thread includes to observe its calls.
 std::string dispatch_observer_key();
 
-// Throws a Python error through C++. The autograd engine may pass it to another thread, so it must not stay in this
-// thread's error indicator.
-[[noreturn]] inline void throw_python_error(pybind11::error_already_set& error) {
-  error.restore();
-  python_error thrown;
-  thrown.persist();
-  throw std::move(thrown);
-}
-
+// Calls a function with the GIL. The autograd engine may pass a Python error to another thread, so it must not stay in
+// this thread's error indicator.
 template <class Function>
 auto in_python(const Function& function) {
   const pybind11::gil_scoped_acquire gil;
   try {
     return function();
   } catch (pybind11::error_already_set& error) {
-    throw_python_error(error);
+    error.restore();
+    python_error thrown;
+    thrown.persist();
+    throw std::move(thrown);
   }
 }
 

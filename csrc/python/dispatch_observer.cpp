@@ -14,7 +14,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/utils/tensor_memoryformats.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -75,10 +75,6 @@ auto call_observer(const Function& function) {
   });
 }
 
-py::object borrowed(PyObject* object) {
-  return py::reinterpret_borrow<py::object>(object);
-}
-
 // toPyObject reads the data of a number that is wrapped in a tensor. In torch.func.grad, an in-place op gets such a
 // number inside a functorch wrapper, which has no data.
 bool is_number_in_wrapper(const at::Tensor& tensor) {
@@ -102,11 +98,11 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
     const c10::TypePtr inner = optional ? optional->getElementType() : type;
     switch (inner->kind()) {
       case c10::TypeKind::ScalarTypeType:
-        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPDtype(value.toScalarType())));
+        return py::cast(value.toScalarType());
       case c10::TypeKind::LayoutType:
-        return borrowed(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
+        return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
       case c10::TypeKind::MemoryFormatType:
-        return borrowed(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+        return py::cast(value.toMemoryFormat());
       default:
         break;
     }

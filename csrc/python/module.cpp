@@ -116,7 +116,7 @@ void add_policies(py::module_& m) {
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   m.def("current_policy_id", [] { return current_policy().serial; });
   m.def("module_tables", [] { return current_policy().module_tables; });
-  m.def("register_op", py::overload_cast<const std::string&, const std::string&>(&register_op));
+  m.def("register_op", [](const std::string& op, const std::string& overload) { return register_op(op, overload); });
   m.def("op_definitions", &op_definitions);
   py::class_<HeldChange>(m, "HeldChange").def_property_readonly("number", &HeldChange::number);
   m.def(

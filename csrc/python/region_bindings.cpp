@@ -172,7 +172,7 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   return flags == kFailed ? nullptr : PyLong_FromLong(flags);
 }
 
-// The overrides without effect in the region that this thread ended last; see unused_overrides.
+// The overrides without effect in the last region that this thread ended with kUnusedOverrides.
 std::vector<std::pair<std::string, std::string>>& last_unused() {
   return of_this_thread<std::vector<std::pair<std::string, std::string>>>();
 }
@@ -180,21 +180,21 @@ std::vector<std::pair<std::string, std::string>>& last_unused() {
 // Ends a region. Returns the flags above, kNotOpen if the owner has no open region in this thread, or kFailed with
 // Python's error set.
 long exit(PyObject* owner) {
+  long flags = 0;
   try {
     const std::optional<Frame> ended = exit_region(owner_of(owner));
-    last_unused().clear();
     if (!ended.has_value()) {
       return kNotOpen;
     }
     if (ended->change != nullptr && ended->change->called != nullptr) {
       last_unused() = unused_overrides(*ended->change, *ended->policy, ended->spec);
+      flags = last_unused().empty() ? 0 : kUnusedOverrides;
     }
   } catch (const std::exception&) { // GCOVR_EXCL_START: out of memory
     torch::translate_exception_to_python(std::current_exception());
     return kFailed;
   } // GCOVR_EXCL_STOP
-  return (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0) |
-         (last_unused().empty() ? 0 : kUnusedOverrides);
+  return flags | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
 }
 
 // exit_region(owner) -> int: the flags, or kNotOpen.

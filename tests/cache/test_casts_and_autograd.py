@@ -40,16 +40,6 @@ def program(function: Program) -> Program:
 
 
 @program
-def first_use_under_no_grad(region: Region) -> Any:
-    w = weight()
-    with region():
-        with torch.no_grad():
-            kept = X @ w
-        ((X @ w) @ w).sum().backward()
-    return w.grad, kept
-
-
-@program
 def weight_tied_to_an_embedding(region: Region) -> Any:
     """The embedding uses the weight itself, the head its cast, and the penalty the weight again."""
     embedding = nn.Embedding(16, 16)

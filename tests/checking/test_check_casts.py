@@ -150,7 +150,6 @@ HIDDEN: dict[str, Callable[[], Program]] = {
     "step with autocast off": lambda: in_one_region(step_with_autocast_off),
     "step in another thread": lambda: in_one_region(lambda w: in_thread(fused_sgd(w).step)),
     "from_dlpack": lambda: frozen(lambda w: torch.from_dlpack(w).mul_(2)),
-    "memset": lambda: frozen(clear),
     "data of a view": lambda: frozen(lambda w: w.t().data.mul_(2)),
 }
 

@@ -359,6 +359,12 @@ class TestWords:
         assert why.dtype is torch.int16
         assert why.steps[-1] == "PyTorch itself returns int16: the reference is wrong here. Report it."
 
+    def test_fake_tensors_that_are_wrong_are_not_asked(self) -> None:
+        """The kernels decide, as for ldexp, and for `int8[] & 1j` under a default dtype of bfloat16 in 2.15."""
+        why = tp.why("ldexp(i8[3], f2[])")
+        assert why.dtype is torch.ldexp(torch.ones(3, dtype=torch.int64), torch.ones((), dtype=torch.float16)).dtype
+        assert "Report it" not in str(why)
+
     def test_a_view_as_another_dtype_is_no_plain_view(self) -> None:
         why = tp.why("f4[2].view(int32)")
         assert why.dtype is torch.int32

@@ -16,7 +16,6 @@ from torch.nn import functional as F  # noqa: N812
 import torch_promote as tp
 from helpers.casts import Region
 from helpers.comparison import assert_same
-from helpers.probes import in_thread
 from helpers.program_comparison import ANYWHERE, grads
 from helpers.program_comparison import assert_like_stock as compare
 
@@ -145,27 +144,6 @@ def test_regions_of_stock_and_ours_in_each_other(name: str, outside: str) -> Non
 
 
 # --- threads
-
-
-def test_a_thread_has_its_own_region() -> None:
-    """Compares only results: stock's cache is shared by all threads, so it sums gradients across them."""
-
-    def program(region: Region) -> Any:
-        x, w = operands("cuda")
-
-        def plain() -> Tensor:
-            return F.linear(x, w)
-
-        def in_a_region() -> Tensor:
-            with region("cuda"):
-                return plain() + plain()
-
-        with region("cuda"):
-            results = [plain(), in_thread(plain), in_thread(in_a_region), plain()]
-        assert results[1].dtype is torch.float32
-        return results
-
-    assert_like_stock(program)
 
 
 @pytest.mark.parametrize("cache", ["weights", "persistent", "all"])

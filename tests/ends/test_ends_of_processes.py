@@ -117,13 +117,7 @@ STATES = {
 
 
 class End(NamedTuple):
-    """A way in which a program ends.
-
-    Attributes:
-        code: What ends it; it is the body of a function.
-        status: The exit status.
-        out: What it has printed.
-    """
+    """A way in which a program ends: the body of a function that ends it, the exit status, and what it has printed."""
 
     code: str
     status: int = 0
@@ -221,12 +215,7 @@ ENDS = {
 
 
 def program(state: str, end: str) -> str:
-    """Returns the program that ends in a way while it has a state.
-
-    Args:
-        state: A key of `STATES`.
-        end: A key of `ENDS`.
-    """
+    """Returns the program that ends in a way while it has a state."""
     ending = textwrap.indent(textwrap.dedent(ENDS[end].code), "    ")
     having = textwrap.dedent(STATES[state])
     ends = "inside()" if "def inside" in having else "end()"

@@ -27,7 +27,7 @@ from helpers.program_comparison import Region, assert_like_stock, ours, stock
 from helpers.thread_state import thread_state
 from torch_promote.regions.promotion import PromotionEvent
 
-HALF, BF16 = torch.float16, torch.bfloat16
+HALF = torch.float16
 
 #: As many as a body may need: it uses each once.
 Weights = tuple[torch.Tensor, ...]

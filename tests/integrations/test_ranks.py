@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,8 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_promote as tp
@@ -264,6 +265,73 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
     return results
 
 
+# --- what each rank does: several training steps in one region, whose weights are cast again after each step
+#
+# FSDP gathers its shards into weights without changing their storage or version, so a hook has to notify the cache.
+
+Made = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def in_dtensors(foreach: bool) -> Made:
+    def shard(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, weight in list(module.named_parameters(recurse=False)):
+            module.register_parameter(key, nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)])))
+
+    model = distribute_module(small_net(), init_device_mesh("cpu", (dist.get_world_size(),)), shard)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, foreach=foreach)
+
+
+def with_zero() -> Made:
+    model = DistributedDataParallel(small_net())
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
+
+
+def in_fsdp_by(last_dim: bool, reshard: bool) -> Made:
+    model = small_net()
+    placement = (lambda weight: Shard(weight.ndim - 1)) if last_dim else None
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, shard_placement_fn=placement, reshard_after_forward=reshard)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+DTENSORS = [functools.partial(in_dtensors, foreach) for foreach in (True, False)]
+SHARDED = [functools.partial(in_fsdp_by, last_dim, reshard) for last_dim in (False, True) for reshard in (True, False)]
+
+
+def losses(make: Callable[[], Made], region: Kind, in_one: bool) -> list[float]:
+    model, optimizer = make()
+    x, y = torch.randn(32, 8), torch.randn(32, 4)
+    if make in DTENSORS:
+        mesh = next(model.parameters()).device_mesh
+        x, y = (distribute_tensor(value, mesh, [Replicate()]) for value in (x, y))
+    found = []
+    with region() if in_one else nothing():
+        for _ in range(4):
+            with nothing() if in_one else region():
+                loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(whole(loss)))
+    return found
+
+
+def steps_in_one_region(cache: str, rank: int, world_size: int) -> dict[str, list[bool]]:
+    """Whether the losses are those of a region of stock's for each step: ours for each step, in one, stock's in one."""
+    region, stock = functools.partial(cpu, cache=cache), functools.partial(tp.stock_autocast, "cpu")
+    found = {}
+    for make in (*DTENSORS, with_zero, *SHARDED):
+        right = losses(make, stock, False)
+        ours = [losses(make, region, False) == right, losses(make, region, True) == right]
+        found[str(make)] = [*ours, *([losses(make, stock, True) == right] if make in SHARDED else [])]
+    return found
+
+
 BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
 
 #: What each rank gets: with two ranks, or with four, where it differs.
@@ -295,6 +363,7 @@ FUNCTIONS: dict[str, Any] = {
     "sharded": functools.partial(wrapped, in_parts, {"linear": "fp32"}, False),
     "wrapped_after_the_first_region": functools.partial(wrapped, DistributedDataParallel, "fp32", True),
     "training": training,
+    **{f"steps in one region, {cache}": functools.partial(steps_in_one_region, cache) for cache in MODES[:2]},
 }
 
 
@@ -330,6 +399,14 @@ def test_ranks_trained_together(ranks: list[dict[str, Any]]) -> None:
         for others_losses, others_weights in (results["training"][key] for results in ranks[1:]):
             assert_same(weights, others_weights, what=str(key))
             assert not torch.equal(losses[0], others_losses[0]), "each rank has data of its own"
+
+
+@pytest.mark.parametrize("cache", MODES[:2])
+def test_weights_are_cast_again_after_each_step(ranks: list[dict[str, Any]], cache: str) -> None:
+    """In one region around all steps, stock computes with old weights under FSDP."""
+    for results in ranks:
+        alike = list(results[f"steps in one region, {cache}"].values())
+        assert alike == [[True, True]] * 3 + [[True, True, False]] * 4
 
 
 # --- policies that differ
@@ -421,83 +498,3 @@ def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bo
 def test_the_variable_has_two_values() -> None:
     done = run_python("import torch_promote", env=environment(TORCH_PROMOTE_CHECK_RANKS="never"))
     assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr
-
-
-# --- several training steps in one region: FSDP2, DTensor weights, and ZeroRedundancyOptimizer
-#
-# FSDP gathers its shards into weights without changing their storage or version, so a hook has to notify the cache.
-
-
-TRAIN = """
-import contextlib, functools, sys
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-import torch_promote as tp
-from helpers.gloo_ranks import end_group
-
-rendezvous, cache, rank = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-
-def network():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-
-def sgd(model, **options):
-    return model, torch.optim.SGD(model.parameters(), lr=0.5, **options)
-
-def dtensors(foreach):
-    def shard(name, module, mesh):
-        for key, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(key, torch.nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
-    return sgd(distribute_module(network(), mesh, shard), foreach=foreach)
-
-def zero():
-    model = torch.nn.parallel.DistributedDataParallel(network())
-    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
-
-def fsdp(last_dim, reshard):
-    model = network()
-    placement = (lambda parameter: Shard(parameter.ndim - 1)) if last_dim else None
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, shard_placement_fn=placement, reshard_after_forward=reshard)
-    return sgd(model)
-
-def train(make, autocast, one_region):
-    model, optimizer = make()
-    x, y = torch.randn(32, 8), torch.randn(32, 4)
-    if make in DTENSORS:
-        x, y = (distribute_tensor(t, mesh, [Replicate()]) for t in (x, y))
-    losses = []
-    around, inside = (autocast, contextlib.nullcontext) if one_region else (contextlib.nullcontext, autocast)
-    with around():
-        for _ in range(4):
-            with inside():
-                loss = (model(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(float(loss.full_tensor() if isinstance(loss, DTensor) else loss))
-    return losses
-
-ours, stock = lambda: tp.my_autocast("cpu", cache=cache), lambda: tp.stock_autocast("cpu")
-DTENSORS = [functools.partial(dtensors, foreach) for foreach in (True, False)]
-FSDP = [functools.partial(fsdp, last_dim, reshard) for last_dim in (False, True) for reshard in (True, False)]
-for make in (*DTENSORS, zero, *FSDP):
-    right = train(make, stock, False)
-    print(train(make, ours, False) == right, train(make, ours, True) == right)
-    if make in FSDP:  # stock computes with old weights
-        print(train(make, stock, True) != right)
-end_group()
-"""
-
-
-@pytest.mark.parametrize("cache", ["weights", "persistent"])
-def test_weights_are_cast_again_after_each_step(tmp_path: Path, cache: str) -> None:
-    arguments = f"{tmp_path}/rendezvous", cache
-    for done in run_together([Program(TRAIN, *arguments, str(rank), compiler=True) for rank in range(2)]):
-        assert done.stdout.split() == ["True"] * 18, done.stdout + done.stderr

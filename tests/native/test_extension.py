@@ -154,6 +154,3 @@ def test_each_declaration_is_pytorchs() -> None:
     )
     assert len(ours) >= 10
     assert ours <= pytorchs
-
-
-BF16, FP16 = torch.bfloat16, torch.float16

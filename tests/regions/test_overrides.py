@@ -27,15 +27,9 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 aten = torch.ops.aten
 
 
-# --- names of ops and of policies
-
-
 # --- what each policy does, on the CPU, each with an op for which stock says something else there
 
 X = torch.tensor([[0.3, 1.7], [2.9, 0.2]])
-
-
-B, H, D, C = X.bfloat16(), X.half(), X.double(), X.to(torch.complex64)
 
 
 def test_fallthrough_leaves_the_ops_inside_to_autocast() -> None:

@@ -7,7 +7,6 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -18,38 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, seen
+from helpers.probes import KINDS, autocast_dtype, in_thread, leaves_no_trace, seen
 from torch_promote import _C
 from torch_promote.regions.region import watch_regions
 
 BF16, FP16 = torch.bfloat16, torch.float16
-
-
-# --- ways in and out
-
-
-def by_methods(region: Region) -> Region:
-    entered = region.__enter__()
-    assert autocast_dtype() == FP16
-    assert region.__exit__(None, None, None) is None
-    return entered
-
-
-def by_functions_of_the_class(region: Region) -> Region:
-    entered = tp.my_autocast.__enter__(region)
-    assert autocast_dtype() == FP16
-    assert tp.my_autocast.__exit__(region, None, None, None) is None
-    return entered
-
-
-@pytest.mark.parametrize("way", [by_methods, by_functions_of_the_class])
-def test_however_it_is_entered_and_left(way: Callable[[Region], Region]) -> None:
-    region = tp.my_autocast("cpu", FP16)
-    with leaves_no_trace():
-        assert way(region) is region
-        with region, region, tp.my_autocast("cpu", BF16):  # one object, several times
-            assert way(region) is region
-            assert autocast_dtype() == BF16
 
 
 # --- ends out of order, and in another thread
@@ -81,10 +53,10 @@ def test_regions_left_in_any_order(entered: tuple[str, ...], left: tuple[str, ..
         with around("cpu", BF16, cache_enabled=False), leaves_no_trace():
             expected = [view_in([name for name in entered if name not in left[:n]]) for n in range(4)]
             for name in entered:
-                regions[name].__enter__()
+                assert regions[name].__enter__() is regions[name]
             found = [view()]
             for name in left:
-                regions[name].__exit__(None, None, None)
+                assert regions[name].__exit__(None, None, None) is None
                 found.append(view())
         assert found == expected, "what is in force is what the regions still open say"
     assert _C.policy_is_stock()
@@ -103,9 +75,6 @@ def test_a_region_cannot_be_left_in_another_thread() -> None:
         with leaves_no_trace():
             in_thread(leave)
         assert autocast_dtype() == FP16
-
-
-# --- the cast cache
 
 
 # --- workers that share a module, each in a region of its own, as in DataParallel

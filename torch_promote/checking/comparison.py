@@ -16,9 +16,8 @@ from torch_promote.observe.ops import is_fake
 __all__ = ["Difference", "compare", "copy_with_strides", "same_bits", "unequal_elements"]
 
 
-_ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad")
-#: The methods for the flags that say how to read the data.
-_LAZY = ("is_conj", "is_neg")
+#: Attributes, and the methods for the flags that say how to read the data.
+_ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad", "is_conj", "is_neg")
 #: The methods for the parts of a sparse tensor, by layout.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -103,13 +102,9 @@ def _compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> Difference
     for attribute in _ATTRIBUTES:
         if attribute == "shape" and a.is_nested:  # nested tensors have no shape; their elements have
             continue
-        x, y = getattr(a, attribute), getattr(b, attribute)
+        x, y = (value() if callable(value) else value for value in (getattr(a, attribute), getattr(b, attribute)))
         if x != y:
             return Difference(attribute, where, str(x), str(y))
-    for flag in _LAZY:
-        lazy, expected = getattr(a, flag)(), getattr(b, flag)()
-        if lazy != expected:
-            return Difference(flag, where, str(lazy), str(expected))
     if b.layout is torch.strided and not b.is_nested and a.stride() != b.stride():
         return Difference("strides", where, str(a.stride()), str(b.stride()))
     if is_fake(a) or is_fake(b) or same_bits(a, b):

@@ -18,7 +18,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,14 +62,15 @@ Level = Literal["dtype", "bits"]
 VARIABLE = "TORCH_PROMOTE_CROSSCHECK_REPORTS"
 
 
-class _Open(threading.local):
-    """The open blocks of a thread, each with its report and its observer."""
+class _OfThread(threading.local):
+    """What is open in a thread, the outermost first."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[crosscheck, CrosscheckReport, AbstractContextManager[None]]] = []
+        self.open: list[Any] = []
 
 
-_open = _Open()
+#: The blocks, each with its report and its observer.
+_blocks = _OfThread()
 
 
 class crosscheck:  # noqa: N801 (what people write after `with`)
@@ -116,23 +116,23 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         report = CrosscheckReport()
         observing = observe_dispatch(Checker(report, self.level, self.raise_on_mismatch))
         observing.__enter__()
-        _open.blocks.append((self, report, observing))
+        _blocks.open.append((self, report, observing))
         return report
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # asyncio tasks may end in any order: the block around this one may have ended already.
-        position = max((i for i, (block, _, _) in enumerate(_open.blocks) if block is self), default=None)
+        position = max((i for i, (block, _, _) in enumerate(_blocks.open) if block is self), default=None)
         if position is None:
             raise DispatchObserverError(
                 "this crosscheck was not entered in this thread, so it cannot end here. It is still open in the thread "
                 "that entered it: end it there. Each thread needs a block of its own."
             )
-        _, report, observing = _open.blocks.pop(position)
+        _, report, observing = _blocks.open.pop(position)
         observing.__exit__(None, None, None)
         if position > 0:
-            _open.blocks[position - 1][1].add(report)
+            _blocks.open[position - 1][1].add(report)
 
     def __call__(self, function: object) -> NoReturn:
         """Raises; see the class."""
@@ -208,7 +208,6 @@ class _Call:
         expectation: What the reference expects; None for a call on functorch's wrapped tensors, which is not checked.
         args: The arguments, in the schema's order.
         see_through: Whether the ops that it calls are checked too.
-        written: The arguments as text, if the op changes them; "" otherwise.
         stock_too: Whether the call also runs under stock autocast.
         op_was_called: Whether autocast has called the op with the cast arguments.
         casts_inside: Whether an op that it calls has a policy. The op's own rule assumes that none has.
@@ -218,18 +217,10 @@ class _Call:
     expectation: Expectation | None
     args: list[Any]
     see_through: bool
-    written: str = ""
     stock_too: bool = False
     op_was_called: bool = False
     casts_inside: bool = False
     stock: _StockRun | None = None
-
-
-class _Calls(threading.local):
-    """The open calls of a thread, the outermost first."""
-
-    def __init__(self) -> None:
-        self.open: list[_Call] = []
 
 
 @dataclass
@@ -241,7 +232,7 @@ class Checker:
     level: Level
     raises: bool
     gaps: tuple[Gap, ...] = field(default_factory=lambda: known_gaps().calls)
-    calls: _Calls = field(default_factory=_Calls)
+    calls: _OfThread = field(default_factory=_OfThread)
     stopped: bool = False
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
@@ -257,8 +248,9 @@ class Checker:
             self.report.with_policy -= Counter({str(op): 1})
             inside.expectation = inside.stock = None
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_in(args))):
-            calls.append(_Call(None, args, see_through=True))  # functorch next calls the op on the tensors inside
-            return calls[-1]
+            call = _Call(None, args, see_through=True)  # functorch next calls the op on the tensors inside
+            calls.append(call)
+            return call
         if inside is not None and inside.expectation is not None:
             self._check_cast_arguments(inside, op, args)
         try:
@@ -271,8 +263,6 @@ class Checker:
         # Kernels call ops too, and some of these have policies if autocast is on.
         see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
         call = _Call(expectation, args, see_through)
-        if op._schema.is_mutable:
-            call.written = describe_arguments(args)
         if expectation.has_policy:
             self.report.with_policy[str(op)] += 1
             for outer in calls:
@@ -305,7 +295,9 @@ class Checker:
             reason = "fake tensors have no bits"
         elif (in_force := rule_in_force()) is not None:
             reason = f"the promotion rule {in_force[0].name!r} is not PyTorch's"
-        elif _sees_each_call(args):
+        elif torch._C._len_torch_dispatch_stack() or any(
+            torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors
+        ):
             reason = "a dispatch mode or a tensor subclass would see the call twice"
         if reason is not None:
             self.report.not_compared[reason] += 1
@@ -397,11 +389,12 @@ class Checker:
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
             return
-        self._add(finding, op, call.args, call.written)
+        self._add(finding, op, call.args)
 
-    def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any], written: str = "") -> None:
-        arguments = written or describe_arguments(args)
-        mismatch = Mismatch(finding.kind, str(op), arguments, finding.expected, finding.got, calling_line())
+    def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+        mismatch = Mismatch(
+            finding.kind, str(op), describe_arguments(args), finding.expected, finding.got, calling_line()
+        )
         self.report.mismatches.append(mismatch)
         if self.raises:
             self.stopped = True
@@ -432,13 +425,6 @@ def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     # The kernel of the first tensor that is not on the CPU runs.
     types = [tensor.device.type for tensor in tensors_in(args)]
     return is_composite(op, next((device for device in types if device != "cpu"), "cpu"))
-
-
-def _sees_each_call(values: Sequence[Any]) -> bool:
-    """Whether a dispatch mode or a tensor subclass sees each call."""
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    return any(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) for tensor in tensors_in(values))
 
 
 # --- the second run of a call, under stock autocast

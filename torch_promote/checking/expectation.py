@@ -175,7 +175,10 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         runs = find_overload((plan.then or plan).runs)
         values |= plan.dtype_arguments
     if plan is not None and plan.left_to_stock:
-        return Expectation(op, plan, NO_RULE, None, planned, _should_have_a_row(overload_name(op)))
+        # The table describes one release, and PyTorch's own ops.
+        name, is_described = overload_name(op), torch.__version__.startswith(f"{TABLE_VERSION}.")
+        row_is_missing = is_described and name.startswith("aten::") and name not in LEFT_TO_STOCK
+        return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
     try:
@@ -190,20 +193,12 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, None, str(error), planned)
 
 
-def _should_have_a_row(name: str) -> bool:
-    """Whether the op table describes the running PyTorch, and the op is PyTorch's own."""
-    same_release = torch.__version__.startswith(f"{TABLE_VERSION}.")
-    return same_release and name.startswith("aten::") and name not in LEFT_TO_STOCK
-
-
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments by name, each cast tensor replaced by an `Operand` that describes its cast."""
     by_path = {path: tensor for name, value in values.items() for path, tensor in tensors_by_path(name, value)}
     made: dict[str, Operand] = {}
     for cast in plan.all_casts():
-        source = described(made.get(cast.argument, by_path[cast.argument]))
-        strides = None if source.strides is None else temporary_strides(source.shape, source.strides)
-        made[cast.argument] = Operand(cast.to, source.shape, strides, source.device)
+        made[cast.argument] = _cast(described(made.get(cast.argument, by_path[cast.argument])), cast.to)
     return {name: replace_tensors(name, value, made) for name, value in values.items()}
 
 
@@ -267,15 +262,9 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
 
 
 def _run_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Runs an op's fake.
+    """Returns the results of an op's fake, and the error that it raises; an `Operand` stands for a tensor.
 
-    Args:
-        op: An op for which `has_fake` is true.
-        values: Its arguments by name; an `Operand` stands for a tensor.
-
-    Returns:
-        The results, and the error that it raises. (None, None): it does not say, because the results depend on data or
-        because fakes do not support the arguments.
+    (None, None): it does not say, because the results depend on data or because fakes do not support the arguments.
     """
     tensors = [tensor for name, value in values.items() for _, tensor in tensors_by_path(name, value)]
     if any(is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
@@ -340,6 +329,7 @@ _PRODUCTS = ("matrices", "foreach")
 #: Takes vectors of one dtype, and is not a matrix product.
 _NOT_A_PRODUCT = "aten::linalg_cross"
 
+_NUMBERS = (bool, int, float, complex)
 #: An argument's name, and the position in it if it is a list.
 _Path = tuple[str, int | None]
 
@@ -359,11 +349,7 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
 
 
 def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a call's arguments by name, with descriptions of the operands that the rule in force casts.
-
-    Raises:
-        PromotionRuleError: The operands have no common dtype.
-    """
+    """Returns a call's arguments by name, with descriptions of the operands that the rule in force casts."""
     in_force = rule_in_force()
     found = None if in_force is None else operands_of(runs, values)
     if in_force is None or found is None or (found.is_product and not in_force[1]):
@@ -470,11 +456,7 @@ def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Joine
 
 
 def _computes_in(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> torch.dtype | None:
-    """Returns the dtype that an op computes in, by the reference.
-
-    Raises:
-        PromotionError: The op refuses the operands.
-    """
+    """Returns the dtype that an op computes in, by the reference."""
     term = rule_table()[overload_name(op)].terms[0]
     if term.rule in ELEMENTWISE_RULES:
         call = Call.of(op, (), values, torch.get_default_dtype())
@@ -490,7 +472,7 @@ def _in_bool(value: Any) -> Any:
         return described(value)._replace(dtype=torch.bool)
     if isinstance(value, list | tuple):
         return [_in_bool(element) for element in value[:2]]
-    return True if _is_number(value) else value
+    return True if isinstance(value, _NUMBERS) else value
 
 
 def _paths(name: str, value: Any) -> Iterator[_Path]:
@@ -502,11 +484,7 @@ def _paths(name: str, value: Any) -> Iterator[_Path]:
 
 
 def _is_operand(value: Any) -> bool:
-    return isinstance(value, TensorLike) or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex)
+    return isinstance(value, (TensorLike, *_NUMBERS))
 
 
 def _at(values: Mapping[str, Any], path: _Path) -> Any:
@@ -526,4 +504,4 @@ def _cast(operand: Operand, dtype: torch.dtype) -> Operand:
     if operand.dtype is dtype:
         return operand
     strides = None if operand.strides is None else temporary_strides(operand.shape, operand.strides)
-    return operand._replace(dtype=dtype, strides=strides)
+    return Operand(dtype, operand.shape, strides, operand.device)

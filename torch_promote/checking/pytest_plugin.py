@@ -191,11 +191,8 @@ def _end_traceback_at_the_op(call: pytest.CallInfo[None]) -> None:
 
 def _show(report: pytest.TestReport, check: _Check, call: pytest.CallInfo[None]) -> None:
     """Adds the mismatches to the failure of a test that failed by itself."""
-    text = check.text()
-    own = call.excinfo is not None and (
-        isinstance(call.excinfo.value, CrosscheckError) or str(call.excinfo.value) == text
-    )
-    if own:
+    text, error = check.text(), None if call.excinfo is None else call.excinfo.value
+    if isinstance(error, CrosscheckError) or str(error) == text:
         return
     longrepr: Any = report.longrepr
     if hasattr(longrepr, "addsection"):  # pytest shows it whatever --show-capture says

@@ -401,11 +401,11 @@ class _Explainer:
                     raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(error)}") from None
                 raised: Exception | None = None
                 if self.autocast != "cuda" or isinstance(error, _DEPENDS_ON_DATA):
-                    result, raised = self._on_real_tensors(function, args, kwargs)
+                    result, raised = _on_real_tensors(function, args, kwargs)
                 if result is None:
                     refused = PromotionError(_one_line(raised or error))
             else:
-                refused = self._refusal(function, args, kwargs, observer)
+                result, refused = self._by_kernels(function, args, kwargs, observer, result)
             calls = [call for call in observer.calls if not call.is_view] or observer.calls
             symbol = node.symbol if self.autocast is None and len(calls) == 1 and len(node.args) == 2 else ""
             writer = _StepWriter(self.rule, self.steps, symbol, refused)
@@ -415,35 +415,43 @@ class _Explainer:
             raise refused
         return tree_map_only(torch.Tensor, lambda tensor: Operand(tensor.dtype, tuple(map(int, tensor.shape))), result)
 
-    def _refusal(self, function: Any, args: Any, kwargs: Any, observer: _Calls) -> PromotionError | None:
-        """Why PyTorch refuses the operands' dtypes, where fake tensors take them. None if it does not.
+    def _by_kernels(
+        self, function: Any, args: Any, kwargs: Any, observer: _Calls, result: Any
+    ) -> tuple[Any, PromotionError | None]:
+        """The result, and why PyTorch refuses the operands' dtypes, where fake tensors take them. None if it does not.
 
-        The kernels of the CPU say so. If they cannot be tried, the reference does.
+        The kernels of the CPU decide: fake tensors have other dtypes in places. If they cannot be tried, the reference
+        says which dtypes are refused.
         """
-        result, error = (None, None) if self.autocast == "cuda" else self._on_real_tensors(function, args, kwargs)
+        real, error = (None, None) if self.autocast == "cuda" else _on_real_tensors(function, args, kwargs)
         if error is not None:
-            return PromotionError(_one_line(error)) if _ABOUT_DTYPES.search(str(error)) else None
-        expected = observer.expected_error if result is None else None
-        return None if expected is None else PromotionError(expected)
+            return result, PromotionError(_one_line(error)) if _ABOUT_DTYPES.search(str(error)) else None
+        if real is not None:
+            return real, None
+        return result, None if observer.expected_error is None else PromotionError(observer.expected_error)
 
-    def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
-        """The result of a call on tensors of ones, or its error; neither if the tensors are too large."""
-        leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
-        if sum(math.prod(leaf.shape) for leaf in leaves if _is_operand(leaf)) > _SMALL:
-            return None, None
 
-        def real(operand: Operand) -> torch.Tensor:
-            return torch.ones(operand.shape, dtype=torch.uint8).to(operand.dtype)
+def _on_real_tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
+    """The result of a call on tensors of ones like the operands and the fake tensors, or its error.
 
+    Neither if the tensors are too large, or cannot be made.
+    """
+    leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
+    if sum(math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, (Operand, torch.Tensor))) > _SMALL:
+        return None, None
+
+    def real(like: Operand | torch.Tensor) -> torch.Tensor:
+        return torch.ones(like.shape, dtype=torch.uint8).to(like.dtype)
+
+    try:
+        reals, real_kwargs = tree_map_only((Operand, torch.Tensor), real, (args, kwargs), is_leaf=_is_operand)
+    except RuntimeError:  # no conversion to the dtype is implemented
+        return None, None
+    with torch.random.fork_rng(devices=[]):
         try:
-            reals, real_kwargs = _replaced(args, real), _replaced(kwargs, real)
-        except RuntimeError:  # no conversion to the dtype is implemented
-            return None, None
-        with torch.random.fork_rng(devices=[]):
-            try:
-                return function(*reals, **real_kwargs), None
-            except Exception as error:
-                return None, error
+            return function(*reals, **real_kwargs), None
+        except Exception as error:
+            return None, error
 
 
 @dataclass(slots=True)
@@ -509,9 +517,18 @@ class _StepWriter:
             values = dict(zip(argument_names(call.op), call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
             self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
+        expected = [dtype for dtype in inference.dtypes if dtype is not None]
         returned = [tensor.dtype for tensor in tensors_in(call.results or ())]
-        if call.results is not None and returned != [dtype for dtype in inference.dtypes if dtype is not None]:
-            self.steps.append(f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it.")
+        if call.results is not None and returned != expected:
+            given = list(zip(call.op._schema.arguments, call.args, strict=False))
+            positional = [value for argument, value in given if not argument.kwarg_only]
+            named = {argument.name: value for argument, value in given if argument.kwarg_only}
+            results, error = _on_real_tensors(call.op, positional, named)
+            kernels = [tensor.dtype for tensor in tensors_in([results])] if results is not None else returned
+            if error is None and kernels != expected:
+                self.steps.append(
+                    f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it."
+                )
 
     def _promotion(self, call: _Call, results: Sequence[torch.dtype | None], names: Mapping[int, str]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
