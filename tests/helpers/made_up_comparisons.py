@@ -9,7 +9,7 @@ from torch_promote.numerics.comparison import Comparison, GradientError, Metric,
 from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
 
-__all__ = ["comparison_of", "gpt_comparison", "gpt_tuning", "made_up_site", "small_comparison", "small_tuning"]
+__all__ = ["comparison_of", "made_up_site", "small_comparison", "small_tuning"]
 
 
 def made_up_site(op: str = "aten::linear", module: str = "", **others: Any) -> Site:
@@ -79,19 +79,6 @@ def small_comparison(**others: Any) -> Comparison:
     return comparison_of(softmax, product, loss, **known)
 
 
-def gpt_comparison() -> Comparison:
-    """A large comparison: twelve sites in each of 60 blocks."""
-    ops = ("linear", "matmul", "softmax", "div", "layer_norm", "gelu", "dropout", "mul", "add", "cat", "sum", "exp")
-    places = [(f"transformer.h.{block}.attn", op) for block in range(60) for op in ops]
-    sizes = [10.0 ** -(1 + number * 7 % 23 / 4) for number in range(len(places))]
-    sites = [
-        made_up_site(f"aten::{op}", path, local=size, accumulated=2 * size, impact=size * size)
-        for (path, op), size in zip(places, sizes, strict=True)
-    ]
-    sites.sort(key=lambda site: -(site.impact or 0.0))
-    return comparison_of(*sites, modules=sorted({path for path, _ in places}))
-
-
 def small_tuning(**others: Any) -> Tuning:
     """A search over three ops, of which one needs float32."""
     softmax, linear, loss = "aten::softmax", "aten::linear", "aten::mse_loss"
@@ -132,32 +119,3 @@ def small_tuning(**others: Any) -> Tuning:
         **others,
     }
     return Tuning(**known)
-
-
-def gpt_tuning() -> Tuning:
-    """A search over the sites of a model of 60 blocks, with 60 trials and violations."""
-    comparison = gpt_comparison()
-    candidates = [
-        Candidate(f"{site.module}: {site.op}", site.op, site.module, site.impact or 0.0, False, 1)
-        for site in comparison.sites
-    ]
-    names = tuple(one.name for one in candidates)
-    chosen = [names[: len(names) >> number % 10] for number in range(60)]
-    errors = [0.5 / (1 + len(some)) * (1 + number % 7) for number, some in enumerate(chosen)]
-    trials = [
-        Trial(some, {"loss": error}, error < 0.01, "prefix", seconds=1.5)
-        for some, error in zip(chosen, errors, strict=True)
-    ]
-    table = {"transformer.h.*.attn": {"aten::softmax": "fp32"}}
-    violations = ("float32 for softmax passed, and float32 for softmax, div failed",)
-    return small_tuning(
-        policy=Policy.stock().override_modules(table),
-        overrides=table,
-        found=names[:180],
-        level="site",
-        certificate=Certificate("1-minimal", "It is 1-minimal.", violations=violations, held_out={"loss": 0.006}),
-        met=False,
-        trials=trials,
-        candidates=candidates,
-        comparison=comparison,
-    )

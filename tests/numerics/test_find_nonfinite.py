@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,27 +84,10 @@ class Fault:
     """A planted fault: what the module computes besides its result, and the expected report."""
 
     run: Callable[[Tensor], Any]
-    op: str = ""
-    kind: str = ""
+    op: str
+    kind: str
     phase: str = "forward"
     curable: bool = False
-
-
-def masks(x: Tensor) -> None:
-    scores = x.float().reshape(-1, 8)[:8]
-    scores = scores @ scores.t()
-    past = torch.ones(scores.shape).tril() > 0
-    scores.masked_fill(~past, -INF).softmax(-1)
-    torch.where(past, scores, torch.tensor(-INF)).softmax(-1)
-    (scores + torch.full(scores.shape, -INF).triu(1)).softmax(-1)
-    (scores.half() + (torch.ones(8, 8).triu(1) * torch.finfo(torch.float32).min).half()).softmax(-1)
-
-
-def attention(x: Tensor) -> None:
-    q = x.float().reshape(1, -1, 8)[:, :4]
-    bias = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -INF)
-    for mask in (bias, bias == 0):
-        nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
 
 
 def backward_of_mm(x: Tensor) -> None:
@@ -138,8 +121,6 @@ FAULTS = {
     "backward of root": Fault(
         lambda x: (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward(), "aten::div", MATHS, "backward"
     ),
-    "masks": Fault(masks),
-    "attention": Fault(attention),
 }
 
 
@@ -188,9 +169,9 @@ def check_program(seed: int, name: str | None, suggest: bool) -> None:
 
     report = find(step, model=whole)
     origin = report.origin
-    found = None if origin is None else (origin.op, origin.module, origin.phase, origin.kind)
-    assert found == ((fault.op, path, fault.phase, fault.kind) if fault.op else None), str(report)
-    assert origin is None or "test_find_nonfinite.py:" in origin.line
+    assert origin is not None
+    assert (origin.op, origin.module, origin.phase, origin.kind) == (fault.op, path, fault.phase, fault.kind)
+    assert "test_find_nonfinite.py:" in origin.line
     if suggest:
         policy = report.suggest(step)
         assert (policy is not None) == fault.curable, str(report)
@@ -223,7 +204,6 @@ def test_the_origin_is_exact_in_random_programs(seed: int) -> None:
         (lambda: torch.zeros(2, dtype=torch.complex64).log(), ("aten::log", "aten::log", MATHS)),
         (lambda: torch.tensor([-1.0, 1.0]).to_sparse().log1p(), ("aten::log1p", "aten::log1p", MATHS)),
         (lambda: torch.log(torch.zeros(2)).to_sparse(), ("aten::log", "aten::log", MATHS)),
-        (lambda: torch.full((2,), -INF).softmax(-1), ("aten::softmax", "aten::_softmax", MATHS)),
         (lambda: torch.full((2,), NAN), ("aten::full", "aten::full", MATHS)),
         (lambda: big(1.0).masked_fill(torch.eye(4) > 0, NAN), ("aten::masked_fill", "aten::masked_fill.Scalar", MATHS)),
         (lambda: torch.empty(3).fill_(NAN), ("aten::fill_", "aten::fill_.Scalar", MATHS)),
@@ -243,18 +223,6 @@ def test_a_cast_from_before_the_block() -> None:
         origin = find(lambda: torch.mm(big(1.0), weight)).origin
     assert origin is not None
     assert (origin.op, origin.kind, origin.argument) == ("aten::mm", CAST, "mat2")
-
-
-def test_line_module_phase_and_node() -> None:
-    class Root(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sqrt()
-
-    model = nn.Sequential(nn.Identity(), nn.Sequential(Root()))
-    origin = find(lambda: (model(torch.zeros(2, requires_grad=True)) * 0).sum().backward(), model=model).origin
-    assert origin is not None
-    assert (origin.module, origin.phase, origin.node) == ("1.0", "backward", "SqrtBackward0")
-    assert origin.line.endswith(f"test_find_nonfinite.py:{Root.forward.__code__.co_firstlineno + 1}")
 
 
 # --- benign values
@@ -335,38 +303,13 @@ def scaled(make: Callable[[Tensor], Tensor], x: Tensor) -> tuple[str, str] | Non
     return None if origin is None else (origin.phase, origin.kind)
 
 
-@pytest.fixture
-def half_only() -> Iterator[Callable[[Tensor], Tensor]]:
-    """An op that multiplies by 1e5 in float16, and refuses other dtypes."""
-
-    def kernel(x: Tensor) -> Tensor:
-        if x.dtype is not HALF:
-            raise TypeError("only float16")
-        return x * 1e5
-
-    with torch.library._scoped_library("find_nonfinite", "DEF") as library:
-        library.define("half_only(Tensor x) -> Tensor")
-        library.impl("half_only", kernel, "CompositeExplicitAutograd")
-        yield torch.ops.find_nonfinite.half_only
-
-
-def test_what_the_scale_excuses(half_only: Callable[[Tensor], Tensor]) -> None:
-    class OnlyHalf(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return half_only(gradient)
-
+def test_what_the_scale_excuses() -> None:
     infinite = big(INF)
     for make, x, expected in (
         (lambda x: x * 6e4, big(0.0, HALF), None),  # fits without the scale
         (lambda x: x * 1e5, big(0.0, HALF), ("backward", OP)),
         (torch.sqrt, big(0.0), ("backward", MATHS)),
         (lambda x: torch.where(big(0.0) > 0, x * infinite, x), big(1.0), ("backward", MATHS)),
-        (OnlyHalf.apply, big(0.0, HALF), ("backward", OP)),  # cannot run in another dtype
     ):
         assert scaled(make, x) == expected  # type: ignore[arg-type]
 
@@ -502,8 +445,9 @@ def test_raise_at_first() -> None:
     assert caught.value.origin.line.endswith(f":{program.__code__.co_firstlineno + 1}")
     assert isinstance(caught.value, ArithmeticError)
     x = torch.zeros(2, requires_grad=True)
-    with pytest.raises(NonfiniteError, match="backward"):
+    with pytest.raises(NonfiniteError, match="backward") as caught:
         find(lambda: (x.sqrt() * 0).sum().backward(), raise_at_first=True)
+    assert caught.value.origin.node == "SqrtBackward0"
 
 
 @pytest.mark.parametrize("name", ["log", "aten::log", "0", "test_find_nonfinite.py:{line}"])

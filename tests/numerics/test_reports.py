@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.made_up_comparisons import gpt_comparison, gpt_tuning, small_comparison
+from helpers.made_up_comparisons import comparison_of, made_up_site, small_comparison
 from helpers.made_up_comparisons import small_tuning as tuning_of
 from torch_promote.errors import OptionError
 from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site
@@ -71,7 +71,10 @@ def test_every_report_has_a_page_and_a_plot(report: Comparison | Tuning) -> None
     report.plot().savefig(io.BytesIO())
 
 
-@pytest.mark.parametrize("report", [small_comparison(), gpt_comparison(), tuning_of(), gpt_tuning()])
+LARGE = comparison_of(*(made_up_site(module=f"h.{number}", impact=0.5**number) for number in range(720)))
+
+
+@pytest.mark.parametrize("report", [small_comparison(), LARGE, tuning_of(), tuning_of(comparison=LARGE)])
 def test_files(report: Comparison | Tuning, tmp_path: Path) -> None:
     report.save(tmp_path / "run.json")
     assert type(report).load(tmp_path / "run.json").to_dict() == report.to_dict()

@@ -65,9 +65,9 @@ def arbitrary(draw: st.DrawFn) -> tuple[list[str], Oracle]:
     return list(order), oracle
 
 
-@given(monotone(), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
-def test_the_minimum_of_a_monotone_oracle(instance: tuple[list[str], Oracle], pinned: int) -> None:
+@given(st.one_of(monotone(), arbitrary()), st.integers(0, 3))
+@settings(max_examples=120, deadline=None)
+def test_the_minimum_of_an_oracle_with_few_candidates(instance: tuple[list[str], Oracle], pinned: int) -> None:
     order, oracle = instance
     memo, ran = memo_of(oracle, order)
     minimise(order, memo, pinned=min(pinned, len(order)))
@@ -76,18 +76,6 @@ def test_the_minimum_of_a_monotone_oracle(instance: tuple[list[str], Oracle], pi
     assert len(best) == brute_force(oracle, order)
     assert prove(best, order, memo.known) == "minimum"
     assert len(ran) == len(set(ran))  # memoised
-
-
-@given(arbitrary(), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
-def test_the_minimum_of_any_oracle_with_few_candidates(instance: tuple[list[str], Oracle], pinned: int) -> None:
-    order, oracle = instance
-    memo, _ = memo_of(oracle, order)
-    minimise(order, memo, pinned=min(pinned, len(order)))
-    best = memo.best()
-    assert best is not None
-    assert len(best) == brute_force(oracle, order)
-    assert prove(best, order, memo.known) == "minimum"
 
 
 @given(st.one_of(monotone(), arbitrary()), st.integers(0, 25), st.booleans())

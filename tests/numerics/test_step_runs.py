@@ -35,8 +35,6 @@ def nothing_left_behind() -> Any:
     assert present() == before
 
 
-__all__ = ["nothing_left_behind"]  # a fixture
-
 OFF, STOCK = tp.Policy.named("off"), tp.Policy.stock()
 BFLOAT16, FLOAT32, FLOAT16 = torch.bfloat16, torch.float32, torch.float16
 X, MODEL = torch.ones(2, 2), nn.Linear(2, 2)
@@ -228,13 +226,11 @@ def test_compiled_functions_run_uncompiled_by_default() -> None:
         return graph.forward
 
     compiled = torch.compile(lambda x: x @ x + 1, backend=backend)
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)
     update = torch.compile(optimizer.step, backend="eager")
 
     def step() -> list[torch.Tensor]:
-        optimizer.zero_grad()
-        loss = model(X).sum()
+        loss = MODEL(X).sum()
         loss.backward()
         update()
         with torch.autocast("cpu"):
@@ -242,7 +238,7 @@ def test_compiled_functions_run_uncompiled_by_default() -> None:
 
     torch._dynamo.reset()
     try:
-        with StepRuns(step, model) as runs:
+        with StepRuns(step, MODEL) as runs:
             [eager] = runs.run(STOCK)
             assert not compiled_calls
             [verified] = runs.run(STOCK, eager=False)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_promote import _C
+from torch_promote.checking.comparison import compare
 from torch_promote.numerics.impacts import ErrorSums, Impacts
 from torch_promote.numerics.step_state import (
     BETWEEN_PROCESSES,
@@ -245,7 +246,7 @@ class KeepReference(ForwardCalls):
                 sum(one.numel() * one.element_size() for one in found),
                 [one.shape for one in found],
                 [_fingerprint(one) for one in found],
-                None if _is_same(begun, random_state(args)) else begun,
+                begun if compare(begun, random_state(args)) else None,
                 [self.room.keep(one.detach(), copy=True) for one in found],
             )
 
@@ -479,12 +480,6 @@ def unobserved() -> contextlib.AbstractContextManager[Any]:
     """Hides the ops of a block from observers, but not from autocast."""
     guard: contextlib.AbstractContextManager[Any] = _keys._ExcludeDispatchKeyGuard(_OBSERVER)
     return guard
-
-
-def _is_same(one: RandomState, other: RandomState) -> bool:
-    if not torch.equal(one[0], other[0]) or not all(map(torch.equal, one[2], other[2])):
-        return False
-    return one[1] is None or other[1] is None or all(map(torch.equal, one[1], other[1]))
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:

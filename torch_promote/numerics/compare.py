@@ -38,7 +38,7 @@ from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["DIFFER", "REFERENCE", "compare", "compare_runs"]
+__all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
 
 
 #: The policy of the reference "fp32": the step without casts.
@@ -109,22 +109,14 @@ def compare(
         show_progress("compare", 3 * batches, wanted=progress) as show,
     ):
         runs.on_step = lambda number: show(number, "")
-        return compare_runs(runs, of_reference, of_candidate, gradients=gradients)
+        return ComparedRuns(runs, of_reference, of_candidate, gradients=gradients).compare()
 
 
 def _policy_of(policy: Policy | str) -> Policy:
     return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
 
 
-def compare_runs(
-    runs: StepRuns,
-    reference: Policy,
-    candidate: Policy,
-    *,
-    gradients: bool = False,
-    most_runs: int | None = None,
-    strict: bool = True,
-) -> Comparison:
+class ComparedRuns:
     """Compares two policies like `compare`, with the runs of an open `StepRuns`.
 
     Args:
@@ -134,22 +126,20 @@ def compare_runs(
         gradients: Whether to also compare the gradients of the parameters.
         most_runs: The maximum number of runs, 3 or more.
         strict: Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
-
-    Raises:
-        StepError: As `compare`.
     """
-    last = None if most_runs is None else runs.count + most_runs
-    return _Comparing(runs, reference, candidate, gradients, last, strict).compare()
-
-
-class _Comparing:
-    """A comparison in progress. See `compare_runs`; `last` is the number of the last run."""
 
     def __init__(
-        self, runs: StepRuns, reference: Policy, candidate: Policy, gradients: bool, last: int | None, strict: bool
+        self,
+        runs: StepRuns,
+        reference: Policy,
+        candidate: Policy,
+        *,
+        gradients: bool = False,
+        most_runs: float = math.inf,
+        strict: bool = True,
     ) -> None:
         self._runs, self._reference, self._candidate = runs, reference, candidate
-        self._gradients, self._last, self._strict = gradients, last, strict
+        self._gradients, self._last, self._strict = gradients, runs.count + most_runs, strict
         self._model = runs.model
         self._first_run = runs.count
         self._backwards = Backwards()
@@ -160,7 +150,7 @@ class _Comparing:
         self._notes: list[str] = []
 
     def compare(self) -> Comparison:
-        """Performs the runs."""
+        """Performs the runs. Raises StepError as `compare`."""
         not_seen: list[str] = []
         with watch_unseen(not_seen):
             first = self._run(self._reference, self._kept)
@@ -218,7 +208,7 @@ class _Comparing:
 
     def _estimate_impacts(self, change: float) -> Results:
         """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
-        has_spare = self._last is None or self._runs.count + 1 < self._last
+        has_spare = self._runs.count + 1 < self._last
         with_grad = not self._kept.saw_backward and not self._kept.requires_grad and has_spare
         loss_scale = self._runs.state.loss_scale()
         self._impacts = Impacts(loss_scale, 1 if self._gradients else _BACKWARDS)
@@ -234,8 +224,7 @@ class _Comparing:
             second, self._local = self._run_locally(self._impacts, with_grad)
         errs = any(sums.total()[0] for sums in self._local.errors.values())
         vanish = self._impacts.are_zero or not self._impacts.explain(change)
-        may_run = self._last is None or self._runs.count < self._last
-        if self._on_any_rank(bool(self._impacts.totals) and errs and vanish) and may_run:
+        if self._on_any_rank(bool(self._impacts.totals) and errs and vanish) and self._runs.count < self._last:
             replaced = Impacts(loss_scale, _BACKWARDS, random=True)
             self._run_locally(replaced, with_grad)
             if self._on_any_rank(replaced.nonzero):
@@ -273,7 +262,6 @@ class _Comparing:
         return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
 
     def _check(self, first: Results, second: Results) -> dict[str, float]:
-        """The difference between two runs of the reference, for each name."""
         noise: dict[str, float] = {}
         for one, other in zip(second, first, strict=True):
             for name, error in distances(one, other).items():
@@ -361,7 +349,6 @@ def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
 
 
 def _metrics(reference: Results, candidate: Results) -> list[Metric]:
-    """The values that the step returned, for the batch with the largest error."""
     worst: dict[str, Metric] = {}
     if not candidate:  # the step raised
         return [Metric(name, _number(value), None, float("inf")) for name, value in reference[0].items()]

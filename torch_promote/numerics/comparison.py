@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from torch_promote.report.base import (
     spell_number,
 )
 
-__all__ = ["Comparison", "GradientError", "Metric", "Site", "module_tree", "name_of_policy"]
+__all__ = ["Comparison", "GradientError", "Metric", "Site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Comparison(Report):
     def content(self) -> Content:
         """Returns what the report says to people."""
         return Content(
-            title=f"comparison of {name_of_policy(self.candidate)} with {name_of_policy(self.reference)}",
+            title=f"comparison of {_name_of(self.candidate)} with {_name_of(self.reference)}",
             verdict=self._verdict(),
             facts=self._facts(),
             parts=(
@@ -178,7 +178,10 @@ class Comparison(Report):
                         Column("inf or NaN", "count"),
                         Column("line", "line", "page"),
                     ),
-                    [_site_row(site) for site in self.sites],
+                    [
+                        (*(getattr(site, name) for name in _SITE_CELLS), site.nonfinite or None, site.line)
+                        for site in self.sites
+                    ],
                     note=_ABOUT_SITES + (_ABOUT_COTANGENTS if self.random_cotangents else ""),
                 ),
                 Table(
@@ -188,7 +191,7 @@ class Comparison(Report):
                     most=5,
                 ),
                 _heat_chart(self.sites),
-                module_tree(self.sites, self.modules),
+                self._module_tree(),
                 Listing("Calls that only one of the runs made", self.not_aligned),
                 Listing("Not compared", self.not_seen),
                 Listing("Notes", self.notes),
@@ -196,7 +199,7 @@ class Comparison(Report):
         )
 
     def _verdict(self) -> str:
-        worst = max(self.metrics, key=lambda metric: _rank(metric.error), default=None)
+        worst = max(self.metrics, key=lambda metric: metric.error, default=None)
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
             return "No op has an error, and the results are identical: no op runs in lower precision."
         if not math.isfinite(worst.error):
@@ -225,6 +228,32 @@ class Comparison(Report):
 
         return [(one.name, spell(one.reference), spell(one.candidate), one.error) for one in self.metrics]
 
+    def _module_tree(self) -> Tree:
+        """The tree of modules, in the model's order, with the errors and impacts of the sites in them."""
+        inside: dict[str, list[Site]] = {}
+        for site in self.sites:
+            parts = site.module.split(".")
+            for end in range(1, len(parts) + 1):
+                inside.setdefault(".".join(parts[:end]), []).append(site)
+        place = {path: number for number, path in enumerate(self.modules)}
+        paths = sorted(inside, key=lambda path: (not path, place.get(path, len(place)), path))
+        values = {measure: [_measure(inside[path], measure) for path in paths] for measure in _MEASURES}
+        shares = {
+            measure: heat_shares([math.nan if value is None else value for value in values[measure]])
+            for measure in _MEASURES
+            if any(value is not None for value in values[measure])
+        }
+        branches = [
+            Branch(
+                path,
+                (*(values[measure][number] for measure in _MEASURES), len(inside[path])),
+                [{"heat": round(column[number], 3)} for column in shares.values()],
+            )
+            for number, path in enumerate(paths)
+        ]
+        columns = [*(Column(measure, "number") for measure in _MEASURES), Column("sites", "count")]
+        return Tree("Modules", columns, branches, list(shares))
+
 
 _ABOUT_SITES = (
     "A site is the calls of one op in one module. Its local error is that of the op alone, on the inputs of the "
@@ -232,25 +261,8 @@ _ABOUT_SITES = (
     "local error on the loss. Errors are relative L2 norms."
 )
 _ABOUT_COTANGENTS = " Impacts are from random cotangents, because the gradient at the reference is zero."
+_SITE_CELLS = ("name", "module", "calls", "dtypes", "local", "accumulated", "impact")
 _MEASURES = ("local", "accumulated", "impact")
-
-
-def _rank(error: float) -> float:
-    return math.inf if math.isnan(error) else error
-
-
-def _site_row(site: Site) -> tuple[str | float | int | None, ...]:
-    return (
-        site.name,
-        site.module,
-        site.calls,
-        site.dtypes,
-        site.local,
-        site.accumulated,
-        site.impact,
-        site.nonfinite or None,
-        site.line,
-    )
 
 
 def _measure(sites: Iterable[Site], measure: str) -> float | None:
@@ -275,42 +287,7 @@ def _heat_chart(sites: Sequence[Site]) -> Chart:
     return Chart("Errors and impact by module", "heat", series, [module or "(the model itself)" for module in order])
 
 
-def module_tree(sites: Sequence[Site], modules: Sequence[str], tags: Mapping[str, str] | None = None) -> Tree:
-    """Returns the tree of modules, in the model's order, with the errors and impacts of the sites in them."""
-    inside: dict[str, list[Site]] = {}
-    for site in sites:
-        parts = site.module.split(".")
-        for end in range(1, len(parts) + 1):
-            inside.setdefault(".".join(parts[:end]), []).append(site)
-    place = {path: number for number, path in enumerate(modules)}
-    paths = sorted(inside, key=lambda path: (not path, place.get(path, len(place)), path))
-    values = {measure: [_measure(inside[path], measure) for path in paths] for measure in _MEASURES}
-    shares = {
-        measure: heat_shares([math.nan if value is None else value for value in values[measure]])
-        for measure in _MEASURES
-        if any(value is not None for value in values[measure])
-    }
-    branches = [
-        Branch(
-            path,
-            (*(values[measure][number] for measure in _MEASURES), len(inside[path])),
-            [{"heat": round(column[number], 3)} for column in shares.values()],
-            (tags or {}).get(path, ""),
-        )
-        for number, path in enumerate(paths)
-    ]
-    columns = [*(Column(measure, "number") for measure in _MEASURES), Column("sites", "count")]
-    return Tree("Modules", columns, branches, list(shares))
-
-
-def name_of_policy(policy: Policy) -> str:
-    """Returns the name of a policy: "stock", "fp32" for "off", or "a changed policy".
-
-    Example:
-        >>> stock = Policy.stock()
-        >>> [name_of_policy(one) for one in (Policy.named("off"), stock, stock.override({"mm.default": "fp32"}))]
-        ['fp32', 'stock', 'a changed policy']
-    """
+def _name_of(policy: Policy) -> str:
     for name in Policy.names():
         if Policy.named(name).changes == policy.changes and not policy.modules:
             return "fp32" if name == "off" else name

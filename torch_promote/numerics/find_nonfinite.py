@@ -301,7 +301,6 @@ class _Search:
             self._restore()
 
     def _restore(self) -> None:
-        """Restores the state, except for gradients that have become non-finite."""
         self._state.restore()
         for weight in () if self._model is None else self._model.parameters():
             if weight.grad is not None and not weight.grad.isfinite().all():
@@ -343,7 +342,6 @@ class _Search:
         return None if report.found else overrides
 
     def _without_needless(self, overrides: dict[str, str]) -> dict[str, str]:
-        """Removes each override that is not needed for the step to be finite."""
         for name in list(overrides) if len(overrides) > 1 else []:
             fewer = {key: value for key, value in overrides.items() if key != name}
             report = self._run(fewer)

@@ -41,14 +41,14 @@ class ErrorSums:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[torch.device, torch.Tensor] = {}
+        self._sums: torch.Tensor | None = None
 
     def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
         """Adds the errors of a result, relative to the reference's of the same shape."""
-        for ours, theirs in zip(_pieces(result), _pieces(reference), strict=True):
+        pieces = (as_reals(one).split(_AT_ONCE) for one in (result, reference))
+        for ours, theirs in zip(*pieces, strict=True):
             found = _sums_of(ours, theirs.to(ours.device))
-            known = self._sums.get(found.device)
-            self._sums[found.device] = found if known is None else known + found
+            self._sums = found if self._sums is None else self._sums + found.to(self._sums.device)
 
     def total(self) -> tuple[float, int]:
         """Returns the relative error of all results together, and the number of values lost.
@@ -56,8 +56,7 @@ class ErrorSums:
         The error is the L2 norm of the difference, relative to the reference's. It is infinite if a value is not finite
         where the reference's is, or if the reference is zero and the difference is not.
         """
-        sums = [one.tolist() for one in self._sums.values()]
-        difference, size, lost = (sum(one[i] for one in sums) for i in range(3))
+        difference, size, lost = (0.0, 0.0, 0) if self._sums is None else self._sums.tolist()
         if lost or (difference and not size):
             return math.inf, int(lost)
         return (math.sqrt(difference / size) if difference else 0.0), 0
@@ -69,13 +68,7 @@ def as_reals(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1)
 
 
-def _pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    pieces: tuple[torch.Tensor, ...] = as_reals(tensor).split(_AT_ONCE)
-    return pieces
-
-
 def _sums_of(result: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The sums of squares of difference and reference, and the count of values lost."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
     in_ours = ours.abs() < BEYOND
@@ -348,7 +341,6 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

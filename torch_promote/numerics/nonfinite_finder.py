@@ -301,141 +301,6 @@ class Verdict:
     argument: str = ""
 
 
-class NonfiniteJudge:
-    """Diagnoses calls, and keeps state for later ones: GradScaler's scale, and known NaNs."""
-
-    def __init__(self, seen: Seen) -> None:
-        self._benign = seen.benign
-        self._lock = threading.Lock()
-        self._scale: float | None = None
-        self._scaled_overflow = False
-        self._nan_is_known = False
-
-    def set_scale(self, scale: float | None) -> None:
-        """Called when GradScaler scales a loss, and with None when it has updated its scale after the step."""
-        self._scale, self._scaled_overflow = scale, False
-
-    def allow(self, call: Call) -> None:
-        """Records a call that may make non-finite values."""
-        self._nan_is_known = True
-        self.add_benign("allowed", call)
-
-    def judge(self, watched: WatchedCall) -> Verdict | None:
-        """Returns the verdict on a call with a non-finite result; None if the call is not at fault."""
-        call, inputs = watched.call, watched.inputs
-        makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
-        has_nan = any(math.isnan(low) for low, _ in inputs)
-        has_inf = not has_nan and not all(map(is_finite, inputs))
-        if makes_nan and has_nan:
-            is_known = self._nan_is_known or self._scaled_overflow or self._writes_a_part(watched)
-            return None if is_known else Verdict("data", call.name)
-        if (has_nan or has_inf) and self._scaled_overflow:
-            return None
-        if not makes_nan:
-            if has_nan:
-                return None
-            if has_inf:
-                if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
-                    return self._kind(watched, finite=True)
-                return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
-            if self._is_mask(watched):
-                self.add_benign("mask", call)
-                return None
-        return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
-
-    @staticmethod
-    def _writes_a_part(watched: WatchedCall) -> bool:
-        """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
-        pairs = zip(watched.tensors, watched.inputs, strict=True)
-        others = [found for (_, tensor), found in pairs if id(tensor) not in watched.before]
-        return watched.call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
-
-    @staticmethod
-    def _is_mask(watched: WatchedCall) -> bool:
-        asked = any(isinstance(arg, float) and math.isinf(arg) for arg in watched.args)
-        numbers = [tensor for _, tensor in watched.tensors if tensor.dtype is not torch.bool]
-        lowest = all(high != math.inf for _, high in watched.outputs) and any(
-            _is_lowest(low, tensor.dtype) for (_, tensor), (low, _) in zip(watched.tensors, watched.inputs, strict=True)
-        )
-        return asked or not numbers or lowest
-
-    @staticmethod
-    def _exceeds_float32(watched: WatchedCall) -> bool:
-        """Whether a call in a lower dtype makes more values infinite than in float32."""
-        if not any(tensor.dtype in _LOWER for tensor in watched.results):
-            return False
-        wider = watched.again(torch.float32)
-        return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
-
-    def _only_scaled(self, watched: WatchedCall) -> bool:
-        """Whether the result would be finite without GradScaler's scale."""
-        if not self._scale or not (watched.scales or watched.call.phase == "backward"):
-            return False
-        if not all(map(is_finite, watched.inputs)):
-            return False
-        for dtype in (torch.float32, torch.float64):
-            wider = watched.again(dtype)
-            if wider is None or len(wider) != len(watched.results):
-                return False
-            found = extremes(wider)
-            if all(map(is_finite, found)):
-                break
-        else:
-            return False
-        sizes = [
-            (max(abs(low), abs(high)), torch.finfo(tensor.dtype).max)
-            for tensor, (low, high) in zip(watched.results, found, strict=True)
-            if tensor.is_floating_point()
-        ]
-        if any(size / self._scale > largest for size, largest in sizes):
-            return False
-        self._scaled_overflow = True
-        self.add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
-        return True
-
-    def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
-        """The verdict on a call at fault, of which all inputs are finite or not."""
-        call, tensors = watched.call, watched.tensors
-        if finite and call.name in _CONVERSIONS:
-            return Verdict("overflow in a cast", call.name, tensors[-1 if call.name == "aten::copy_" else 0][0])
-        earlier = self.earlier_cast(watched) if finite else None
-        if earlier is not None:
-            return earlier
-        dtypes = {tensor.dtype for _, tensor in tensors} | {tensor.dtype for tensor in watched.results}
-        dtypes |= {info.dtype for info in call.ran_with}
-        if dtypes.isdisjoint(_LOWER):
-            return Verdict("mathematics", call.name)
-        wider = watched.again(torch.float32)
-        if wider is not None and not all(map(is_finite, extremes(wider))):
-            return Verdict("mathematics", call.name)
-        return Verdict("overflow in the op", call.name)
-
-    @staticmethod
-    def earlier_cast(watched: WatchedCall) -> Verdict | None:
-        """Looks for an infinite value that is in the cast arguments but not in the program's arguments."""
-        if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
-            return None
-        before = dict(watched.tensors)
-        for name, tensor in tensor_arguments(watched.op, watched.cast_args):
-            if tensor.dtype not in _LOWER or name not in before:
-                continue
-            passed, cast = extremes([before[name], tensor])
-            if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):
-                return Verdict("overflow in a cast", watched.call.name, name)
-        return None
-
-    def add_benign(self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None) -> None:
-        """Records a call whose non-finite results are benign."""
-        key = (kind, call.name, call.module, call.line)
-        unscaled = None if scale is None or scaled is None else scaled / scale
-        with self._lock:
-            if key in self._benign or len(self._benign) < _MOST_BENIGN:
-                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
-                known = self._benign.get(key, new)
-                count = known.count + 1
-                self._benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
-
-
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
     """Whether a value is the lowest of its dtype, or close to it for a dtype with a wide range."""
     if not dtype.is_floating_point:
@@ -482,9 +347,11 @@ class NonfiniteFinder(CallObserver):
         self._found = found
         self._is_allowed = is_allowed
         self._watching = _Watching()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.seen = Seen()
-        self._judge = NonfiniteJudge(self.seen)
+        self._scale: float | None = None  # GradScaler's
+        self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
+        self._nan_is_known = False
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Spread]] = []
         self.done = False
@@ -518,9 +385,9 @@ class NonfiniteFinder(CallObserver):
         name = overload_name(op)
         if name == "aten::mul.Tensor" and len(calls) == 1 and _called_by_grad_scaler(sys._getframe()):
             watched.scales = True
-            self._judge.set_scale(extremes([args[1]])[0][1])
+            self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
         elif name == "aten::_amp_update_scale_":
-            self._judge.set_scale(None)
+            self._scale, self._scaled_overflow = None, False
 
     def _look_before(self, watched: WatchedCall) -> None:
         arguments = watched.op._schema.arguments
@@ -594,14 +461,15 @@ class NonfiniteFinder(CallObserver):
             parent.inner_nonfinite = True
         verdict = watched.verdict
         if verdict is None and watched.inner_nonfinite and call.composite:
-            verdict = self._judge.earlier_cast(watched)  # the ops inside have been judged
+            verdict = self._earlier_cast(watched)  # the ops inside have been judged
         elif verdict is None:
-            verdict = self._judge.judge(watched)
+            verdict = self._judge(watched)
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
                 spread.read([tensor for _, tensor in watched.tensors], results)
         elif self._is_allowed(call):
-            self._judge.allow(call)
+            self._nan_is_known = True
+            self._add_benign("allowed", call)
         elif parent is not None:
             parent.verdict = parent.verdict or verdict
         else:
@@ -640,12 +508,11 @@ class NonfiniteFinder(CallObserver):
             self._found(origin)
 
     def _drop_ended(self) -> None:
-        """Drops the origins whose infinite values were only converted to integers."""
         before = list(self._provisional)
         self._provisional = [pair for pair in before if not pair[1].ended_well]
         for origin, spread in before:
             if spread.ended_well:
-                self._judge.add_benign("integers", origin.call)
+                self._add_benign("integers", origin.call)
         if before and before[0] not in self._provisional:
             self._found(self._provisional[0][0] if self._provisional else None)
 
@@ -654,6 +521,124 @@ class NonfiniteFinder(CallObserver):
         with self._lock:
             if not self.done:
                 self._drop_ended()
+
+    # --- verdicts
+
+    def _judge(self, watched: WatchedCall) -> Verdict | None:
+        """Returns the verdict on a call with a non-finite result; None if the call is not at fault."""
+        call, inputs = watched.call, watched.inputs
+        makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
+        has_nan = any(math.isnan(low) for low, _ in inputs)
+        has_inf = not has_nan and not all(map(is_finite, inputs))
+        if makes_nan and has_nan:
+            is_known = self._nan_is_known or self._scaled_overflow or self._writes_a_part(watched)
+            return None if is_known else Verdict("data", call.name)
+        if (has_nan or has_inf) and self._scaled_overflow:
+            return None
+        if not makes_nan:
+            if has_nan:
+                return None
+            if has_inf:
+                if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
+                    return self._kind(watched, finite=True)
+                return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
+            if self._is_mask(watched):
+                self._add_benign("mask", call)
+                return None
+        return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
+
+    @staticmethod
+    def _writes_a_part(watched: WatchedCall) -> bool:
+        """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
+        pairs = zip(watched.tensors, watched.inputs, strict=True)
+        others = [found for (_, tensor), found in pairs if id(tensor) not in watched.before]
+        return watched.call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
+
+    @staticmethod
+    def _is_mask(watched: WatchedCall) -> bool:
+        asked = any(isinstance(arg, float) and math.isinf(arg) for arg in watched.args)
+        numbers = [tensor for _, tensor in watched.tensors if tensor.dtype is not torch.bool]
+        lowest = all(high != math.inf for _, high in watched.outputs) and any(
+            _is_lowest(low, tensor.dtype) for (_, tensor), (low, _) in zip(watched.tensors, watched.inputs, strict=True)
+        )
+        return asked or not numbers or lowest
+
+    @staticmethod
+    def _exceeds_float32(watched: WatchedCall) -> bool:
+        """Whether a call in a lower dtype makes more values infinite than in float32."""
+        if not any(tensor.dtype in _LOWER for tensor in watched.results):
+            return False
+        wider = watched.again(torch.float32)
+        return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
+
+    def _only_scaled(self, watched: WatchedCall) -> bool:
+        """Whether the result would be finite without GradScaler's scale."""
+        if not self._scale or not (watched.scales or watched.call.phase == "backward"):
+            return False
+        if not all(map(is_finite, watched.inputs)):
+            return False
+        for dtype in (torch.float32, torch.float64):
+            wider = watched.again(dtype)
+            if wider is None or len(wider) != len(watched.results):
+                return False
+            found = extremes(wider)
+            if all(map(is_finite, found)):
+                break
+        else:
+            return False
+        sizes = [
+            (max(abs(low), abs(high)), torch.finfo(tensor.dtype).max)
+            for tensor, (low, high) in zip(watched.results, found, strict=True)
+            if tensor.is_floating_point()
+        ]
+        if any(size / self._scale > largest for size, largest in sizes):
+            return False
+        self._scaled_overflow = True
+        self._add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
+        return True
+
+    def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
+        """The verdict on a call at fault, of which all inputs are finite or not."""
+        call, tensors = watched.call, watched.tensors
+        if finite and call.name in _CONVERSIONS:
+            return Verdict("overflow in a cast", call.name, tensors[-1 if call.name == "aten::copy_" else 0][0])
+        earlier = self._earlier_cast(watched) if finite else None
+        if earlier is not None:
+            return earlier
+        dtypes = {tensor.dtype for _, tensor in tensors} | {tensor.dtype for tensor in watched.results}
+        dtypes |= {info.dtype for info in call.ran_with}
+        if dtypes.isdisjoint(_LOWER):
+            return Verdict("mathematics", call.name)
+        wider = watched.again(torch.float32)
+        if wider is not None and not all(map(is_finite, extremes(wider))):
+            return Verdict("mathematics", call.name)
+        return Verdict("overflow in the op", call.name)
+
+    @staticmethod
+    def _earlier_cast(watched: WatchedCall) -> Verdict | None:
+        """Looks for an infinite value that is in the cast arguments but not in the program's arguments."""
+        if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
+            return None
+        before = dict(watched.tensors)
+        for name, tensor in tensor_arguments(watched.op, watched.cast_args):
+            if tensor.dtype not in _LOWER or name not in before:
+                continue
+            passed, cast = extremes([before[name], tensor])
+            if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):
+                return Verdict("overflow in a cast", watched.call.name, name)
+        return None
+
+    def _add_benign(
+        self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None
+    ) -> None:
+        key = (kind, call.name, call.module, call.line)
+        unscaled = None if scale is None or scaled is None else scaled / scale
+        with self._lock:
+            if key in self.seen.benign or len(self.seen.benign) < _MOST_BENIGN:
+                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
+                known = self.seen.benign.get(key, new)
+                count = known.count + 1
+                self.seen.benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
 
 
 def _is_part(token: Any) -> bool:

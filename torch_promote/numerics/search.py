@@ -118,26 +118,20 @@ def _shortest_prefix(order: Sequence[str], passes: Passes, start: int = 0) -> in
     return high
 
 
-def _quick_xplain(background: Sequence[str], items: Sequence[str], passes: Passes) -> list[str]:
+def _quick_xplain(background: list[str], items: list[str], passes: Passes, has_grown: bool = True) -> list[str]:
     """Returns a subset of `items` that passes with `background`. It is minimal if the oracle is monotone.
 
     Source: U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI 2004. The
     background and all items together are assumed to pass. Earlier items are preferred.
     """
-    if not items or passes(frozenset(background)):
-        return []
-    return _explain(list(background), False, list(items), passes)
-
-
-def _explain(background: list[str], has_grown: bool, items: list[str], passes: Passes) -> list[str]:
-    if has_grown and passes(frozenset(background)):
+    if not items or (has_grown and passes(frozenset(background))):
         return []
     if len(items) == 1:
         return items
     half = (len(items) + 1) // 2
     first, second = items[:half], items[half:]
-    of_second = _explain(background + first, True, second, passes)
-    of_first = _explain(background + of_second, bool(of_second), first, passes)
+    of_second = _quick_xplain(background + first, second, passes)
+    of_first = _quick_xplain(background + of_second, first, passes, bool(of_second))
     return of_first + of_second
 
 
@@ -369,7 +363,6 @@ class Candidates:
         return policy
 
     def _inherits(self, module: str, op: str, tables: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether tables give an op in a module the override."""
         for name in _outwards(module):
             if name in tables and op in tables[name]:
                 return tables[name][op] == self._value

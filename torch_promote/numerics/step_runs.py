@@ -339,7 +339,6 @@ def norm_of(tensor: torch.Tensor) -> float:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in float64."""
     dense = tensor.detach()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense
     dense = dense.dequantize() if dense.is_quantized else dense

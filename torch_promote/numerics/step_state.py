@@ -34,6 +34,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.ops import leaves
@@ -46,7 +47,6 @@ __all__ = [
     "objects_of",
     "random_state",
     "repeat",
-    "same_bits",
     "set_random_state",
 ]
 
@@ -268,22 +268,6 @@ def _elements(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(slice(0, 1) if one else slice(None) for one in repeated)] if any(repeated) else tensor
 
 
-def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits, so that a NaN equals itself."""
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        return False
-    return ours.is_meta or torch.equal(_bits(ours), _bits(theirs).to(ours.device))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    data = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    data = data.to_dense() if data.layout is not torch.strided else data
-    data = data.int_repr() if data.is_quantized else data.resolve_conj().resolve_neg()
-    data = data.contiguous().reshape(-1)
-    data = data.as_strided((1,), (1,)) if data.numel() == 1 else data  # one element may have any stride
-    return data.view(torch.uint8)
-
-
 def _save_module(module: nn.Module) -> _Restore:
     training, tensors, attributes = module.training, _tensor_attributes(module), dict(vars(module))
 
@@ -345,17 +329,15 @@ def _access(item: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
 
 def _equal(ours: Any, theirs: Any) -> bool:
     """Whether two states are equal. Objects that cannot be compared count as equal."""
-    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        return same_bits(ours.detach(), theirs.detach())
     if type(ours) is not type(theirs):
         return False
     if type(ours) in _DICTS:
         return ours.keys() == theirs.keys() and all(_equal(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, list | tuple | collections.deque):
         return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
-    if isinstance(ours, _ATOMS):
-        return bool(ours == theirs) or ours != ours
     with contextlib.suppress(Exception):  # an object that pickle cannot read
+        if isinstance(ours, (torch.Tensor, *_ATOMS)):
+            return not compare(ours, theirs)
         return pickle.dumps(ours) == pickle.dumps(theirs)
     return True
 
@@ -365,23 +347,19 @@ class _Process:
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
-        self._on_gpu = torch.cuda.is_initialized()
 
     def get_state(self) -> tuple[Any, ...]:
         return (
             random.getstate(),
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if self._on_gpu else None,
+            random_state(),
             None if self._numpy is None else self._numpy.random.get_state(),
             torch.is_grad_enabled(),
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, cpu, on_gpu, of_numpy, with_gradients = state
+        python, of_torch, of_numpy, with_gradients = state
         random.setstate(python)
-        torch.set_rng_state(cpu)
-        if self._on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
+        set_random_state(of_torch)
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
@@ -464,7 +442,6 @@ def is_compiled(step: Callable[..., Any], model: nn.Module) -> bool:
 
 
 def _is_generator(item: Any) -> bool:
-    """Whether an object is a random number generator of PyTorch, Python or NumPy."""
     numpy = sys.modules.get("numpy")
     of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
     return isinstance(item, (torch.Generator, random.Random, *of_numpy))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import OptionError, StepError, TorchPromoteError, TuningError, did_you_mean
+from torch_promote.errors import OptionError, TorchPromoteError, TuningError, did_you_mean
 from torch_promote.numerics.call_observers import unobserved
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
@@ -27,7 +27,7 @@ from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.report.codec import decode, encode
 
-__all__ = ["FirstRuns", "Judge", "Ranks", "ResumeFile", "Run", "Trials", "held_out_key", "worst"]
+__all__ = ["FirstRuns", "Judge", "Ranks", "ResumeFile", "Run", "Trials", "worst"]
 
 
 class Judge:
@@ -53,7 +53,8 @@ class Judge:
         check: Callable[[Any], bool] | None = None,
     ) -> None:
         values = list(tolerance.values()) if isinstance(tolerance, Mapping) else [tolerance]
-        if not values or not all(map(_is_tolerance, values)):
+        numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+        if not values or len(numbers) < len(values) or not all(0 < one < math.inf for one in numbers):
             raise OptionError(
                 f"tolerance must be a finite number above 0 (relative to the reference), or a mapping of metrics to "
                 f"such numbers, got {tolerance!r}. For example tolerance=1e-3 or tolerance={{'loss': 1e-3}}."
@@ -110,8 +111,6 @@ class Judge:
 
     def errors(self, results: Results, reference: Results) -> dict[str, float]:
         """Returns the error of each metric for the worst batch."""
-        if len(results) != len(reference):
-            raise StepError(f"the run ended after {len(results)} of {len(reference)} batches.")
         return worst([distances(ours, theirs) for ours, theirs in zip(results, reference, strict=True)])
 
     def meets(self, errors: Mapping[str, float]) -> bool:
@@ -119,23 +118,10 @@ class Judge:
         return all(errors.get(name, math.inf) <= limit for name, limit in self.tolerance.items())
 
     def describe(self, errors: Mapping[str, float]) -> str:
-        """Returns errors with their tolerances as text, furthest beyond its tolerance first.
-
-        Example:
-            >>> judge = Judge(1e-3)
-            >>> judge.name_metrics([{"loss": torch.ones(())}])
-            >>> judge.describe({"loss": 0.02})
-            'loss 0.02 (tolerance 0.001)'
-        """
-        ratios = {name: errors.get(name, math.inf) / limit for name, limit in self.tolerance.items()}
+        """Returns errors with their tolerances as text: "loss 0.02 (tolerance 0.001)"."""
         return ", ".join(
-            f"{name} {errors.get(name, math.inf):.3g} (tolerance {self.tolerance[name]:g})"
-            for name in sorted(ratios, key=lambda name: -ratios[name])
+            f"{name} {errors.get(name, math.inf):.3g} (tolerance {limit:g})" for name, limit in self.tolerance.items()
         )
-
-
-def _is_tolerance(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 class Ranks:
@@ -168,9 +154,8 @@ class Ranks:
         texts = self.gather("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        for rank, text in enumerate(texts):
-            if text:
-                raise TuningError(f"rank {rank} raised {text}")
+        if raised := [f"rank {rank} raised {text}" for rank, text in enumerate(texts) if text]:
+            raise TuningError(raised[0])
 
     def same_order(self, names: list[str]) -> list[str]:
         """Returns rank 0's order of names."""
@@ -347,15 +332,7 @@ class Trials(StepRuns):
         """The number of runs that the search may still make."""
         return self.left - self.reserve
 
-    def run(
-        self,
-        policy: Policy,
-        *,
-        around: contextlib.AbstractContextManager[Any] | None = None,
-        on_result: Callable[[int, Any], None] | None = None,
-        held_out: int = 0,
-        eager: bool = True,
-    ) -> Results:
+    def run(self, policy: Policy, *, on_result: Callable[[int, Any], None] | None = None, **options: Any) -> Results:
         """Like `StepRuns.run`, within the budget, and adds the run to `log`.
 
         Raises:
@@ -376,7 +353,7 @@ class Trials(StepRuns):
 
         started = time.perf_counter()
         try:
-            results = super().run(policy, around=around, on_result=measure, held_out=held_out, eager=eager)
+            results = super().run(policy, on_result=measure, **options)
             if not callable(self.judge.metric):
                 run.metrics = [self.judge.choose(batch) for batch in results]
             return results
@@ -388,12 +365,12 @@ class Trials(StepRuns):
                 torch.cuda.synchronize()
             run.seconds = time.perf_counter() - started
 
-    def run_safely(self, policy: Policy, *, held_out: int = 0, eager: bool = True) -> Run:
+    def run_safely(self, policy: Policy, **options: Any) -> Run:
         """Runs the step. An exception of the step becomes part of the result."""
         if self.left < 1:
             raise OutOfBudgetError
         with contextlib.suppress(Exception):  # it is in the log
-            self.run(policy, held_out=held_out, eager=eager)
+            self.run(policy, **options)
         return self.log[-1]
 
     def search(self, policy: Policy, names: frozenset[str], why: str) -> Trial:
@@ -406,7 +383,7 @@ class Trials(StepRuns):
         for number, reference in enumerate(self.more, 1):
             if not trial.passed:
                 break
-            key = held_out_key(names, number)
+            key = f"held out {number} {sorted(names)}"
             more = self.make(key, policy, names, "held out", reference=reference, held_out=number, is_search=True)
             errors = {name: max(error, trial.errors.get(name, 0.0)) for name, error in more.errors.items()}
             trial = dataclasses.replace(trial, errors=errors, passed=more.passed, error=more.error)
@@ -424,9 +401,8 @@ class Trials(StepRuns):
         why: str,
         *,
         reference: Results | None = None,
-        held_out: int = 0,
-        eager: bool = True,
         is_search: bool = False,
+        **options: Any,
     ) -> Trial:
         """Makes a trial, or returns it if it was made before, possibly by an earlier process.
 
@@ -436,9 +412,8 @@ class Trials(StepRuns):
             names: The candidates that have the override.
             why: Its purpose.
             reference: The reference's metrics, if they are not `self.reference`.
-            held_out: As in `StepRuns.run`.
-            eager: As in `StepRuns.run`.
             is_search: Whether it leaves the reserved runs alone.
+            options: Those of `StepRuns.run`.
         """
         if key not in self._made:
             if key in self.file.trials:
@@ -446,7 +421,7 @@ class Trials(StepRuns):
             elif is_search and self.spare() < 1:
                 raise OutOfBudgetError
             else:
-                run = self.run_safely(policy, held_out=held_out, eager=eager)
+                run = self.run_safely(policy, **options)
                 self.add(key, run, names, why, self.reference if reference is None else reference)
             self._made[key] = self.all[-1]
         return self._made[key]
@@ -483,8 +458,3 @@ class Trials(StepRuns):
 def worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the largest error of each metric."""
     return {name: max(one.get(name, 0.0) for one in errors) for name in dict.fromkeys(n for e in errors for n in e)}
-
-
-def held_out_key(names: frozenset[str], number: int) -> str:
-    """Returns the key of a trial on held-out batches."""
-    return f"held out {number} {sorted(names)}"

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from torch_promote.checking.comparison import compare
 from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
-from torch_promote.numerics.compare import DIFFER, REFERENCE, compare_runs
+from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
 from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
-from torch_promote.numerics.step_state import is_compiled, same_bits
-from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, held_out_key, worst
+from torch_promote.numerics.step_state import is_compiled
+from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
@@ -226,13 +227,12 @@ class _Tuner:
             self._notes.append("The step is not exactly repeatable: a run near the tolerance may pass or fail.")
 
     def _measure(self) -> FirstRuns:
-        """Runs the reference twice and the policy once."""
         trials, judge = self._trials, self._trials.judge
         reference = Policy.named(REFERENCE)
         most = max(trials.left - self._after - 1 - self._is_speed, 3)
         raised: Exception | None = None
         try:
-            comparison = compare_runs(trials, reference, self._base, most_runs=most, strict=False)
+            comparison = ComparedRuns(trials, reference, self._base, most_runs=most, strict=False).compare()
             first, *others = [run for run in trials.log if run.policy == reference]
             trials.reference = first.metrics
             judge.name_metrics(first.metrics)
@@ -333,7 +333,6 @@ class _Tuner:
     # --- the search
 
     def _search(self) -> None:
-        """Searches for a smallest set, and verifies it on held-out batches."""
         trials = self._trials
         trials.reserve = self._after + (self._level != "op")
         pinned = 0 if self._is_speed else sum(one.nonfinite for one in self._candidates.all)
@@ -414,10 +413,9 @@ class _Tuner:
             self._overrides, self._policy = overrides, policy
 
     def _verify_held_out(self) -> None:
-        """Runs the policy on batches that the search did not see."""
         trials, verified, names = self._trials, self._verified, frozenset(self._chosen())
         which = len(trials.more) + 1
-        key = held_out_key(names, which)
+        key = f"held out {which} {sorted(names)}"
         try:
             if trials.is_known(key):
                 trial = trials.make(key, self._policy, names, "held out")
@@ -449,21 +447,16 @@ class _Tuner:
         if run.error:
             return f"the reference raised {run.error} there"
         trials = self._trials
-        for known in (trials.reference, *trials.more):
-            if all(
-                ours.keys() == theirs.keys() and all(same_bits(ours[name], theirs[name]) for name in ours)
-                for ours, theirs in zip(run.metrics, known, strict=True)
-            ):
-                if trials.takes_number:
-                    return "the step gives the same results for the next numbers"
-                return (
-                    "the step gives the same results with other random numbers. A step that takes the number of its "
-                    "batch, step(i), has others"
-                )
-        return ""
+        if all(compare(run.metrics, known) for known in (trials.reference, *trials.more)):
+            return ""
+        if trials.takes_number:
+            return "the step gives the same results for the next numbers"
+        return (
+            "the step gives the same results with other random numbers. A step that takes the number of its batch, "
+            "step(i), has others"
+        )
 
     def _verify_compiled(self) -> None:
-        """Runs the step compiled."""
         trials, verified, names = self._trials, self._verified, frozenset(self._chosen())
         try:
             trial = trials.make(f"compiled {sorted(names)}", self._policy, names, "compiled", eager=False)
@@ -485,25 +478,21 @@ class _Tuner:
         if found is None:
             return Certificate("passes", "The search was interrupted before any overrides were known to pass.")
         kind = prove(found, self._names, known)
-        if self._is_speed and kind == "minimum" and found:
+        lowers_all = self._is_speed and not found
+        if self._is_speed and kind == "minimum":
             kind = "1-minimal"  # a minimum of bytes was not proved
-        text = _PROVED[self._direction, kind]
+        text = _PROVED[self._direction, "minimum" if lowers_all else kind]
         if kind == "passes" and self._ended:
             text = f"It passed. {self._ended}"
         if kind == "1-minimal" and not self._is_speed:
             ran = sum(1 for subset in known if len(subset) < len(found))
             smaller = sum(math.comb(len(self._names), size) for size in range(len(found)))
             text += f" Of {smaller} smaller sets, {ran} were run."
-        pairs = [
-            (small, large)
-            for small, ok in known.items()
-            if ok
-            for large, fine in known.items()
-            if not fine and small < large
-        ]
+        passed, failed = ([subset for subset, ok in known.items() if ok is wanted] for wanted in (True, False))
+        pairs = [(small, large) for small in passed for large in failed if small < large]
         pairs.sort(key=lambda pair: (len(pair[1]) - len(pair[0]), sorted(pair[0]), sorted(pair[1])))
         return Certificate(
-            kind="1-minimal" if self._is_speed and kind == "minimum" else kind,  # type: ignore[arg-type]
+            kind=kind,  # type: ignore[arg-type]
             text=" ".join([text, *verified.texts]),
             violations=tuple(
                 f"float32 for {self._spell(small)} passed, and float32 for {self._spell(large)} failed"

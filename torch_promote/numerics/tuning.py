@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch_promote.numerics.comparison import Comparison, module_tree
+from torch_promote.numerics.comparison import Comparison
 from torch_promote.policy.files import to_toml
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Chart, Code, Column, Content, Fact, Listing, Report, Series, Table, size
@@ -154,7 +154,6 @@ class Tuning(Report):
                 Code("mine.toml", to_toml(self.policy.to_dict())),
                 Code("Python", _USE_TABLES if self.policy.modules else _USE, _ABOUT_USE),
                 self._trials_chart(trials),
-                module_tree(self.comparison.sites, self.comparison.modules, self._tags()),
                 Table("Trials", self._trial_columns(), self._trial_rows(self.trials, 12), where="page"),
                 Table(
                     "Candidates",
@@ -207,13 +206,9 @@ class Tuning(Report):
 
         return [(name or "(the model)", spell(value)) for name, value in self.overrides.items()]
 
-    def _error_rows(self) -> list[tuple[str, float, float | None, float | None, float | None, float | None]]:
+    def _error_rows(self) -> list[tuple[str | float | None, ...]]:
         measured = (self.errors, self.certificate.held_out or {}, self.certificate.compiled or {}, self.noise_floor)
-        found = []
-        for name, tolerance in self.tolerance.items():
-            search, held_out, compiled, noise = (errors.get(name) for errors in measured)
-            found.append((name, tolerance, search, held_out, compiled, noise))
-        return found
+        return [(name, limit, *(errors.get(name) for errors in measured)) for name, limit in self.tolerance.items()]
 
     def _trial_columns(self) -> list[Column | str]:
         return [
@@ -251,10 +246,7 @@ class Tuning(Report):
         return max(ratios, default=math.inf)
 
     def _best(self, trials: list[Trial]) -> list[Trial]:
-        """The trials that are better than all trials with fewer candidates in float32, fewest first.
-
-        A trial that passed is better than one that failed; otherwise, a smaller error is better.
-        """
+        """The trials that are better than all trials with fewer candidates in float32, fewest first."""
         best: list[Trial] = []
         sign = -1 if self.direction == "speed" else 1
         rank = {id(trial): (not trial.passed, self._error(trial)) for trial in trials}
@@ -287,17 +279,6 @@ class Tuning(Report):
             lines=[("tolerance", limit)],
             note="Each point is a trial.",
         )
-
-    def _tags(self) -> dict[str, str]:
-        """The overridden ops of modules, for the tree."""
-        chosen = {(one.op, one.module) for one in self.candidates if one.name in set(self.found)}
-        tags: dict[str, dict[str, None]] = {}
-        for site in self.comparison.sites:
-            key = {"op": (site.op, ""), "module": ("", site.module)}.get(self.level, (site.op, site.module))
-            if key in chosen:
-                tags.setdefault(site.module, {})[site.op.removeprefix("aten::")] = None
-        value = "fp32" if self.direction == "accuracy" else "lower precision"
-        return {module: f"{value}: {', '.join(ops)}" for module, ops in tags.items()}
 
 
 #: The purposes of runs of the final policy, which are not part of the search.
