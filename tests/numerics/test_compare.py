@@ -85,11 +85,7 @@ def half() -> torch.autocast:
 
 
 def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
-    def step() -> torch.Tensor:
-        with half():
-            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
-
-    return step
+    return half()(lambda: model(INPUTS).square().mean())  # type: ignore[no-any-return]
 
 
 def by_place(comparison: Comparison) -> dict[tuple[str, str], Site]:
@@ -555,11 +551,7 @@ def test_nested_tensors_are_not_run_alone() -> None:
 
 def test_collectives_are_not_compared_and_not_run_alone() -> None:
     model = chain(0, 2)
-
-    def step() -> torch.Tensor:
-        with half():
-            return (model(INPUTS).square().mean() + op(model(INPUTS).detach()).mean()).float()  # type: ignore[no-any-return]
-
+    step = half()(lambda: (model(INPUTS).square().mean() + op(model(INPUTS).detach()).mean()).float())
     with counted_collective() as (op, calls):
         comparison = tp.compare(step, model=model)
         assert len(calls) == comparison.runs == 3

@@ -140,12 +140,7 @@ class Scaled(nn.Module):
 def scaled(dtype: torch.dtype = torch.float16) -> tuple[Scaled, Callable[[], torch.Tensor]]:
     torch.manual_seed(0)
     model = Scaled()
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu", dtype):
-            return model(torch.ones(2, 4) + 0.1 * torch.randn(2, 4))
-
-    return model, step
+    return model, torch.autocast("cpu", dtype)(lambda: model(torch.ones(2, 4) + 0.1 * torch.randn(2, 4)))
 
 
 # --- tunings in several processes, whose ranks use different batches
@@ -321,11 +316,9 @@ def test_metrics_and_tolerances() -> None:
 
 def test_all_batches_are_judged() -> None:
     model = nn.Linear(4, 4)
-
-    def step(number: int) -> torch.Tensor:
-        with torch.autocast("cpu", torch.float16):
-            return (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
-
+    step = torch.autocast("cpu", torch.float16)(
+        lambda number: (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
+    )
     with pytest.raises(NothingToTuneError):
         tp.tune(step, model=model, tolerance=0.01, batches=2)
     assert tp.tune(step, model=model, tolerance=0.01, batches=3).overrides == {"aten::mul": "fp32"}
@@ -472,7 +465,7 @@ def test_the_dtype_of_regions() -> None:
     model, _ = scaled()
 
     def step() -> torch.Tensor:
-        with torch.autocast("cpu"):
+        with torch.autocast("cpu"):  # made anew for each call
             return model(torch.ones(2, 4))
 
     with pytest.raises(NothingToTuneError):
@@ -499,11 +492,7 @@ def test_a_compiled_step_is_verified_compiled(factor: int) -> None:
 
     model, _ = scaled()
     compiled = torch.compile(model, backend=backend)
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu", torch.float16):
-            return compiled(torch.ones(2, 4) + 0.1 * torch.randn(2, 4))
-
+    step = torch.autocast("cpu", torch.float16)(lambda: compiled(torch.ones(2, 4) + 0.1 * torch.randn(2, 4)))
     tuning = tp.tune(step, model=model, tolerance=0.01)
     assert tuning.overrides == {"aten::mul": "fp32"}
     assert tuning.trials[-1].why == "compiled"
@@ -642,11 +631,7 @@ class Scale(nn.Module):
 def test_calls_outside_of_modules_are_reached() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Scale(2.0))
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu", torch.float16):
-            return (model(torch.randn(4, 4)) * 1e6).float().square().mean()
-
+    step = torch.autocast("cpu", torch.float16)(lambda: (model(torch.randn(4, 4)) * 1e6).float().square().mean())
     tuning = tp.tune(step, model=model, tolerance=0.01, level="site")
     assert tuning.met
     assert tuning.overrides == {"": {"aten::mul": "fp32"}, "1": {"aten::mul": "fallthrough"}}
@@ -801,11 +786,7 @@ def test_an_unsuitable_file_is_refused(tmp_path: Path, options: dict[str, Any], 
 def test_a_resumed_step_with_noise_may_differ_by_it(tmp_path: Path, factor: float, refused: bool) -> None:
     model = Scaled()
     count = itertools.count()
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu", torch.float16):
-            return model(torch.ones(2, 4)) * (1 + 1e-6 * (next(count) % 3))
-
+    step = torch.autocast("cpu", torch.float16)(lambda: model(torch.ones(2, 4)) * (1 + 1e-6 * (next(count) % 3)))
     first = tuned(step, model, tmp_path / "file.json", tolerance=0.01)
     assert first.noise_floor["loss"] > 0
     with torch.no_grad():
