@@ -494,6 +494,7 @@ def test_ranks_make_the_same_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     assert tp.compare(step_of(model), model=model).runs == 3  # it does not communicate: this rank may be alone
     communicates = property(lambda self: True, lambda self, value: None)
