@@ -1,9 +1,10 @@
-"""The command `torch-promote`: help, imports, exit statuses, output streams, and `info`."""
+"""The command `torch-promote`: help, imports, exit statuses, output streams, `info` and `why`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -13,11 +14,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import torch_promote as tp
+from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
 from helpers.program_defaults import as_it_was
@@ -25,10 +28,11 @@ from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli import output
 from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
+from torch_promote.cli.why import EXAMPLES
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 
-__all__ = ["as_it_was", "terminal_of_80_columns", "wide"]  # fixtures
+__all__ = ["as_it_was", "entry_point", "folder", "terminal_of_80_columns", "wide"]  # fixtures
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
@@ -94,35 +98,102 @@ def test_importing_the_package_imports_no_rich() -> None:
 # Exit statuses and errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ("", "required: COMMAND"),
-        ("polices", "invalid choice: 'polices'"),
-        ("--bogus", "required: COMMAND"),
-        ("info extra", "unrecognized arguments: extra"),
-        ("policies --op", "expected one argument"),
-        ("why", "required: expression"),
-        ("why 1+1 --default-dtype int8", "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64"),
-        ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
-        ("run --pol cuda x.py", "unrecognized arguments: --pol"),
-        ("tune train.py:make", "required: --tolerance"),
-        ("tune train.py:make --tolerance 1 --dtype x", "invalid choice: 'x'"),
-        ("compare train.py:make --tolerance =1", "expected a number, 0 or more, or NAME=NUMBER, such as 1e-3 or loss"),
-        ("compare train.py:make --tolerance -1", "-1: expected a number, 0 or more"),
-        ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),
-        ("parity --jobs many", "invalid int value: 'many'"),
-    ],
-)
-def test_an_invalid_command_line_is_one_line_and_status_2(capsys: Capture, arguments: str, complaint: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(shlex.split(arguments))
-    captured = capsys.readouterr()
-    assert (caught.value.code, captured.out) == (2, "")
-    command = next(iter(shlex.split(arguments)), "")
-    asked = f"torch-promote {command}" if command in COMMANDS else "torch-promote"
-    assert re.fullmatch(rf"torch-promote: error: .+[^.]\. See `{asked} --help`\.\n", captured.err)
-    assert complaint in captured.err
+#: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
+WRONG = [
+    ("", "required: COMMAND. See `torch-promote --help`."),
+    ("polices", "invalid choice: 'polices'"),
+    ("info extra", "unrecognized arguments: extra. See `torch-promote info --help`."),
+    # run, trace, find-nan
+    ("run", "run what? Name a script, -m MODULE, -c CODE or -. See `torch-promote run --help`."),
+    ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
+    ("run --pol cuda x.py", "unrecognized arguments: --pol"),
+    ("run -m", "-m needs a module after it."),
+    ("run -v -c", "-c needs code after it."),
+    ("run gone.py --policy", "there is no file 'gone.py' to run. For a module, write -m gone."),
+    ("run empty", "the folder 'empty' has no __main__.py. Name a file in it."),
+    ("run -m no_such.module", "there is no module to run: -m no_such.module. Python looks in '{folder}' and in"),
+    ("run -m .relative", "there is no module to run: -m .relative. Python looks in '{folder}' and in sys.path."),
+    ("run --policy cudda x.py", "--policy cudda: no policy is called 'cudda'. Closest: cuda."),
+    ("run --policy gone.toml x.py", "--policy gone.toml: "),
+    ("run --cache al x.py", "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
+    ("run --override softmax x.py", "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
+    ("run --override sofmax=fp32 x.py", "no op is called 'sofmax'. Closest: softmax"),
+    ("run --override mm=fp23 x.py", "mm"),
+    ("run --override mm=fp32,mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
+    ("trace", "trace what? Name a script"),
+    ("trace --html run.htm x.py", "argument --html: run.htm: the file's name has to end in .html."),
+    ("trace --json a.trace.json x.py", "end in .json. A file for Perfetto is an option of its own"),
+    ("trace --json a.json x.py", "argument --json: a.json: this is a folder. Name a file in it."),
+    ("trace --json locked/a.json x.py", "locked/a.json: it cannot be written (permission"),
+    ("trace --steps 3:3 x.py", "3:3: there is no step in it. B comes after A"),
+    ("trace --steps a x.py", "a: not a range of steps. Write A:B, as in 10:12"),
+    ("trace --max-calls -1 x.py", "-1 is not an integer, 0 or more"),
+    ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
+    ("find-nan", "find-nan what? Name a script"),
+    # compare, tune
+    ("compare x.py:make --html run.htm", "run.htm: the file's name has to end in .html."),
+    ("compare x.py:make --json no/run.json", "no/run.json: there is no folder 'no'. Create it first."),
+    ("compare x.py:make --tolerance 1 --tolerance a=1", "give one number for all metrics, or NAME=NUMBER for each"),
+    ("compare x.py:make --tolerance =1", "expected a number, 0 or more, or NAME=NUMBER, such as 1e-3 or loss"),
+    ("compare x.py:make --tolerance -1", "-1: expected a number, 0 or more"),
+    ("tune x.py:make", "required: --tolerance"),
+    ("tune x.py:make --tolerance 1 --dtype x", "invalid choice: 'x'"),
+    ("tune x.py:make --tolerance 1 -o mine.json", "mine.json: the file's name has to end in .toml."),
+    # policies
+    ("policies --op", "expected one argument"),
+    ("policies --op *zzzz*", "--op '*zzzz*': "),
+    ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off,"),
+    ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
+    ("policies --policy cuda --diff", "--diff takes one policy to compare with, a name or a file, got none."),
+    ("policies --policy cuda --op sofmax", "--op 'sofmax': no op is called 'sofmax'. Closest: softmax."),
+    ("policies --diff cpu cuda --op relu", "--op 'relu': these ops have no row in the op table, so there is nothing"),
+    ("policies --diff stock", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
+    ("policies --diff cpu cuda --device cpu", "--diff with two devices does not accept --device."),
+    ("policies --diff --op sofmax", "--op 'sofmax': no op is called 'sofmax'."),
+    ("policies --op sofmax --json", "If a library defines the op, import it: --import MODULE."),
+    ("policies --diff cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu',"),
+    ("policies --import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    # parity
+    ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),
+    ("parity --jobs many", "argument --jobs: many is not an integer, 0 or more"),
+    ("parity --ops mmm", "no entry is called 'mmm'. Closest: mm, bmm, minimum."),
+    ("parity --sample float32/0/plain", "--sample 'float32/0/plain' needs one entry,"),
+    ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: there are 1 entries."),
+    ("parity --json /no/such/folder/a.json", "/no/such/folder/a.json: there is no folder '/no/such/folder'."),
+    ("parity --merge /no/such/file", "cannot read /no/such/file:"),
+    ("parity --merge a.json --quick", "--merge runs nothing, so the only other options that it accepts are --json"),
+    ("parity --ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
+    ("parity --ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for"),
+    # why
+    ("why", "required: expression"),
+    ("why 1+1 --default-dtype int8", "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64"),
+    ("why 'int8[3] + 1' --dtype half", "--dtype and --policy need --autocast cpu or --autocast cuda."),
+    ("why 'int8[3] + 1' --autocast cpu --policy no-such", "no-such"),
+    ("why 'int8[3] + 1' --autocast cpu --dtype int8", "int8"),
+    ("why 'sofmax(f4[2])'", "no function of PyTorch is called 'sofmax'. Closest: softmax"),
+    ("why 'int32[3] +'", "'int32[3] +' is not a valid expression"),
+    ("why 'int8[3]' README.md docs", "The shell may have changed it: put the expression in quotes."),
+    # explain
+    ("explain gone.json softmax", "gone.json'. `torch-promote trace --json"),
+    ("explain other.json softmax", 'its "format" is None'),
+    ("explain text.json softmax", "it is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), WRONG)
+def test_a_wrong_command_line_is_one_line_and_runs_nothing(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: str, complaint: str
+) -> None:
+    for name in ("a.json", "empty", "locked"):
+        (folder / name).mkdir()
+    for name, text in (("x.py", "open('ran', 'w')"), ("other.json", '{"traceEvents": []}'), ("text.json", "no JSON")):
+        (folder / name).write_text(text)
+    allows = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all
+    error = error_of(capsys, *shlex.split(arguments))
+    assert error.startswith("torch-promote")
+    assert complaint.format(folder=folder) in error
+    assert not (folder / "ran").exists()
 
 
 @pytest.mark.parametrize("script", [False, True])
@@ -223,7 +294,7 @@ def test_progress(terminal: bool, quiet: bool, capsys: Capture, monkeypatch: pyt
         step("two")
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert ("2/2" in text) is terminal
-    assert ("parity: 2 of 2, two, 0 s\n" in text) is not (terminal or quiet)
+    assert ("parity: 2 of 2, two\n" in text) is not (terminal or quiet)
 
 
 def test_a_reader_of_stderr_that_exits_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,10 +357,79 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
         assert line.split() in lines
 
 
-def test_an_error_of_a_command_is_one_line_and_status_2(capsys: Capture) -> None:
-    for as_json in ([], ["--json"]):
-        assert error_of(capsys, "policies", "--op", "sofmax", *as_json) == (
-            "torch-promote: error: --op 'sofmax': no op is called 'sofmax'. Closest: softmax. Ops are named as in "
-            "torch.ops or in Python: 'softmax', 'aten::softmax.int', 'mylib::op', 'F.softmax', torch.mm. If a library "
-            "defines the op, import it: --import MODULE.\n"
-        )
+# why
+
+LONG = "F.linear(f4[2, 3], f4[4, 3], f4[4]) + where(bool[2, 4], f8[2, 4], 1e300)"
+
+
+def why(capsys: Capture, *argv: str) -> tuple[int, str, str]:
+    return (main(["why", *argv]), *capsys.readouterr())
+
+
+@pytest.mark.parametrize(("line", "result"), EXAMPLES)
+def test_the_examples_of_why(line: str, result: str, capsys: Capture, wide: None) -> None:
+    status, out, _ = why(capsys, *shlex.split(line))
+    assert (status, out.splitlines()[-1]) == (0, result)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_lines_are_as_wide_as_the_terminal(
+    width: int, capsys: Capture, wide: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, piped, _ = why(capsys, LONG, "--autocast", "cpu")
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, out, _ = why(capsys, LONG, "--autocast", "cpu")
+    assert max(map(len, out.splitlines())) <= width
+    assert " ".join(out.split()) == " ".join(piped.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (("--default-dtype", "float64"), {"default_dtype": torch.float64}),
+        (("--rule", "numpy"), {"rule": "numpy"}),
+        (("--autocast", "cpu", "--dtype", "half"), {"autocast": "cpu", "dtype": torch.float16}),
+    ],
+)
+def test_it_prints_the_derivation(
+    capsys: Capture, wide: None, options: tuple[str, ...], arguments: dict[str, Any]
+) -> None:
+    expected = tp.why("int32[3] + 5.5", **arguments).text(None)
+    assert why(capsys, "int32[3] + 5.5", *options) == (0, f"{expected}\n", "")
+
+
+def test_an_expression_without_quotes(capsys: Capture, wide: None) -> None:
+    assert why(capsys, "int8[3]", "+", "int64[]")[1] == why(capsys, "int8[3] + int64[]")[1]
+    assert why(capsys, "-int8[3]")[1].endswith("Result: int8 of shape [3]\n")
+    assert why(capsys, "-1", "*", "int8[3]")[1].endswith("Result: int8 of shape [3]\n")
+    assert why(capsys, "-softmax(f2[3], 0)", "--json")[0] == 0
+
+
+def test_why_with_a_policy_file(capsys: Capture, tmp_path: Path) -> None:
+    tp.Policy.stock().override({"matmul": "fp32"}).save(tmp_path / "mine.toml")
+    options = ("--autocast", "cpu", "--policy", str(tmp_path / "mine.toml"))
+    status, out, _ = why(capsys, "f4[2, 2] @ f4[2, 2]", *options)
+    assert (status, out.splitlines()[-1]) == (0, "Result: float32 of shape [2, 2]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        (("int8[] + int16[]",), {"dtype": "int16", "shape": [], "error": None, "raised_by": None}),
+        (("int8[3] + int16[]", "--rule", "strict"), {"rule": "strict", "dtype": None, "raised_by": "the rule"}),
+        (("uint16[3] + int8[3]",), {"rule": "torch", "dtype": None, "raised_by": "PyTorch"}),
+        (
+            ("max(f2[2, 3], 1)", "--autocast", "cpu"),
+            {
+                "results": [{"dtype": "float16", "shape": [2]}, {"dtype": "int64", "shape": [2]}],
+                "autocast": "under autocast on cpu with bfloat16",
+            },
+        ),
+    ],
+)
+def test_why_as_json(arguments: tuple[str, ...], data: dict[str, Any], capsys: Capture) -> None:
+    status, out, _ = why(capsys, *arguments, "--json")
+    printed = json.loads(out)
+    assert status == (0 if printed["error"] is None else 1)
+    assert printed["steps"]
+    assert printed | data == printed

@@ -90,13 +90,11 @@ def test_a_pattern_chooses_rows(capsys: Capture, pattern: str, expected: list[st
 @pytest.mark.parametrize("device", DEVICE_TYPES)
 def test_a_device_leaves_its_column_and_the_rows_with_a_policy(capsys: Capture, device: str) -> None:
     data = data_of(capsys, "--device", device)
-    with_policy = [row for row in op_table() if row.policy(device) is not CastPolicy.fallthrough]
-    assert [(row["op"], row[device]) for row in data["rows"]] == [
-        (row.name, row.policy(device).value) for row in with_policy
-    ]
-    (other,) = set(DEVICE_TYPES) - {device}
-    assert not any(other in row for row in data["rows"])
-    assert set(data["without_policy"]) == {row.name for row in op_table()} - {row.name for row in with_policy}
+    values = {row.name: row.policy(device).value for row in op_table()}
+    with_policy = {name: value for name, value in values.items() if value != "fallthrough"}
+    assert {row["op"]: row[device] for row in data["rows"]} == with_policy
+    assert set(data["rows"][0]) == {"op", device, "redispatch", "running_torch_differs"}
+    assert set(data["without_policy"]) == values.keys() - with_policy.keys()
 
 
 # Ops without a row
@@ -134,8 +132,7 @@ override   my_autocast(overrides={"gelu": "fp32"})
 overloads  gelu, gelu.out
 """,
     )
-    many = cells_of(shown(capsys, "--op", "rand*"))
-    assert many[0] == ["op", "promotion"]
+    assert shown(capsys, "--op", "rand*").split()[:2] == ["op", "promotion"]
 
 
 @pytest.mark.parametrize("op", ["gelu", "add.out", "aten::sub_", "copy_", "view"])
@@ -226,9 +223,6 @@ mine.toml, compared with stock. ops: 1, differences: 1.
         "": {"policy": "off"},
         "blocks.*.attn": {"aten::mm": "keep"},
     }
-    text = shown(capsys, "--policy", "mine.toml", "--op", "gelu")
-    assert "region     It has no policy: it runs" in text
-    assert "(whole module)" in text
     assert shown(capsys, "--policy", "stock", "--op", "exp", "--device", "cpu") == (
         "Left to PyTorch on cpu by stock: exp\n"
     )
@@ -250,13 +244,13 @@ policy_tests::many.out  cuda                       match_self   -
 mm                      [modules."blocks.*.attn"]  keep         -
 (whole module)          [modules.""]               off          -
 
-mine.toml compared with stock (cpu, cuda). differences: 8, ops: 4.
+mine.toml compared with stock. differences: 8, ops: 4.
 """,
     )
     assert shown(capsys, "--diff", "mine.toml", "stock", status=1) == text
     assert "differences: 0, ops: 0." in shown(capsys, "--policy", "mine.toml", "--diff", "mine.toml")
     assert shown(capsys, "--policy", "cuda", "--diff", "stock", "--device", "cuda") == (
-        "cuda compared with stock (cuda). differences: 0, ops: 0.\n"
+        "cuda compared with stock. differences: 0, ops: 0.\n"
     )
 
 
@@ -271,7 +265,7 @@ def test_each_kind_of_difference_of_pytorch(capsys: Capture) -> None:
         "relu cuda promote not registered",
         "mm cpu left to stock registered",
         "lib::op.out cuda left to stock registered",
-        "torch VERSION compared with 3 rows (cpu, cuda). differences: 6.",
+        "torch VERSION compared with 3 rows. differences: 6.",
     ):
         assert line.split() in lines
     devices = data_of(capsys, "--diff", "--op", "relu", "--device", "cuda", status=1)["devices"]
@@ -303,36 +297,9 @@ def test_a_device_without_a_column_is_compared_by_registrations(capsys: Capture,
     xpu, cuda = ({name for name in names if has_kernel(name, f"Autocast{key}")} for key in ("XPU", "CUDA"))
     assert {row["op"] for row in data["differences"]} == xpu ^ cuda
     assert data["alike"] == len(xpu & cuda)
-    known = {row.name: row.cuda.value for row in op_table()}
-    for row in data["differences"]:
-        assert row["policies"]["xpu"] == ("registered" if row["op"] in xpu else None)
-        if row["op"] in cuda and row["op"] in known:
-            assert row["policies"]["cuda"] == known[row["op"]]
+    assert all(row["policies"]["xpu"] == ("registered" if row["op"] in xpu else None) for row in data["differences"])
     assert shown(capsys, "--diff", "xpu", "cuda", "--op", "cudnn_convolution") == (
         "op                 xpu  cuda\n"
         "cudnn_convolution  -    lower_precision_fp\n\n"
         "xpu and cuda: 1 differ, 0 alike. Compared: registrations of torch VERSION.\n"
     )
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ("--op *zzzz*", "--op '*zzzz*': "),
-        ("--policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off,"),
-        ("--policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
-        ("--policy cuda --diff", "with --policy, --diff takes one policy to compare with, a name or a file, got none."),
-        ("--policy cuda --op sofmax", "--op 'sofmax': no op is called 'sofmax'. Closest: softmax."),
-        ("--diff cpu cuda --op relu", "--op 'relu': these ops have no row in the op table, so there is nothing to"),
-        ("--diff stock", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
-        ("--diff cpu cuda --device cpu", "--diff with two devices does not accept --device."),
-        ("--diff --op sofmax", "--op 'sofmax': no op is called 'sofmax'."),
-        ("--diff cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu', 'cuda',"),
-        ("--import no_such_module", "--import no_such_module: ModuleNotFoundError: No module named 'no_such_module'"),
-    ],
-)
-def test_errors(capsys: Capture, arguments: str, complaint: str) -> None:
-    assert error_of(capsys, "policies", *arguments.split()).startswith(f"torch-promote: error: {complaint}")

@@ -103,12 +103,12 @@ def test_the_command_becomes_the_program(folder: Path, entry_point: Path) -> Non
     )
     interpreter, *options = COMMAND
     assert options[0] == "-m"
-    command = [interpreter, "-W", "ignore::FutureWarning", "-X", "mine", "-um", *options[1:], "script.py"]
+    command = [interpreter, "-W", "ignore::FutureWarning", "-X", "utf8", "-um", *options[1:], "script.py"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
     )
     out, err = process.communicate("first\nrest", timeout=200)
-    assert out == f"{process.pid} first rest True ['ignore::FutureWarning'] {{'mine': True}}\n1"
+    assert out == f"{process.pid} first rest True ['ignore::FutureWarning'] {{'utf8': True}}\n1"
     assert process.returncode == -signal.SIGINT
     assert "torch_promote" not in err
     assert err.endswith("raise KeyboardInterrupt\nKeyboardInterrupt\n")
@@ -145,40 +145,6 @@ def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:
     status, _, err = python(*COMMAND[1:], "--crosscheck", "script.py")
     assert status == -signal.SIGKILL
     assert "the program left no report" in err
-
-
-# what is wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "run what? Name a script, -m MODULE, -c CODE or -. See `torch-promote run --help`."),
-        (["-m"], "-m needs a module after it."),
-        (["-v", "-c"], "-c needs code after it."),
-        (["gone.py", "--policy"], "there is no file 'gone.py' to run. For a module, write -m gone."),
-        (["empty"], "the folder 'empty' has no __main__.py. Name a file in it."),
-        (["-m", "no_such.module"], "there is no module to run: -m no_such.module. Python looks in '{folder}' and in"),
-        (["-m", ".relative"], "there is no module to run: -m .relative. Python looks in '{folder}' and in sys.path."),
-        (["--policy", "cudda", "x.py"], "--policy cudda: no policy is called 'cudda'. Closest: cuda."),
-        (["--policy", "gone.toml", "x.py"], "--policy gone.toml: "),
-        (["--cache", "al", "x.py"], "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
-        (["--override", "softmax", "x.py"], "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
-        (["--override", "sofmax=fp32", "x.py"], "no op is called 'sofmax'. Closest: softmax"),
-        (["--override", "mm=fp23", "x.py"], "mm"),
-        (["--override", "mm=fp32,mm=fp16", "x.py"], "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
-    ],
-    ids=str,
-)
-def test_a_wrong_command_line_is_one_line_and_runs_nothing(
-    folder: Path, capsys: Capture, arguments: list[str], message: str
-) -> None:
-    program(folder / "x.py", "open('ran', 'w')")
-    (folder / "empty").mkdir()
-    error = error_of(capsys, "run", *arguments)
-    assert error.startswith("torch-promote: error: ")
-    assert message.format(folder=folder) in error
-    assert not (folder / "ran").exists()
 
 
 def test_without_the_entry_point(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

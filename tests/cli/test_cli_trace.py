@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from argparse import Namespace
@@ -123,18 +122,10 @@ def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> Non
 # How it ends
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("raise KeyboardInterrupt", 130),
-        pytest.param("sys.exit(7)", 7, marks=pytest.mark.slow),
-    ],
-)
-def test_what_there_is_is_kept(script: Path, capfd: Capture, code: str, status: int) -> None:
-    arguments = ("trace", "--json", "run.json", "train.py", "5", f"if step == 2: {code}")
-    found, out, err = command_run(capfd, *arguments)
-    assert (found, out) == (status, "")
-    assert ("Traceback" in err) == (status != 7)
+def test_what_there_is_is_kept(script: Path, capfd: Capture) -> None:
+    arguments = ("trace", "--json", "run.json", "train.py", "5", "if step == 2: raise KeyboardInterrupt")
+    status, out, err = command_run(capfd, *arguments)
+    assert (status, out, "Traceback" in err) == (130, "", True)
     assert steps_in(TraceReport.load(script / "run.json")) == 2
 
 
@@ -150,7 +141,7 @@ def test_steps_that_did_not_come(script: Path, capfd: Capture) -> None:
     status, _, err = command_run(capfd, "trace", "--steps", "5:", "--json", "run.json", "train.py", "2")
     assert status == 1
     assert err == (
-        "torch-promote: the program ended before --steps 5:. Optimizer steps: 2; a step that GradScaler skips does not "
+        "torch-promote: the program ended before step 5. Optimizer steps: 2; a step that GradScaler skips does not "
         "count.\n"
     )
 
@@ -179,12 +170,10 @@ def test_processes_of_the_program(script: Path, capfd: Capture) -> None:
     )
     status, _, err = command_run(capfd, "trace", "--json", "run.json", "--perfetto", "run.trace.json", "launch.py")
     assert status == 0
-    names = sorted(file.name for file in script.glob("run.*"))
-    other = next(name for name in names if name.startswith("run.pid") and name.endswith(".trace.json")).split(".")[1]
-    tags = ("rank0", "rank1", other)
-    assert names == sorted(f"run.{tag}{end}" for tag in tags for end in (".json", ".trace.json"))
-    messages = [line for line in err.splitlines() if line.startswith("torch-promote: ") and "wrote" not in line]
-    assert messages == [f"torch-promote: {tag}" for tag in ("rank0", "rank1", other)]
+    names = sorted(re.sub("pid[0-9]+", "pid", file.name) for file in script.glob("run.*"))
+    tags = ("pid", "rank0", "rank1")
+    assert names == [f"run.{tag}{end}" for tag in tags for end in (".json", ".trace.json")]
+    assert re.findall("^torch-promote: (rank0|rank1|pid)", err, re.M) == ["rank0", "rank1", "pid"]
     [left_out] = TraceReport.load(script / "run.rank0.json").not_seen
     assert left_out.startswith("other processes, such as workers that load data: ")
     report = TraceReport.load(script / "run.rank1.json")
@@ -257,36 +246,6 @@ def test_a_file_of_a_trace_that_cannot_be_written(ended: dict[str, Outcome], cap
     assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.csv\n" in err
 
 
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("trace", "trace what? Name a script, -m MODULE, -c CODE or -. See `torch-promote trace --help`."),
-        ("trace --html run.htm x.py", "--html run.htm: the file's name has to end in .html."),
-        ("trace --json a.trace.json x.py", "end in .json. A file for Perfetto is an option of its own"),
-        ("trace --json a.json x.py", "--json a.json: this is a folder. Name a file in it."),
-        ("trace --json locked/a.json x.py", "--json locked/a.json: it cannot be written (permission"),
-        ("trace --steps 3:3 x.py", "--steps 3:3: there is no step in it. B comes after A"),
-        ("trace --steps a x.py", "--steps a: not a range of steps. Write A:B, as in 10:12"),
-        ("trace --max-calls -1 x.py", "--max-calls -1: the number of calls to keep is 0 or more."),
-        ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
-        ("find-nan", "find-nan what? Name a script"),
-    ],
-)
-def test_an_error_runs_nothing(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
-) -> None:
-    (folder / "x.py").write_text("open('ran', 'w')")
-    (folder / "a.json").mkdir()
-    (folder / "locked").mkdir()
-    allows = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all
-    assert message in error_of(capsys, *arguments.split())
-    assert not (folder / "ran").exists()
-
-
 @pytest.mark.parametrize("command", ["trace", "compare", "tune --tolerance 1"])
 def test_a_page_needs_jinja2(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     (folder / "x.py").write_text("open('ran', 'w')")
@@ -305,8 +264,6 @@ def test_explain_prints_what_the_report_says(folder: Path, capsys: Capture) -> N
     with tp.trace(model) as report, tp.my_autocast("cpu"):
         model(torch.ones(2, 4))
     report.save("run.json")
-    (folder / "other.json").write_text('{"traceEvents": []}')
-    (folder / "text.json").write_text("no JSON")
     for pattern in ("0", "softmax", "aten::linear", "test_cli_trace.py"):
         explanation = report.explain(pattern)
         assert json_of(capsys, "explain", "run.json", pattern) == explanation.to_dict()
@@ -314,8 +271,5 @@ def test_explain_prints_what_the_report_says(folder: Path, capsys: Capture) -> N
     for arguments, message in (
         (("run.json", "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
         (("run.json", ""), "explain what? Got ''. Legal: a module's path"),
-        (("gone.json", "softmax"), "gone.json'. `torch-promote trace --json"),
-        (("other.json", "softmax"), 'its "format" is None'),
-        (("text.json", "softmax"), "it is not JSON"),
     ):
         assert message in error_of(capsys, "explain", *arguments)

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/ runs by itself, and every command that they show is a legal one."""
+"""README.md and docs/: code blocks run by themselves, commands are legal, links lead somewhere, and lists are whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import performance_plot
+import promotion_page
+import site_hooks
 import torch_promote as tp
 from helpers.doc_blocks import ROOT, Block, blocks, commands
 from torch_promote.cli.program import main, parse_arguments
@@ -103,3 +109,106 @@ def test_environment_variables_exist() -> None:
     for page, text in pages.items():
         for name in set(re.findall(r"\bTORCH_PROMOTE_[A-Z_]+", text)):
             assert name in code, f"{page}: {name}"
+
+
+# --- the site: links, the navigation, the API reference
+
+
+PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
+NAVIGATION = re.findall(r"^ +- [^:\n]+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+#: Written by a run on a GPU, where there is one.
+NOT_ON_THE_SITE = {"gpu.md"}
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(?<!`)`[^`\n]+`(?!`)", lambda match: match[0].replace("](", "] ("), text)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, which GitHub and mkdocs (mkdocs.yml, slugify) both give them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)", without_code(page.read_text(encoding="utf-8")))
+    for target, anchor in links:
+        if target.startswith(("https:", "http:")):
+            continue
+        file = page if target == "" else (page.parent / target)
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page.name}: {target}#{anchor}"
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - NOT_ON_THE_SITE
+    assert sorted(NAVIGATION) == sorted(pages | set(site_hooks.ROOT_PAGES.values()))
+
+
+def test_the_api_reference_has_each_public_name_once() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^::: torch_promote\.(\w+)$", text, re.MULTILINE)
+    assert sorted(documented) == sorted({*tp.__all__} - {"__version__"})
+
+
+def test_the_plot_is_that_of_the_tables() -> None:
+    assert performance_plot.main(["--check"]) == 0
+
+
+def test_the_readmes_figures_are_those_of_the_pages() -> None:
+    figures = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures\n")[2].partition("\n## ")[0]
+    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("performance.md", "parity.md"))
+    numbers = re.findall(r"\b\d+\.\d+\b(?!\.)|\b\d+,\d{3}\b", figures.replace("2.13.0", ""))
+    assert len(numbers) >= 7
+    assert [number for number in numbers if number not in pages] == []
+
+
+# --- docs/promotion.md and the other generated pages
+
+
+@pytest.mark.parametrize("default_dtype", [torch.float32, torch.float64])
+def test_the_generated_pages_are_up_to_date(default_dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_dtype)
+    try:
+        assert promotion_page.main(["--check"]) == 0
+    finally:
+        torch.set_default_dtype(before)
+
+
+# --- docs/overrides.md and docs/frameworks.md
+
+
+def test_the_policy_files_of_the_page_can_be_read(tmp_path: Path) -> None:
+    plain, with_modules = (b for b in blocks() if b.page == "docs/overrides.md" and b.language == "toml")
+    path = tmp_path / "mine.toml"
+    path.write_text(plain.text, encoding="utf-8")
+    policy = tp.Policy.load(path)
+    assert policy.lookup("linalg_norm.ord_str", "cuda") is tp.CastPolicy.fp32
+    assert policy.lookup("softmax.int", "cpu") is tp.CastPolicy.lower_precision_fp
+    path.write_text(with_modules.text, encoding="utf-8")
+    tables = {"blocks.*.attn": {"linear": "float16"}, "head": "fp32"}
+    assert tp.Policy.load(path) == tp.Policy.stock().override_modules(tables)
+
+
+def test_every_policy_is_explained() -> None:
+    text = (ROOT / "docs" / "overrides.md").read_text(encoding="utf-8")
+    names = [*(policy.value for policy in tp.CastPolicy), *tp.Policy.names()]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_module_policy_in_a_region_with_the_policy_off() -> None:
+    """The recipe for models in bfloat16."""
+    (recipe,) = (b for b in blocks() if b.page == "docs/frameworks.md" and 'policy="off"' in b.text)
+    names: dict[str, Any] = {}
+    exec(compile(recipe.text, str(recipe), "exec"), names)
+    body, head, tokens = names["model"]["body"], names["model"]["lm_head"], names["tokens"]
+    hidden = body(tokens)
+    expected = nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())
+    assert torch.equal(names["logits"], expected)
+    assert head(hidden).dtype is torch.bfloat16, "without a region, the policy has no effect"
+    with tp.my_autocast("cpu", policy="off"):
+        assert torch.equal(body(tokens), hidden), "the region casts nothing by itself"

@@ -40,8 +40,12 @@ def json_of(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def error_of(capsys: Capture, *arguments: str) -> str:
-    """The message of a command that returns 2 and prints nothing else."""
-    assert main(arguments) == 2
+    """The message of a command that ends with 2 and prints nothing else."""
+    try:
+        status: object = main(arguments)
+    except SystemExit as error:  # from argparse
+        status = error.code
+    assert status == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -160,14 +159,23 @@ PROGRAMS: dict[str, Callable[[Region], torch.Tensor]] = {
 
 
 def database_steps(name: str, most: int) -> list[tuple[str, Callable[[Region], Any]]]:
-    """Returns labels and training steps of samples of an entry of PyTorch's op database. Errors are part of a step."""
+    """Returns labels and training steps of samples of an entry of PyTorch's op database.
 
-    def step(sample: Sample, region: Region) -> None:
+    A step returns the results and gradients, or the text of its error.
+    """
+
+    def step(sample: Sample, region: Region) -> Any:
         function, args, kwargs = sample.bound
-        with contextlib.suppress(Exception), region():
-            results = function(*args, **kwargs)
-            roots = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
-            torch.autograd.backward([root.real.sum() if root.is_complex() else root.sum() for root in roots])
+        torch.manual_seed(0)
+        try:
+            with region():
+                results = function(*args, **kwargs)
+                roots = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
+                torch.autograd.backward([root.real.sum() if root.is_complex() else root.sum() for root in roots])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.is_leaf]
+        return [results, *(leaf.grad for leaf in leaves)]
 
     found = []
     for sample in samples(Entry(name, "op_db"), Options(quick=True)):

@@ -33,8 +33,8 @@ def model() -> nn.Module:
     return nn.ModuleDict({"blocks": nn.Sequential(Block(), Block())})
 
 
-def trace_step(net: nn.Module, **options: Any) -> TraceReport:
-    with tp.trace(net) as report:
+def trace_step(net: nn.Module, most: int = 1000, **options: Any) -> TraceReport:
+    with tp.trace(net, max_calls=most) as report:
         with tp.my_autocast("cpu", **options):
             loss = net["blocks"](X).sum()  # type: ignore[index]
         loss.backward()
@@ -217,14 +217,7 @@ def test_no_advice_for_promote_and_ops_of_a_library_that_is_not_imported(policy:
 
 
 def test_max_calls_changes_nothing() -> None:
-    def run(most: int) -> TraceReport:
-        torch.manual_seed(0)
-        net = model()
-        with tp.trace(net, max_calls=most) as report, tp.my_autocast("cpu"):
-            net["blocks"](X).sum().backward()
-        return report
-
-    whole, few = run(100_000), run(3)
+    whole, few = trace_step(model()), trace_step(model(), most=3)
     assert few.dropped > 10
     for pattern in ("blocks.0", "linear", "test_explanation.py", "op=softmax"):
         assert few.explain(pattern).rows == whole.explain(pattern).rows
@@ -248,15 +241,10 @@ def test_no_match(report: TraceReport, pattern: str, message: str) -> None:
         report.explain(pattern)
 
 
-@pytest.fixture
-def ambiguous() -> TraceReport:
+def test_a_module_named_as_an_op() -> None:
     net = nn.ModuleDict({"softmax": nn.Softmax(-1), "other": nn.Softmax(-1)})
-    with tp.trace(net) as report:
+    with tp.trace(net) as ambiguous:
         net["softmax"](X), net["other"](X)
-    return report
-
-
-def test_a_module_named_as_an_op(ambiguous: TraceReport) -> None:
     text = "'softmax' is ambiguous in this trace: module, op. Write 'module=softmax' or 'op=softmax'."
     with pytest.raises(OptionError, match=re.escape(text)):
         ambiguous.explain("softmax")

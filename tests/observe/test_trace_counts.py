@@ -1,22 +1,51 @@
-"""A trace contains the calls and casts that an independent TorchDispatchMode sees."""
+"""A trace contains the calls and casts that an independent TorchDispatchMode sees and the reference plans."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
+from helpers.comparison import assert_same
 from helpers.counting_mode import CountingMode, count_both_ways, counts_of
+from helpers.plan_from_report import differences
 from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
 from torch_promote.observe.trace import trace
 from torch_promote.parity.samples import op_database
 
-OVERRIDES = {"linear": torch.float16, "layer_norm": "fp32", "add": "fp32"}
+OVERRIDES = {"linear": "fp32", "softmax": "lower_precision_fp", "add": "promote", "mm": torch.float16, "sum": "fp32"}
+NOTHING = {"linear": "fallthrough", "softmax": "keep", "layer_norm": "fallthrough", "addcmul": "promote"}
+
+
+@contextlib.contextmanager
+def _registered() -> Iterator[None]:
+    with tp.register_policy("relu", "fp32"), tp.register_policy("matmul", "fp32"), tp.my_autocast("cpu"):
+        yield
+
+
+@contextlib.contextmanager
+def _default() -> Iterator[None]:
+    before = tp.set_default_policy("cuda")
+    try:
+        with tp.my_autocast("cpu"):
+            yield
+    finally:
+        tp.set_default_policy(before)
+
+
+@contextlib.contextmanager
+def _two(outer: Region, inner: Region) -> Iterator[None]:
+    with outer(), inner():
+        yield
+
+
 REGIONS: dict[str, Region] = {
     "my_autocast": lambda: tp.my_autocast("cpu"),
     "overrides": lambda: tp.my_autocast(
@@ -27,6 +56,19 @@ REGIONS: dict[str, Region] = {
     "stock": lambda: torch.autocast("cpu"),
     "none": contextlib.nullcontext,
 }
+#: Regions in which a program may raise (the LSTM in float16), or cast nothing.
+OTHER_REGIONS: dict[str, Region] = {
+    "float16": lambda: tp.my_autocast("cpu", torch.float16),
+    "more overrides": lambda: tp.my_autocast("cpu", overrides=OVERRIDES),
+    "casting nothing": lambda: tp.my_autocast("cpu", overrides=NOTHING),
+    "nested": lambda: _two(
+        OTHER_REGIONS["more overrides"],
+        lambda: tp.my_autocast("cpu", torch.float16, overrides={"linear": "fallthrough"}),
+    ),
+    "register_policy": _registered,
+    "default policy": _default,
+    "install": lambda: _two(tp.installed_as, lambda: torch.autocast("cpu")),
+}
 #: Entries of the op database that run something above the mode and inside of an op, which a trace does not look into.
 NOT_EQUAL = {
     "fft.hfft": "PyTorch copies a conjugated input for a kernel that does not take it",
@@ -36,7 +78,10 @@ NOT_EQUAL = {
 }
 #: Conversions that are neither casts nor the program's: those of scaled_dot_product_attention; and casts in a formula.
 OTHER_CONVERSIONS = {("transformer", None): 10, ("double backward", "overrides"): -4}
+#: Results whose memory is uninitialized, or which PyTorch does not repeat.
+NOT_REPEATED = ("empty", "new_empty", "resize", "bernoulli", "__rpow__")
 EVERYDAY = ["mm", "exp", "cat", "softmax", "nn.functional.hinge_embedding_loss", "masked.var", "unravel_index", "lu"]
+EVERYDAY += ["svd", "to_sparse", "nn.functional.ctc_loss", "view_as_complex"]
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -46,11 +91,34 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     report, mode = count_both_ways(lambda: PROGRAMS[name](REGIONS[region]))
     assert counts_of(report) == mode.counts
     assert report.total.calls == len(report.calls)
+    assert list(differences(report.calls)) == []
     made = sum(not cast.reused for call in report.calls for cast in call.casts)
     other = 0 if region == "none" else OTHER_CONVERSIONS.get((name, None), 0)
     assert made == mode.casts - OTHER_CONVERSIONS.get((name, region), other)
     assert (made > 0) == (region != "none")
     assert report.total.casts == made
+
+
+@pytest.mark.parametrize("region", OTHER_REGIONS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_calls_are_as_planned(name: str, region: str) -> None:
+    torch.manual_seed(0)
+    with trace() as report, contextlib.suppress(RuntimeError):
+        PROGRAMS[name](OTHER_REGIONS[region])
+    assert len(report.calls) > 30
+    assert list(differences(report.calls)) == []
+
+
+def test_module_policies_are_as_planned() -> None:
+    model = torch.nn.Sequential(Block(), Block())
+    tp.set_module_policy(model, {"1": {"linear": "fp32", "softmax": torch.float16}, "0.up": {"linear": "fallthrough"}})
+    with trace(model) as report:
+        with tp.my_autocast("cpu", overrides={"gelu": "fp32"}):
+            output = model(torch.randn(2, 3, 8))
+        output.float().sum().backward()
+    assert list(differences(report.calls)) == []
+    policies = {call.policy_name for call in report.calls.where(op="linear")}
+    assert policies == {"lower_precision_fp", "fp32", "fallthrough"}
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -156,21 +224,30 @@ def test_printing_is_no_call_of_the_program() -> None:
 
 
 def _check_samples(name: str, most: int) -> None:
+    """A trace has the calls that a mode counts, and changes neither results, gradients nor errors."""
+    region = REGIONS["my_autocast"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for label, step in database_steps(name, most):
-            report, mode = count_both_ways(lambda step=step: step(REGIONS["my_autocast"]))
-            assert counts_of(report) == mode.counts, label
+        runs = (database_steps(name, most) for _ in range(3))  # each on tensors of its own
+        for (label, alone), (_, traced), (_, counted) in zip(*runs, strict=True):
+            report, mode = count_both_ways(lambda step=counted: step(region))
+            assert name in NOT_EQUAL or counts_of(report) == mode.counts, label
+            expected = alone(region)
+            with trace():
+                got = traced(region)
+            if isinstance(expected, str) or isinstance(got, str):
+                assert got == expected, label
+            elif not name.startswith(NOT_REPEATED):
+                for ours, plain in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+                    assert_same(ours, plain)
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_calls_of_an_entry_of_the_op_database(name: str) -> None:
+def test_calls_and_outcomes_of_an_entry_of_the_op_database(name: str) -> None:
     _check_samples(name, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(op_database()))
-def test_calls_of_all_entries_of_the_op_database(name: str) -> None:
-    if name in NOT_EQUAL:
-        pytest.skip(NOT_EQUAL[name])
+def test_calls_and_outcomes_of_all_entries_of_the_op_database(name: str) -> None:
     _check_samples(name, 9)

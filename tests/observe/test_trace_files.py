@@ -31,12 +31,6 @@ def traced() -> TraceReport:
     return report
 
 
-def everything(report: TraceReport) -> Any:
-    """All content that equal reports share."""
-    tables = (report.by_op(), report.by_module(), report.by_line(), report.casts(), report.total)
-    return list(report.calls), tables, report.not_seen, report.steps, report.dropped, report.torch_version, report.asked
-
-
 def saved(report: TraceReport, folder: Path, name: str) -> Path:
     report.save(folder / name)
     return folder / name
@@ -44,7 +38,7 @@ def saved(report: TraceReport, folder: Path, name: str) -> Path:
 
 def test_json_can_be_read_again(traced: TraceReport, tmp_path: Path) -> None:
     loaded = TraceReport.load(saved(traced, tmp_path, "run.json"))
-    assert everything(loaded) == everything(traced)
+    assert list(loaded.calls) == list(traced.calls)
     assert str(loaded) == str(traced)
     assert loaded.to_dict() == traced.to_dict()
     assert any(call.values for call in loaded.calls)
@@ -56,8 +50,9 @@ def test_sums_include_calls_that_the_file_does_not_hold(tmp_path: Path) -> None:
     report, whole = report_of(*calls, max_calls=4), report_of(*calls)
     loaded = TraceReport.load(saved(report, tmp_path, "run.json"))
     assert (len(loaded.calls), loaded.dropped) == (4, 6)
-    assert everything(loaded) == everything(report)
-    assert loaded.total == whole.total
+    assert loaded.to_dict() == report.to_dict()
+    assert (loaded.total, loaded.by_op(), loaded.by_line()) == (whole.total, whole.by_op(), whole.by_line())
+    assert loaded.casts() == whole.casts()
 
 
 def test_the_dict_says_what_it_is_and_is_strict_json(traced: TraceReport) -> None:

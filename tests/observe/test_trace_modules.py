@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -118,19 +118,15 @@ def test_what_runs_when_a_backward_has_ended_has_its_own_line() -> None:
 def test_modules_in_threads() -> None:
     """Autograd's threads are traced; other threads of the program need their own traces."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    reports: dict[str, TraceReport] = {}
 
-    def work(name: str) -> None:
+    def work(_: int) -> TraceReport:
         with trace(model) as report:
             model(torch.ones(1, 4)).sum().backward()
-        reports[name] = report
+        return report
 
-    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for report in reports.values():
+    with ThreadPoolExecutor(3) as threads:
+        reports = list(threads.map(work, range(3)))
+    for report in reports:
         assert _modules(report, "linear") == ["0"]
         assert _modules(report, "tanh_backward") == ["1"]
         assert len({call.thread for call in report.calls}) == 1

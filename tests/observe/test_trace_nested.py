@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ import torch_promote as tp
 from helpers.traced_programs import PROGRAMS
 from torch_promote import _C
 from torch_promote.errors import OptionError
-from torch_promote.observe.dispatch import DispatchObserverError
+from torch_promote.observe import dispatch
+from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
 from torch_promote.observe.events import Call
 from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport
@@ -25,7 +25,7 @@ from torch_promote.observe.trace_report import TraceReport
 
 def _run(name: str, region: Callable[[], Any] = lambda: tp.my_autocast("cpu")) -> torch.Tensor:
     torch.manual_seed(0)
-    return PROGRAMS[name](region)
+    return _overflow(region) if name == "overflow" else PROGRAMS[name](region)
 
 
 def _without_times(report: TraceReport) -> list[Call]:
@@ -56,55 +56,50 @@ def _nothing_stays_on() -> Iterator[None]:
     assert _state() == before
 
 
-@pytest.mark.parametrize("level", ["dtype", "bits"])
-@pytest.mark.parametrize("name", ["attention", "checkpoint", "reentrant checkpoint", "lstm", "double backward"])
-def test_in_and_around_a_crosscheck(name: str, level: Any) -> None:
+def _overflow(region: Callable[[], Any]) -> torch.Tensor:
+    with tp.my_autocast("cpu", torch.float16):
+        return torch.mm(torch.full((2, 2), 300.0), torch.full((2, 2), 300.0)).float().sqrt()
+
+
+_NAMES = ["attention", "checkpoint", "reentrant checkpoint", "lstm", "double backward", "overflow"]
+_TOOLS: dict[str, Callable[[], Any]] = {
+    "trace": trace,
+    "crosscheck": tp.crosscheck,
+    "bits": lambda: tp.crosscheck(level="bits"),
+    "find_nonfinite": tp.find_nonfinite,
+}
+
+
+@pytest.mark.parametrize("tool", _TOOLS)
+@pytest.mark.parametrize("name", _NAMES)
+def test_in_and_around_another_tool(name: str, tool: str) -> None:
+    def said(report: Any) -> Any:
+        if isinstance(report, TraceReport):
+            return _without_times(report)
+        data = report.to_dict()
+        origin = data.pop("origin", None) or {}  # its lines are those of the calls below
+        return data, origin.get("op"), origin.get("kind")
+
     with trace() as alone:
         _run(name)
-    with tp.crosscheck(level=level) as checked_alone:
+    with _TOOLS[tool]() as tool_alone:
         _run(name)
-    with tp.crosscheck(level=level) as outer, trace() as inside:
+    with _TOOLS[tool]() as outer, trace() as inside:
         _run(name)
-    with trace() as around, tp.crosscheck(level=level) as inner:
+    with trace() as around, _TOOLS[tool]() as inner:
         _run(name)
-    assert checked_alone.ok, checked_alone
-    assert inner.to_dict() == outer.to_dict() == checked_alone.to_dict()
+    assert said(inner) == said(outer) == said(tool_alone)
     assert _without_times(inside) == _without_times(around) == _without_times(alone)
+    if tool == "find_nonfinite":
+        assert (inner.origin is not None) == (name == "overflow")
 
 
-def test_a_trace_in_a_trace() -> None:
+def test_find_nonfinite_that_raises_in_a_trace() -> None:
     with trace() as alone:
-        _run("attention")
-    with trace() as outer:
-        with trace() as inner:
-            _run("attention")
-        before = len(outer.calls)
-        torch.ones(2).exp()
-    assert _without_times(inner) == _without_times(outer)[:before] == _without_times(alone)
-    assert [call.op for call in outer.calls[before:]] == ["aten::ones", "aten::exp"]
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_find_nonfinite_inside_and_around(raises: bool) -> None:
-    def program() -> None:
-        with tp.my_autocast("cpu", torch.float16):
-            big = torch.mm(torch.full((2, 2), 300.0), torch.full((2, 2), 300.0))
-            big.float().sqrt()
-
-    with trace() as alone:
-        program()
-    with tp.find_nonfinite() as found_alone:
-        program()
-    with contextlib.suppress(ArithmeticError), tp.find_nonfinite(raise_at_first=raises) as outer, trace() as inside:
-        program()
-    with contextlib.suppress(ArithmeticError), trace() as around, tp.find_nonfinite(raise_at_first=raises) as inner:
-        program()
-    assert found_alone.origin is not None
-    for found in (outer, inner):
-        assert found.origin is not None
-        assert (found.origin.op, found.origin.kind) == (found_alone.origin.op, found_alone.origin.kind)
-    if not raises:
-        assert _without_times(inside) == _without_times(around) == _without_times(alone)
+        _run("overflow")
+    with trace() as around, pytest.raises(ArithmeticError), tp.find_nonfinite(raise_at_first=True):
+        _run("overflow")
+    assert len(around.calls) > 3
     assert [call.op for call in around.calls[:3]] == [call.op for call in alone.calls[:3]]
 
 
@@ -113,8 +108,6 @@ def test_a_crosscheck_that_raises_ends_the_calls_of_a_trace() -> None:
         def begin(self, op: Any, args: Any) -> Any:
             if "exp" in str(op):
                 raise ArithmeticError("planted")
-
-    from torch_promote.observe.dispatch import observe_dispatch
 
     with trace() as report:
         with observe_dispatch(Wrong()), pytest.raises(ArithmeticError, match="planted"):
@@ -161,11 +154,9 @@ def test_a_block_that_ends_in_another_thread() -> None:
     assert [type(error) for error in errors] == [DispatchObserverError]
     assert "ended in another thread" in str(errors[0])
     # The thread of the block has left it active, so the test ends it by hand.
-    from torch_promote.observe import dispatch as dispatch_observer
-
-    dispatch_observer._thread.observers.clear()
+    dispatch._thread.observers.clear()
     _C.swap_observer(None)
-    torch._C._dispatch_tls_set_dispatch_key_included(dispatch_observer._KEY, False)
+    torch._C._dispatch_tls_set_dispatch_key_included(dispatch._KEY, False)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -1,4 +1,4 @@
-"""trace and find_nonfinite around unusual programs, which run the same as without them."""
+"""trace, find_nonfinite and crosscheck around unusual programs, which run the same as without them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import torch_promote as tp
 from helpers.comparison import assert_same
@@ -18,7 +18,9 @@ _BLOCKS: dict[str, Callable[[], Any]] = {
     "trace": tp.trace,
     "values": lambda: tp.trace(values=True),
     "find_nonfinite": tp.find_nonfinite,
+    "crosscheck": tp.crosscheck,
 }
+HALF = torch.float16
 
 
 def _with_a_graph_break(x: torch.Tensor) -> torch.Tensor:
@@ -61,6 +63,47 @@ class _Subclass(torch.Tensor):
     pass
 
 
+class _Wrapper(torch.Tensor):
+    """Wraps a tensor, as DTensor does."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> _Wrapper:
+        wrapper: _Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inside = tree_map(lambda value: value.inner if isinstance(value, _Wrapper) else value, args)
+        results = function(*inside, **(kwargs or {}))
+        return args[0] if function._schema.is_mutable else cls(results)
+
+
+def _writes() -> Any:
+    """In-place ops on tensors without their own data."""
+    with torch._subclasses.FakeTensorMode():
+        torch.ones(3, dtype=HALF).add_(1)
+    torch.ones(3, dtype=HALF, device="meta").add_(1)
+    wrapped = _Wrapper(torch.ones(3, dtype=HALF))
+    wrapped.add_(1)
+    torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], dtype=HALF, layout=torch.jagged).mul_(2)
+    return wrapped.inner, torch.eye(2, dtype=HALF).to_sparse().mul_(2).to_dense()
+
+
+def _writes_in_transforms() -> Any:
+    """An in-place op of torch.func.grad gets its number in a wrapper."""
+    x, grad = torch.ones(3, dtype=HALF), torch.func.grad
+    cube = grad(grad(lambda x: (x.clone().mul_(2) ** 3).sum()))
+    return (
+        torch.vmap(lambda x: x.clone().mul_(2))(torch.ones(2, 3, dtype=HALF)),
+        grad(lambda x: x.clone().mul_(3).sum())(x),
+        grad(lambda x: x.clone().add_(2).mul(3).sum())(x),
+        cube(torch.tensor(1.0)),
+    )
+
+
 def _lists() -> Any:
     weights = [torch.ones(2), torch.ones(3)]
     torch._foreach_add_(weights, 1)
@@ -81,6 +124,8 @@ _PROGRAMS: dict[str, Callable[[], Any]] = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).dequantize() * 2,
     "subclass": lambda: (torch.ones(2, 2).as_subclass(_Subclass) @ torch.ones(2, 2)).exp(),
     "lists": _lists,
+    "writes": _writes,
+    "writes in transforms": _writes_in_transforms,
 }
 
 

@@ -74,15 +74,6 @@ def test_the_verdict_of_a_trace_without_policies() -> None:
     assert verdict.endswith("Calls that raised: 1.")
 
 
-def test_casts_are_listed_by_place_those_that_are_repeated_first() -> None:
-    report = report_of(linear("other", 0, 3), *(linear("block", 0, 1, number) for number in range(3)))
-    (table,) = (part for part in report.content().parts if getattr(part, "title", "") == "Where casts are made")
-    line = "/code/model.py:12"
-    first = ("float32 -> bfloat16", "input (activation)", "aten::linear", "block", line, 3, None, 3072, 2, 2048)
-    assert table.rows[0] == first
-    assert len(table.rows) == 4
-
-
 def test_a_cache_saves_the_casts_of_its_last_four_activations() -> None:
     calls = [linear("", 0, tensor) for tensor in (1, 2, 3, 4)]
     (found,) = savings([*calls, linear("", 0, 1, 1)])

@@ -227,58 +227,51 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
 # --- errors. What can be wrong with an op or a policy: tests/policy/test_policy_overrides.py.
 
 
-def with_dtype(dtype: Any) -> object:
-    return tp.my_autocast("cpu", dtype)
-
-
-def with_overrides(overrides: Any) -> object:
-    return tp.my_autocast("cpu", overrides=overrides)
-
-
-def with_cache(cache: Any) -> object:
-    return tp.my_autocast("cpu", cache=cache)
-
-
-def decorate(function: Any) -> object:
-    return tp.my_autocast("cpu")(function)
-
-
-ask = tp.my_autocast
+#: Calls of my_autocast, to be made in the test.
+ask = partial(partial, tp.my_autocast)
 DEVICE, UNSUPPORTED, DTYPE = errors.DeviceTypeError, errors.UnsupportedDeviceError, errors.DtypeError
 NOT_FLOATING = "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or"
 LEGAL = "Legal: 'cpu', 'cuda'."
-#: What is called, its argument, the error, and a part of its text.
-ERRORS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
-    (ask, torch.device("cpu"), DEVICE, f"of type device. {LEGAL} For a torch.device, pass `.type`."),
-    (ask, 0, DEVICE, f"expected a device type of type str (or a sequence of them), got 0 of type int. {LEGAL}"),
-    (ask, len, DEVICE, "As a decorator, write it with parentheses: @my_autocast()."),
-    (ask, ("cpu", 0), DEVICE, f"expected a device type of type str, got 0 of type int. {LEGAL}"),
-    (ask, (), DEVICE, "no device type given: the sequence is empty. Name 'cpu', 'cuda' or both."),
-    (ask, ("cuda", "cpu", "cuda"), DEVICE, "device type 'cuda' is named twice in ['cuda', 'cpu', 'cuda']. Name each"),
-    (ask, "mps", UNSUPPORTED, f"no device type 'mps'. {LEGAL} torch.autocast('mps') serves that device type."),
-    (ask, ("cpu", "xpu"), UNSUPPORTED, f"no device type 'xpu'. {LEGAL} torch.autocast('xpu') serves that device type."),
-    (ask, "cuda:0", UNSUPPORTED, f"no device type 'cuda:0'. {LEGAL} Give the type without an index."),
-    (ask, "meta", UNSUPPORTED, f"no device type 'meta'. {LEGAL}"),
-    (ask, "cdua", UNSUPPORTED, f"no device type 'cdua'. {LEGAL} Closest: cuda."),
-    (ask, "gpu", UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device type of GPUs is 'cuda'."),
-    (with_dtype, torch.int8, DTYPE, NOT_FLOATING),
-    (with_dtype, "int8", DTYPE, NOT_FLOATING),
-    (with_dtype, "bfloat61", DTYPE, "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are"),
-    (with_dtype, float, DTYPE, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class"),
-    (with_overrides, "mm", tp.PolicyError, "overrides must be a mapping of ops to policies, got str."),
-    (with_cache, "al", errors.OptionError, "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all."),
-    (with_cache, True, errors.OptionError, "got True of type bool. Legal: 'weights',"),
-    (decorate, 3, errors.DecoratorError, "decorates a callable, got int. Decorate a function, or use it as a context"),
-    (decorate, classmethod(len), errors.DecoratorError, "got classmethod. "),
+#: What is called, the error, and a part of its text.
+ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (ask(torch.device("cpu")), DEVICE, f"of type device. {LEGAL} For a torch.device, pass `.type`."),
+    (ask(0), DEVICE, f"expected a device type of type str (or a sequence of them), got 0 of type int. {LEGAL}"),
+    (ask(len), DEVICE, "As a decorator, write it with parentheses: @my_autocast()."),
+    (ask(("cpu", 0)), DEVICE, f"expected a device type of type str, got 0 of type int. {LEGAL}"),
+    (ask(()), DEVICE, "no device type given: the sequence is empty. Name 'cpu', 'cuda' or both."),
+    (ask(("cuda", "cpu", "cuda")), DEVICE, "device type 'cuda' is named twice in ['cuda', 'cpu', 'cuda']. Name each"),
+    (ask("mps"), UNSUPPORTED, f"no device type 'mps'. {LEGAL} torch.autocast('mps') serves that device type."),
+    (ask(("cpu", "xpu")), UNSUPPORTED, f"no device type 'xpu'. {LEGAL} torch.autocast('xpu') serves that device type."),
+    (ask("cuda:0"), UNSUPPORTED, f"no device type 'cuda:0'. {LEGAL} Give the type without an index."),
+    (ask("meta"), UNSUPPORTED, f"no device type 'meta'. {LEGAL}"),
+    (ask("cdua"), UNSUPPORTED, f"no device type 'cdua'. {LEGAL} Closest: cuda."),
+    (ask("gpu"), UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device type of GPUs is 'cuda'."),
+    (ask("cpu", torch.int8), DTYPE, NOT_FLOATING),
+    (ask("cpu", "int8"), DTYPE, NOT_FLOATING),
+    (ask("cpu", "bfloat61"), DTYPE, "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are"),
+    (ask("cpu", float), DTYPE, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class"),
+    (ask("cpu", overrides="mm"), tp.PolicyError, "overrides must be a mapping of ops to policies, got str."),
+    (
+        ask("cpu", cache="al"),
+        errors.OptionError,
+        "got 'al'. Legal: 'weights', 'persistent', 'all', 'none'. Closest: all.",
+    ),
+    (ask("cpu", cache=True), errors.OptionError, "got True of type bool. Legal: 'weights',"),
+    (
+        lambda: ours()(3),
+        errors.DecoratorError,
+        "decorates a callable, got int. Decorate a function, or use it as a context",
+    ),
+    (lambda: ours()(classmethod(len)), errors.DecoratorError, "got classmethod. "),
 ]
 
 
-@pytest.mark.parametrize(("call", "given", "kind", "text"), ERRORS)
-def test_bad_input(call: Callable[[Any], object], given: Any, kind: type[Exception], text: str) -> None:
+@pytest.mark.parametrize(("call", "kind", "text"), ERRORS)
+def test_bad_input(call: Callable[[], object], kind: type[Exception], text: str) -> None:
     for around in (False, True):
         with tp.my_autocast("cpu", FP16, enabled=around), leaves_no_trace():
             with pytest.raises(kind) as error:
-                call(given)
+                call()
             assert text in str(error.value)
             assert autocast_dtype() == (FP16 if around else None)
 

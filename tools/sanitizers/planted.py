@@ -55,7 +55,9 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         Planted(
             file="csrc/cache/kept_cast.cpp",
             old="  offset_ = impl.storage_offset();\n  if (impl.is_cuda())",
-            new="  offset_ = impl.storage_offset() + 0 * (impl.numel() * INT64_MAX);\n  if (impl.is_cuda())",
+            # volatile: the compiler must not leave out the product.
+            new="  const volatile int64_t planted = impl.numel() * INT64_MAX;\n  static_cast<void>(planted);\n"
+            "  offset_ = impl.storage_offset();\n  if (impl.is_cuda())",
             test="tests/cache/test_cache_persistent.py",
             kind="signed integer overflow",
             within="csrc/cache/kept_cast.cpp",

@@ -181,9 +181,14 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
+    in_force, if_product = rule_in_force(), None
     try:
-        values = dict(_promoted_values(runs, values))
-        if_product = _dtype_if_product(runs, planned.values())
+        if in_force is not None:
+            rule, matmul = in_force
+            values = dict(_promoted_values(runs, values, rule, matmul))
+            # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
+            if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
+                if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
@@ -348,11 +353,12 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
     return None if rule.name == "torch" else (rule, matmul_of(number))
 
 
-def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a call's arguments by name, with descriptions of the operands that the rule in force casts."""
-    in_force = rule_in_force()
-    found = None if in_force is None else operands_of(runs, values)
-    if in_force is None or found is None or (found.is_product and not in_force[1]):
+def _promoted_values(
+    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, matmul: bool
+) -> Mapping[str, Any]:
+    """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
+    found = operands_of(runs, values)
+    if found is None or (found.is_product and not matmul):
         return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
@@ -361,22 +367,11 @@ def _promoted_values(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> 
         operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
-        dtype = in_force[0].common(operands, name, found.divides)
+        dtype = rule.common(operands, name, found.divides)
         for path, operand in zip(paths, operands, strict=True):
             if isinstance(operand, Operand) and not operand.wrapped and path[0] not in written:
                 result = _with(result, path, _cast(operand, dtype))
     return result
-
-
-def _dtype_if_product(runs: torch._ops.OpOverload, dtypes: Iterable[torch.dtype]) -> torch.dtype | None:
-    """Returns the dtype in which the rule in force runs an op without a reference rule, if the op is a matrix product.
-
-    The reference has rules for the products with a kernel, such as `mm`, and none for composites, such as `matmul`.
-    """
-    in_force, given = rule_in_force(), list(dtypes)
-    if in_force is None or not in_force[1] or not given or (functional_of(runs) or overload_name(runs)) in rule_table():
-        return None
-    return in_force[0].common(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,9 @@ examples:
 The file is loaded as `python train.py` would load it, except that its __name__
 is not "__main__". What it prints goes to stderr if --json prints to stdout.
 
-exit status: 0. 1 if the candidate's results are not finite and the reference's
+exit status: 1 if the candidate's results are not finite and the reference's
 are, or a metric is over --tolerance. 2 if the command line is invalid, or the
-target raised an error or cannot be compared: its results differ between two
-runs of the reference, for instance.
+target raised an error or has other results in a second run of the reference.
 """
 
 
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    targets.check_outputs(arguments)
     tolerance = targets.tolerance_of(arguments)
     with targets.open_target(arguments) as target:
         comparison = compare(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 
-from torch_promote.cli.output import width_of_output, write
+from torch_promote.cli.output import show
 from torch_promote.errors import OptionError
 from torch_promote.observe.trace_report import TraceReport
 
@@ -51,6 +50,4 @@ def run(arguments: argparse.Namespace) -> int:
             f"there is no file {arguments.file!r}. `torch-promote trace --json F.json train.py` writes one."
         )
     explanation = TraceReport.load(arguments.file).explain(arguments.pattern)
-    text = json.dumps(explanation.to_dict(), indent=2) if arguments.json else explanation.text(width_of_output())
-    write(f"{text}\n")
-    return 0
+    return show(explanation.to_dict(), [explanation], arguments.json)

@@ -12,7 +12,7 @@ import torch
 
 import torch_promote
 from torch_promote import _C
-from torch_promote.cli.output import show, table
+from torch_promote.cli.output import Part, show
 from torch_promote.cli.user_program import why_not_loaded
 from torch_promote.loader import AUTOCAST_KEY, built_with
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
@@ -27,8 +27,7 @@ Shows versions, policies, the device types and what runs the regions of
 torch.autocast, and compares the op table with the running PyTorch.
 
   default policy   the policy of regions that name none, if it is not PyTorch's
-  environment      the variables of this package that are set. They hold for
-                   every program that you start with them
+  environment      the variables of this package that are set
   autoloading      whether `import torch` loads this package, which does nothing
                    unless TORCH_PROMOTE_AUTOCAST=1 (or `torch-promote run`)
   rows that count  rows with a policy whose op PyTorch registers for autocast
@@ -47,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    return show(_info(), _draw, arguments.json)
+    info = _info()
+    return show(info, _parts(info), arguments.json)
 
 
 def _info() -> dict[str, Any]:
@@ -83,10 +83,10 @@ def _info() -> dict[str, Any]:
     }
 
 
-def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
+def _parts(info: Mapping[str, Any]) -> Iterator[Part]:
     given = (f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"])
     variables = (f"{name}={value}" for name, value in info["environment"].items())
-    facts = {
+    yield {
         "torch_promote": info["torch_promote"],
         "torch": f"{info['torch']}, built with {info['built_with_torch']}",
         "python": info["python"],
@@ -98,20 +98,17 @@ def _draw(info: Mapping[str, Any]) -> Iterator[Any]:
         "environment": "\n".join(variables) or f"none of {', '.join(VARIABLES)}",
         "autoloading": info["autoloading"],
     }
-    columns = ["device", "available", "default dtype", "rows that count", "missing rows", "unlisted ops"]
-    devices = [
-        [
-            name,
-            "yes" if device["available"] else "no",
-            device["default_dtype"],
-            f"{device['rows_that_count']} of {device['rows_with_policy']}",
-            str(len(device["missing_rows"])),
-            str(len(device["unlisted_ops"])),
-        ]
+    yield [
+        {
+            "device": name,
+            "available": "yes" if device["available"] else "no",
+            "default dtype": device["default_dtype"],
+            "rows that count": f"{device['rows_that_count']} of {device['rows_with_policy']}",
+            "missing rows": len(device["missing_rows"]),
+            "unlisted ops": len(device["unlisted_ops"]),
+        }
         for name, device in info["devices"].items()
     ]
-    yield from (table([], list(facts.items())), "", table(columns, devices), "")
-    if any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values()):
-        yield "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
-    else:
-        yield "This PyTorch registers exactly the ops that the table lists."
+    differs = any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values())
+    lists = "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
+    yield lists if differs else "This PyTorch registers exactly the ops that the table lists."

@@ -1,10 +1,11 @@
-"""What the commands print: results on stdout, messages and progress on stderr.
+"""What the commands share: files that options name; results on stdout, messages and progress on stderr.
 
 rich draws tables and bars. It is imported when something is drawn, so that `--json` does not pay for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -14,26 +15,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_promote.errors import OptionError, TorchPromoteError
+from torch_promote.errors import TorchPromoteError
 from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
-__all__ = [
-    "check_file",
-    "paint",
-    "progress",
-    "render",
-    "say",
-    "show",
-    "table",
-    "width_of_output",
-    "write",
-]
+__all__ = ["STDOUT", "Part", "file", "natural", "progress", "render", "say", "show", "width_of_output", "write"]
 
+#: What is drawn: a text, a report, a table with a header (a mapping for each row), or one of names and values.
+Part = str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+#: The value of --json without a file.
+STDOUT = "-"
 _STYLES = {
     "lower_precision_fp": "cyan",
     "fp32": "yellow",
@@ -49,41 +44,62 @@ _UNLIMITED = 100_000  # characters in a line
 _SECONDS_BETWEEN_LINES = 30.0
 
 
-# Tables and texts
+# Types of options
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Text | str]]) -> Table:
-    """Returns a table without borders. Cells wrap if the terminal is too narrow, and nothing is cut.
+def natural(text: str) -> int:
+    """The type of an option whose value is 0 or more."""
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not an integer, 0 or more")
 
-    Args:
-        columns: The headers. Empty: two columns without headers.
-        rows: The cells.
+
+def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
+    """Returns the type of an option that names a file to write, whose name ends in the suffix.
+
+    So nothing runs if the file cannot be written, or the page of a report cannot be made.
     """
-    from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns), header_style="bold")
-    for name in columns or ("", ""):
-        made.add_column(name, overflow="fold")
-    for row in rows:
-        made.add_row(*row)
-    return made
+    def check(path: str) -> str:
+        problem = ""
+        if path == STDOUT and or_stdout:
+            return path
+        if not path.endswith(suffix) or (suffix == ".json" and path.endswith(".trace.json")):
+            problem = f"the file's name has to end in {suffix}"
+            if path.endswith(".trace.json"):
+                problem += ". A file for Perfetto is an option of its own, --perfetto"
+        elif os.path.isdir(path):
+            problem = "this is a folder. Name a file in it"
+        elif not os.path.isdir(folder := os.path.dirname(path) or "."):
+            problem = f"there is no folder {folder!r}. Create it first"
+        elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            problem = "it cannot be written (permission denied)"
+        if problem:
+            raise argparse.ArgumentTypeError(f"{path}: {problem}")
+        if suffix == ".html":
+            load_renderer("page")
+        return path
+
+    return check
 
 
-def paint(policy: str | None) -> Text | str:
-    """Returns a name, in its colour if it is that of a policy; "-" for None."""
-    from rich.text import Text
-
-    return "-" if policy is None else Text(policy, style=_STYLES.get(policy, ""))
+# Results
 
 
-def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = None) -> str:
-    """Renders texts, tables and reports for a stream: in colour and as wide as the terminal, if the stream is one.
+def show(data: Any, parts: Iterable[Part], as_json: bool, status: int = 0) -> int:
+    """Prints a command's result, as JSON or as texts and tables, and returns the exit status."""
+    write(json.dumps(data, indent=2) + "\n" if as_json else render(parts))
+    return status
+
+
+def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
+    """Renders parts for a stream: in colour and as wide as the terminal, if the stream is one.
 
     Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width of
     both.
 
     Args:
-        parts: What to draw.
+        parts: What to draw, with an empty line between each two. Empty ones are left out.
         stream: The stream; None: stdout. Nothing is written.
     """
     from rich.console import Console
@@ -96,11 +112,36 @@ def render(parts: Iterable[RenderableType | Report], stream: TextIO | None = Non
     options: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
     console = Console(file=drawn, force_terminal=is_terminal or None, width=width or _UNLIMITED, **options)
     for part in parts:
+        if not part:
+            continue
+        if drawn.tell():
+            console.print()
         if isinstance(part, Report) and not is_terminal:
             drawn.write(f"{part.text(width)}\n")
         else:
-            console.print(part)
+            console.print(part if isinstance(part, str | Report) else _table(part))
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
+
+
+def _table(rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Table:
+    """Returns a table without borders. Cells wrap if the terminal is too narrow, and nothing is cut."""
+    from rich.table import Table
+
+    is_grid = isinstance(rows, Mapping)
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=not is_grid, header_style="bold")
+    for name in ("", "") if isinstance(rows, Mapping) else rows[0]:
+        made.add_column(name, overflow="fold")
+    for cells in rows.items() if isinstance(rows, Mapping) else (row.values() for row in rows):
+        made.add_row(*map(_cell, cells))
+    return made
+
+
+def _cell(value: Any) -> Text:
+    """Returns a cell, in its colour if it is the name of a policy; "-" for None."""
+    from rich.text import Text
+
+    text = "-" if value is None else str(value)
+    return Text(text, style=_STYLES.get(text, ""))
 
 
 def width_of_output(stream: TextIO | None = None) -> int | None:
@@ -112,20 +153,6 @@ def width_of_output(stream: TextIO | None = None) -> int | None:
     if (asked.isdecimal() and int(asked) > 0) or (stream is not None and stream.isatty()):
         return Console(file=io.StringIO()).width  # rich reads COLUMNS, and asks the terminal
     return None
-
-
-# Writing
-
-
-def show(
-    data: Mapping[str, Any],
-    draw: Callable[[Mapping[str, Any]], Iterable[RenderableType | Report]],
-    as_json: bool,
-    status: int = 0,
-) -> int:
-    """Prints a command's data, as JSON or as the texts and tables that `draw` yields, and returns the status."""
-    write(json.dumps(data, indent=2) + "\n" if as_json else render(draw(data)))
-    return status
 
 
 def write(text: str) -> None:
@@ -147,50 +174,15 @@ def write(text: str) -> None:
             raise TorchPromoteError(f"cannot write to stdout: {error.strerror}.") from error
 
 
-def say(*parts: Any) -> None:
-    """Prints messages and reports to stderr. stdout is for the command's result, or the program's.
+# Messages and progress
 
-    Args:
-        parts: A text is printed as it is; anything else, such as a report, is rendered.
-    """
+
+def say(part: str | Report) -> None:
+    """Prints a message or a report to stderr. stdout is for the command's result, or the program's."""
     if sys.stderr is not None:
-        texts = (f"{part}\n" if isinstance(part, str) else render([part], sys.stderr) for part in parts)
         with contextlib.suppress(BrokenPipeError):
-            print("".join(texts), end="", file=sys.stderr, flush=True)
-
-
-def check_file(option: str, path: str | None, suffix: str = "") -> None:
-    """Checks before anything runs that a file can be written, and the page of a report be made.
-
-    Args:
-        option: The option that names it.
-        path: The file; None: none.
-        suffix: How its name has to end; "": as it likes.
-
-    Raises:
-        OptionError: The name does not end as it has to, or the file cannot be written.
-        MissingPackageError: A package that pages need is not installed.
-    """
-    if path is None:
-        return
-    problem = ""
-    if not path.endswith(suffix) or (suffix == ".json" and path.endswith(".trace.json")):
-        problem = f"the file's name has to end in {suffix}."
-        if path.endswith(".trace.json"):
-            problem += " A file for Perfetto is an option of its own, --perfetto."
-    elif os.path.isdir(path):
-        problem = "this is a folder. Name a file in it."
-    elif not os.path.isdir(folder := os.path.dirname(path) or "."):
-        problem = f"there is no folder {folder!r}. Create it first."
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        problem = "it cannot be written (permission denied)."
-    if problem:
-        raise OptionError(f"{option} {path}: {problem}")
-    if suffix == ".html":
-        load_renderer("page")
-
-
-# Progress
+            text = f"{part}\n" if isinstance(part, str) else render([part], sys.stderr)
+            print(text, end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -205,25 +197,23 @@ def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], 
     Yields:
         A function to call after each step, with a remark to show.
     """
-    if sys.stderr is not None and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        remark = TextColumn("{task.fields[remark]}")
-        # Steps take from milliseconds to a minute, so the speed is averaged over many.
-        with Progress(*columns, remark, console=Console(stderr=True), speed_estimate_period=600) as bar:
-            task = bar.add_task(what, total=total, remark="")
-            yield lambda remark: bar.update(task, advance=1, remark=remark)
-        return
-    began = said = time.monotonic()
-    done = 0
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    remarks = TextColumn("{task.fields[remark]}")
+    said = time.monotonic()
 
     def step(remark: str) -> None:
-        nonlocal done, said
-        done, now = done + 1, time.monotonic()
-        if not quiet and now - said >= _SECONDS_BETWEEN_LINES:
-            said = now
-            say(f"{what}: {done} of {total}, {remark}, {now - began:.0f} s")
+        nonlocal said
+        bar.update(task, advance=1, remark=remark)
+        if not (quiet or is_terminal) and time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            say(f"{what}: {bar.tasks[0].completed} of {total}, {remark}")
 
-    yield step
+    # Steps take from milliseconds to a minute, so the speed is averaged over many.
+    options: dict[str, Any] = {"speed_estimate_period": 600, "disable": not is_terminal}
+    with Progress(*columns, remarks, console=Console(stderr=True), **options) as bar:
+        task = bar.add_task(what, total=total, remark="")
+        yield step

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_promote.cli.output import check_file, progress, render, table, write
+from torch_promote.cli.output import STDOUT, Part, file, natural, progress, show
 from torch_promote.errors import OptionError
 from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options
@@ -22,7 +22,6 @@ from torch_promote.parity.report import ParityReport, about, junit, merged
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
-_STDOUT = "-"
 #: The default number of worker processes on a GPU. Each CUDA context takes half a gigabyte of its memory.
 _MAX_ON_A_GPU = 4
 
@@ -70,8 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     chosen = parser.add_argument_group("selection")
     chosen.add_argument("--device", default="cpu", help="cpu (default), cuda or fake-cuda")
-    chosen.add_argument("--ops", nargs="+", action="extend", metavar="GLOB", help="only entries whose name matches")
-    chosen.add_argument("--dtypes", nargs="+", action="extend", metavar="DTYPE", help="only samples of these dtypes")
+    chosen.add_argument(
+        "--ops", nargs="+", action="extend", default=[], metavar="GLOB", help="only entries whose name matches"
+    )
+    chosen.add_argument(
+        "--dtypes", nargs="+", action="extend", default=[], metavar="DTYPE", help="only samples of these dtypes"
+    )
     chosen.add_argument("--sample", metavar="LABEL", help="only the sample with this label")
     chosen.add_argument("--quick", action="store_true", help="the first three samples of each op, in two dtypes")
     chosen.add_argument("--stock-only", action="store_true", help="compare stock with the reference; do not run ours")
@@ -84,12 +87,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("execution and output")
     output.add_argument(
         "--jobs",
-        type=int,
+        type=natural,
         metavar="N",
         help="worker processes (default: one per core, at most 4 on cuda); 0: run in this process",
     )
-    output.add_argument("--json", nargs="?", const=_STDOUT, metavar="FILE", help="write JSON to FILE or to stdout")
-    output.add_argument("--junit", metavar="FILE", help="write JUnit XML to FILE")
+    output.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        type=file(or_stdout=True),
+        metavar="FILE",
+        help="write JSON to FILE or to stdout",
+    )
+    output.add_argument("--junit", type=file(), metavar="FILE", help="write JUnit XML to FILE")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -102,27 +112,15 @@ def _shard(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    check_file("--json", None if arguments.json == _STDOUT else arguments.json)
-    check_file("--junit", arguments.junit)
     if arguments.json is not None and arguments.json == arguments.junit:
         raise OptionError(f"--json and --junit both name {arguments.json}. Use a different file for each.")
-    options = Options(
-        device=arguments.device,
-        ops=tuple(arguments.ops or ()),
-        dtypes=tuple(arguments.dtypes or ()),
-        sample=arguments.sample,
-        quick=arguments.quick,
-        stock_only=arguments.stock_only,
-        autocast_dtype=arguments.autocast_dtype,
-    )
+    options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     if arguments.merge:
         if options != Options() or arguments.shard != (1, 1) or arguments.list or arguments.jobs is not None:
             raise OptionError("--merge runs nothing, so the only other options that it accepts are --json and --junit.")
-        return _report(merged([ParityReport.from_json(_read_file(name), name) for name in arguments.merge]), arguments)
+        return _report(merged(list(map(ParityReport.load, arguments.merge))), arguments)
     if options.sample is not None and (options.quick or options.dtypes):
         raise OptionError("--sample selects a single sample. Remove --quick and --dtypes.")
-    if arguments.jobs is not None and arguments.jobs < 0:
-        raise OptionError(f"--jobs {arguments.jobs} is not a number of processes. Expected an integer, 0 or more.")
     try:
         entries = runner.entries(options)  # takes seconds: it imports PyTorch's op database
     except ModuleNotFoundError as error:
@@ -153,7 +151,7 @@ def _checked(
     shard = [entries[position] for position in positions]
     with contextlib.closing(runner.run_entries(shard, options, jobs, runner.run_entry, runner.entries)) as run:
         try:
-            with progress("parity", len(shard), quiet=arguments.json == _STDOUT) as step:
+            with progress("parity", len(shard), quiet=arguments.json == STDOUT) as step:
                 for place, result in run:
                     results[positions[place]] = result
                     mismatches += len(result.mismatches)
@@ -177,29 +175,21 @@ def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
 def _list(entries: Sequence[Entry], arguments: argparse.Namespace) -> int:
     sources = sorted(Counter(entry.source for entry in entries).items())
     counts = ", ".join(f"{name} {count:,}" for name, count in sources)
-    listing = table(["entry", "source"], [[entry.name, entry.source] for entry in entries])
+    listing = [{"entry": entry.name, "source": entry.source} for entry in entries]
     data = [dataclasses.asdict(entry) for entry in entries]
-    _put_out(data, [listing, f"\nentries: {len(entries)} ({counts})"], arguments)
+    _put_out(data, [listing, f"entries: {len(entries)} ({counts})"], arguments)
     return 0
 
 
-def _put_out(data: Any, parts: Sequence[Any], arguments: argparse.Namespace, xml: str = "") -> None:
+def _put_out(data: Any, parts: Sequence[Part], arguments: argparse.Namespace, xml: str = "") -> None:
     """Prints and writes the results; an error of a file comes last, so that it costs no other result."""
-    as_json = json.dumps(data, indent=2) + "\n"
-    write(as_json if arguments.json == _STDOUT else render(parts))
+    show(data, parts, arguments.json == STDOUT)
     failed = []
-    for name, text in ((arguments.json, as_json), (arguments.junit, xml)):
-        if name not in (None, _STDOUT):
+    for name, text in ((arguments.json, json.dumps(data, indent=2) + "\n"), (arguments.junit, xml)):
+        if name not in (None, STDOUT):
             try:
                 Path(name).write_text(text, encoding="utf-8")
             except OSError as error:
                 failed.append(f"cannot write {name}: {error.strerror}.")
     if failed:
         raise OptionError(" ".join(failed))
-
-
-def _read_file(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot read {name}: {error}.") from error

@@ -8,12 +8,12 @@ import importlib
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from torch_promote.cli.output import paint, show, table
+from torch_promote.cli.output import Part, show
 from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
@@ -47,19 +47,14 @@ the op (softmax), the overload (softmax.int) or the full name
 (aten::softmax.int). For an op outside the table (gelu, add, a custom op), it
 says what a region does with it, and how to override that.
 
---diff shows only differences. Without names, it compares the ops that the
-running PyTorch registers for autocast with the table. With two devices, it
-compares their columns. For a device type without a column (xpu, mps), it
-compares the ops that PyTorch registers. With two policies, it compares these.
+--policy shows a policy instead of the table: a named one (stock, cpu, cuda,
+fp32_safe, off) or a policy file, with its tables for modules.
 
-The dispatcher knows which ops have a kernel, not what the kernel does. To
-measure that, run `torch-promote parity --stock-only`.
-
---policy shows a policy of the running PyTorch instead of the table: a named one
-(stock, cpu, cuda, fp32_safe, off) or a policy file, with its tables for
-modules. With --policy, --diff takes one other policy: `--policy cuda --diff
-cpu` compares two policies on each device type, `--diff cuda cpu` two columns of
-the table.
+--diff compares the table with the ops that the running PyTorch registers for
+autocast; what their kernels do, `torch-promote parity --stock-only` measures.
+With two devices, it compares their columns; for a device type without a column
+(xpu, mps), the ops that PyTorch registers. With two policies, or one after
+--policy, it compares these.
 """
 
 
@@ -136,25 +131,26 @@ def run(arguments: argparse.Namespace) -> int:
     devices = [arguments.device] if arguments.device else list(DEVICE_TYPES)
     pattern, compared, policy = arguments.op, arguments.diff, arguments.policy
     if compared is None:
-        return show(_listed(policy, devices, pattern), _draw_listing, arguments.json)
+        data, parts = _listed(policy, devices, pattern)
+        return show(data, parts, arguments.json)
     if policy is not None and len(compared) != 1:
         got = repr(" ".join(compared)) if compared else "none"
         raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
     if policy is not None or _are_policies(compared):
-        first, second = (policy, compared[0]) if policy is not None else compared
-        data = _policies_compared(first, second, devices, pattern)
-        return show(data, _draw_policies_compared, arguments.json, int(bool(data["differences"])))
-    if not compared:
-        data = _pytorch_compared(devices, pattern)
-        return show(data, _draw_pytorch_compared, arguments.json, int(bool(data["differences"])))
-    if arguments.device:
+        data, parts = _policies_compared([policy or compared[0], compared[-1]], devices, pattern)
+    elif not compared:
+        data, parts = _pytorch_compared(devices, pattern)
+    elif arguments.device:
         raise OptionError("--diff with two devices does not accept --device.")
-    if len(compared) != 2 or compared[0] == compared[1]:
+    elif len(compared) != 2 or compared[0] == compared[1]:
         raise OptionError(
             f"--diff takes nothing (compare PyTorch with the table), two different devices or two policies, got "
             f"{' '.join(compared)!r}. To compare one policy with PyTorch's: --diff {compared[0]} stock."
         )
-    return show(_devices_compared(compared, pattern), _draw_devices_compared, arguments.json)
+    else:
+        data, parts = _devices_compared(compared, pattern)
+        return show(data, parts, arguments.json)
+    return show(data, parts, arguments.json, int(bool(data["differences"])))
 
 
 def _are_policies(compared: Sequence[str]) -> bool:
@@ -196,65 +192,6 @@ def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
     )
 
 
-# The op table, and a policy
-
-
-def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
-    """Returns the op table, or a policy."""
-    policy = None if asked is None else Policy.of(asked)
-    known = rows_by_name()
-    ops = _ops_of([] if policy is None else [policy], pattern)
-    changed = {(op, device): value for op, device, value in (() if policy is None else policy.changes)}
-    rows: list[dict[str, Any]] = []
-    for op in ops:
-        more: dict[str, Any] = {}
-        if policy is not None:
-            values = {device: changed.get((op, device), stock_policy(op, device)) for device in devices}
-            more["stock"] = {device: _spell(stock_policy(op, device)) for device in devices if (op, device) in changed}
-        elif op in known:
-            row = known[op]
-            values = {device: row.policy(device) for device in devices}
-            more["redispatch"] = f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None
-            differing = {device: _difference(row, device) for device in devices}
-            more["running_torch_differs"] = {device: what for device, what in differing.items() if what is not None}
-        else:
-            continue
-        if more.get("stock") or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
-            rows.append({"op": op, **{device: _spell(value) for device, value in values.items()}, **more})
-    shown = {row["op"] for row in rows}
-    modules: dict[str, dict[str, str | None]] = {}
-    for name, entries in () if policy is None else policy.modules:
-        for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
-            # A whole module's policy is about every op.
-            if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern):
-                modules.setdefault(name, {})[op] = _spell(value)
-    is_known = bool(shown or set(ops) & known.keys() or (modules and is_pattern(str(pattern))))
-    one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
-    return {
-        "torch": torch.__version__,
-        "devices": devices,
-        "rows": rows,
-        "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
-        "without_policy": [op for op in ops if op not in shown and (policy is not None or op in known)],
-        "other_ops": [] if is_known else _other_ops(pattern, devices, policy),
-        **(
-            {"other_overloads": [name for name in _find_ops(pattern) if name not in known] if one_op else []}
-            if policy is None
-            else {"policy": asked, "modules": modules}
-        ),
-    }
-
-
-def _difference(row: Row, device: str) -> str | None:
-    """Returns how the running PyTorch differs from the row on one device type, or None."""
-    has_policy = row.policy(device) is not CastPolicy.fallthrough
-    if has_policy == (row.name in registered(device)):
-        return None
-    if not has_policy:
-        return "registered, left to stock"
-    return "not registered" if schema_of(row) is not None else "no such op"
-
-
 def _ops_of(policies: Sequence[Policy], pattern: str | None) -> list[str]:
     """Returns the rows and the other ops of the policies that match; if there are none, other ops that do.
 
@@ -268,6 +205,83 @@ def _ops_of(policies: Sequence[Policy], pattern: str | None) -> list[str]:
     return _matching([*rows, *sorted(others.difference(rows))], pattern)
 
 
+# The op table, and a policy
+
+
+def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
+    """Returns the op table, or a policy, as JSON and to be drawn."""
+    policies = [] if asked is None else [Policy.of(asked)]
+    known = rows_by_name()
+    ops = _ops_of(policies, pattern)
+    changed = {(op, device): value for policy in policies for op, device, value in policy.changes}
+    rows: list[dict[str, Any]] = []
+    for op in ops:
+        if policies:
+            stock = {device: stock_policy(op, device) for device in devices}
+            values: dict[str, Any] = {device: changed.get((op, device), stock[device]) for device in devices}
+            notes: dict[str, Any] = {"stock": {d: _spell(stock[d]) for d in devices if (op, d) in changed}}
+        elif op in known:
+            row = known[op]
+            values = {device: row.policy(device) for device in devices}
+            differing = {device: what for device in devices if (what := _difference(row, device)) is not None}
+            redispatch = f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None
+            notes = {"redispatch": redispatch, "running_torch_differs": differing}
+        else:
+            continue
+        if notes.get("stock") or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
+            rows.append({"op": op, **{device: _spell(value) for device, value in values.items()}, **notes})
+    modules: dict[str, dict[str, str | None]] = {}
+    for name, entries in policies[0].modules if policies else ():
+        for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
+            # A whole module's policy is about every op.
+            if pattern is None or op == KEY_OF_WHOLE or matches(op, pattern):
+                modules.setdefault(name, {})[op] = _spell(value)
+    shown = {row["op"] for row in rows}
+    without_policy = [op for op in ops if op not in shown and (policies or op in known)]
+    is_known = bool(shown or set(ops) & known.keys() or (modules and is_pattern(str(pattern))))
+    others = [] if is_known else _other_ops(pattern, devices, policies[0] if policies else None)
+    data: dict[str, Any] = {
+        "torch": torch.__version__,
+        "devices": devices,
+        "rows": rows,
+        "counts": {device: dict(Counter(row[device] for row in rows if row[device])) for device in devices},
+        "without_policy": without_policy,
+        "other_ops": others,
+    }
+    if policies:
+        data |= {"policy": asked, "modules": modules}
+    else:
+        one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
+        data["other_overloads"] = [name for name in _find_ops(pattern) if name not in known] if one_op else []
+    parts: list[Part] = [*_drawn_other_ops(others), _drawn(rows)]
+    parts.append(
+        [
+            {"modules": name or "(the model)", "op": _short([op]), "policy": value}
+            for name, entries in modules.items()
+            for op, value in entries.items()
+        ]
+    )
+    if data.get("other_overloads"):
+        parts.append(f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}")
+    if rows or modules:
+        differences = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
+        what = f"{asked}, compared with stock" if policies else f"the op table, compared with torch {torch.__version__}"
+        parts.append(f"{what}. ops: {len(rows)}, differences: {differences}.")
+    elif not others:
+        parts.append(f"Left to PyTorch on {', '.join(devices)} by {asked or 'the table'}: {_short(without_policy)}")
+    return data, parts
+
+
+def _difference(row: Row, device: str) -> str | None:
+    """Returns how the running PyTorch differs from the row on one device type, or None."""
+    has_policy = row.policy(device) is not CastPolicy.fallthrough
+    if has_policy == (row.name in registered(device)):
+        return None
+    if not has_policy:
+        return "registered, left to stock"
+    return "not registered" if schema_of(row) is not None else "no such op"
+
+
 def _spell(value: Value | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else spell_policy(value)
 
@@ -276,47 +290,30 @@ def _short(names: Iterable[str]) -> str:
     return ", ".join("(whole module)" if name == KEY_OF_WHOLE else name.removeprefix("aten::") for name in names)
 
 
-def _rows(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Draws rows of the JSON, with a column for each key."""
-    columns = [key for key in rows[0] if any(row[key] != {} for row in rows)]
-    return table([key.replace("_", " ") for key in columns], [[_cell(row[key]) for key in columns] for row in rows])
+def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns rows of the JSON with short names, without the columns that are empty."""
+    columns = [key for key in rows[0] if any(row[key] != {} for row in rows)] if rows else []
+    drawn = []
+    for row in rows:
+        cells = {key.replace("_", " "): row[key] for key in columns}
+        for key, cell in cells.items():
+            if isinstance(cell, dict):
+                cells[key] = ", ".join(f"{device}: {text or 'no entry'}" for device, text in cell.items())
+            elif isinstance(cell, str):
+                cells[key] = _short([cell])
+        drawn.append(cells)
+    return drawn
 
 
-def _cell(value: Mapping[str, str | None] | str | None) -> Any:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{device}: {text or 'no entry'}" for device, text in value.items())
-    return paint(value if value is None else _short([value]))
+# Differences of two policies, of the running PyTorch, and of two device types
 
 
-def _draw_listing(data: Mapping[str, Any]) -> Iterator[Any]:
-    """Draws the op table, or a policy, which has `policy`."""
-    rows, asked = data["rows"], data.get("policy")
-    entries = [(name or "(the model)", ops) for name, ops in data.get("modules", {}).items()]
-    modules = [{"modules": name, "op": op, "policy": value} for name, ops in entries for op, value in ops.items()]
-    if data["other_ops"]:
-        yield from _draw_other_ops(data["other_ops"])
-    for listed in (rows, modules):
-        if listed:
-            yield from (_rows(listed), "")
-    if data.get("other_overloads"):
-        yield f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}\n"
-    if not (rows or modules or data["other_ops"]):
-        names, on = _short(data["without_policy"]), ", ".join(data["devices"])
-        yield f"Left to PyTorch on {on} by {'the table' if asked is None else asked}: {names}"
-    if not (rows or modules):
-        return
-    changed = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
-    what = f"the op table, compared with torch {data['torch']}" if asked is None else f"{asked}, compared with stock"
-    yield f"{what}. ops: {len(rows)}, differences: {changed}."
-
-
-# Two policies
-
-
-def _policies_compared(first: str, second: str, devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
-    policies = Policy.of(first), Policy.of(second)
+def _policies_compared(
+    names: Sequence[str], devices: Sequence[str], pattern: str | None
+) -> tuple[dict[str, Any], list[Part]]:
+    first, second = policies = [Policy.of(name) for name in names]
     order = {op: position for position, op in enumerate(_ops_of(policies, pattern))}
-    differences = policies[0].diff(policies[1])
+    differences = first.diff(second)
     found = [each for each in differences if each.overload in order and each.device in devices]
     found.sort(key=lambda each: order[each.overload])
     found += [  # of modules
@@ -324,75 +321,48 @@ def _policies_compared(first: str, second: str, devices: Sequence[str], pattern:
         for each in differences
         if each.device not in DEVICE_TYPES and (each.overload in order or each.overload == KEY_OF_WHOLE)
     ]
-    return {
+    rows = [(each.overload, each.device, [_spell(each.mine), _spell(each.theirs)]) for each in found]
+    data = {
         "torch": torch.__version__,
-        "policies": [first, second],
+        "policies": names,
         "devices": devices,
         "op": pattern,
-        "differences": [
-            {"op": each.overload, "device": each.device, "policies": [_spell(each.mine), _spell(each.theirs)]}
-            for each in found
-        ],
+        "differences": [{"op": op, "device": device, "policies": values} for op, device, values in rows],
     }
+    drawn = [{"op": op, "device": device, **dict(zip(names, values, strict=True))} for op, device, values in rows]
+    ops = len({op for op, _, _ in rows} - {KEY_OF_WHOLE})
+    return data, [_drawn(drawn), f"{' compared with '.join(names)}. differences: {len(rows)}, ops: {ops}."]
 
 
-def _draw_policies_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    first, second = data["policies"]
-    rows = [
-        {"op": row["op"], "device": row["device"], first: row["policies"][0], second: row["policies"][1]}
-        for row in data["differences"]
-    ]
-    if rows:
-        yield from (_rows(rows), "")
-    ops = len({row["op"] for row in rows} - {KEY_OF_WHOLE})
-    yield f"{first} compared with {second} ({_selection(data)}). differences: {len(rows)}, ops: {ops}."
+# The dispatcher knows which ops have a kernel, not what the kernel does.
 
 
-def _selection(data: Mapping[str, Any]) -> str:
-    return ", ".join([*data["devices"], *([f"--op {data['op']}"] if data["op"] else [])])
-
-
-# The running PyTorch, and two device types. The dispatcher knows which ops have a kernel, not what the kernel does.
-
-
-def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> dict[str, Any]:
-    unlisted = {device: [op for op in unlisted_ops(device) if op not in LEFT_TO_STOCK] for device in columns}
+def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
     chosen = set(_matching([*rows_by_name(), *(op for device in columns for op in unlisted_ops(device))], pattern))
-    devices: dict[str, dict[str, list[Any]]] = {
-        device: {
-            "missing": [
-                {"op": row.name, "policy": row.policy(device).value, "why": _difference(row, device)}
-                for row in missing_rows(device)
-                if row.name in chosen
-            ],
-            "unlisted": [op for op in unlisted[device] if op in chosen],
+    devices: dict[str, Any] = {}
+    drawn = []
+    for name in columns:
+        missing = [row for row in missing_rows(name) if row.name in chosen]
+        found = [(row.name, row.policy(name).value, _difference(row, name)) for row in missing]
+        unlisted = [op for op in unlisted_ops(name) if op in chosen and op not in LEFT_TO_STOCK]
+        devices[name] = {
+            "missing": [{"op": op, "policy": policy, "why": why} for op, policy, why in found],
+            "unlisted": unlisted,
         }
-        for device in columns
-    }
-    return {
+        found += [(op, "left to stock", "registered") for op in unlisted]
+        drawn += [{"op": op, "device": name, "the table": a, "this PyTorch": b} for op, a, b in found]
+    data = {
         "torch": torch.__version__,
         "rows": len(op_table()),
         "op": pattern,
         "devices": devices,
-        "differences": sum(len(found) for device in devices.values() for found in device.values()),
+        "differences": len(drawn),
     }
+    last = f"torch {torch.__version__} compared with {len(op_table())} rows. differences: {len(drawn)}."
+    return data, [_drawn(drawn), last]
 
 
-def _draw_pytorch_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    rows = []
-    for name, device in data["devices"].items():
-        missing = [(row["op"], row["policy"], row["why"]) for row in device["missing"]]
-        unlisted = [(op, "left to stock", "registered") for op in device["unlisted"]]
-        rows += [{"op": op, "device": name, "the table": a, "this PyTorch": b} for op, a, b in (*missing, *unlisted)]
-    if rows:
-        yield from (_rows(rows), "")
-    yield (
-        f"torch {data['torch']} compared with {data['rows']} rows ({_selection(data)}). "
-        f"differences: {data['differences']}."
-    )
-
-
-def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, Any]:
+def _devices_compared(devices: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
     """Compares two columns of the table; if one is not a column, the ops that PyTorch registers."""
     from_table = all(device in DEVICE_TYPES for device in devices)
 
@@ -408,22 +378,16 @@ def _devices_compared(devices: Sequence[str], pattern: str | None) -> dict[str, 
     differing = [
         op for op in ops if (first.get(op) != second.get(op) if from_table else (op in first) != (op in second))
     ]
-    return {
+    rows = [(op, {devices[0]: first.get(op), devices[1]: second.get(op)}) for op in differing]
+    data = {
         "torch": torch.__version__,
         "devices": devices,
         "of": "policies in the table" if from_table else f"registrations of torch {torch.__version__}",
-        "alike": len(ops) - len(differing),
-        "differences": [
-            {"op": op, "policies": {devices[0]: first.get(op), devices[1]: second.get(op)}} for op in differing
-        ],
+        "alike": len(ops) - len(rows),
+        "differences": [{"op": op, "policies": policies} for op, policies in rows],
     }
-
-
-def _draw_devices_compared(data: Mapping[str, Any]) -> Iterator[Any]:
-    first, second = data["devices"]
-    if data["differences"]:
-        yield from (_rows([{"op": row["op"], **row["policies"]} for row in data["differences"]]), "")
-    yield f"{first} and {second}: {len(data['differences'])} differ, {data['alike']} alike. Compared: {data['of']}."
+    last = f"{' and '.join(devices)}: {len(rows)} differ, {data['alike']} alike. Compared: {data['of']}."
+    return data, [_drawn([{"op": op, **policies} for op, policies in rows]), last]
 
 
 # Ops without a row
@@ -512,11 +476,17 @@ def _override(op: str) -> str | None:
     return None
 
 
-def _draw_other_ops(found: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+def _drawn_other_ops(found: Sequence[dict[str, Any]]) -> list[Part]:
     if len(found) > _IN_FULL:
-        yield _rows([{"op": op["op"], "promotion": op["promotion"]} for op in found])
-        yield f"\nops without a row: {len(found)}. To see more of one, name it: --op {found[0]['op']}"
-        return
-    for op in found:
-        facts = {**op, "overloads": _short(op["overloads"]), "override": op["override"] or "none is legal"}
-        yield table([], [[name, facts[name]] for name in ("op", "region", "promotion", "override", "overloads")])
+        return [
+            _drawn([{"op": op["op"], "promotion": op["promotion"]} for op in found]),
+            f"ops without a row: {len(found)}. To see more of one, name it: --op {found[0]['op']}",
+        ]
+    return [
+        {
+            **{key: op[key] for key in ("op", "region", "promotion")},
+            "override": op["override"] or "none is legal",
+            "overloads": _short(op["overloads"]),
+        }
+        for op in found
+    ]

@@ -1,8 +1,8 @@
 """The command `torch-promote`: the top-level parser and the exit statuses.
 
 Each command is a module of this folder, which is imported when the command runs. It has `DESCRIPTION` and `EPILOG` for
-`--help`, `USAGE` if argparse cannot derive it, `add_arguments`, which adds options to a parser, and `run`, which takes
-the parsed arguments and returns the exit status.
+`--help`, `add_arguments`, which adds options to a parser, and `run`, which takes the parsed arguments and returns the
+exit status.
 """
 
 from __future__ import annotations
@@ -40,24 +40,10 @@ COMMANDS = {
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
 
 _EPILOG = """\
-examples:
-  torch-promote run train.py --lr 0.1            in place of torch.autocast
-  torch-promote trace --html run.html train.py   what ran in which dtype
-  torch-promote find-nan train.py                where the first NaN came from
-  torch-promote explain run.json blocks.3.attn   one module of a trace
-  torch-promote compare train.py:make            which ops lose accuracy
-  torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
-                                                 the fewest overrides
-  torch-promote info                             versions, devices, table size
-  torch-promote policies --op softmax            one op, with all its overloads
-  torch-promote parity --quick                   compare stock, ours, reference
-  torch-promote why "int32[3] + 5.5"             explain a result dtype
-
-exit status: 0 success; 1 the command found a difference or a mismatch;
-2 invalid command line; 130 interrupted. Of `run`, `trace` and `find-nan`, the
-program's, if it is not 0.
-`torch-promote run --help` shows how to use it with torchrun and others.
-`torch-promote policies --help` explains each cast policy.
+`torch-promote COMMAND --help` has examples, and explains the options and exit
+statuses: 0 success; 1 the command found a difference or a mismatch; 2 invalid
+command line; 130 interrupted. Of `run`, `trace` and `find-nan`, the program's,
+if it is not 0.
 """
 
 
@@ -79,12 +65,13 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
     """Returns the parser of one command; for "", of the whole command line, without the options of the commands."""
     if command:
         module = importlib.import_module(f"torch_promote.cli.{command.replace('-', '_')}")
+        runs_a_program = command in _RUN_A_PROGRAM
         parser = _Parser(
             prog=f"torch-promote {command}",
-            usage=getattr(module, "USAGE", None),
+            usage=f"torch-promote {command} [options] PROGRAM [arguments of the program]" if runs_a_program else None,
             description=module.DESCRIPTION,
             epilog=module.EPILOG,
-            allow_abbrev=command not in _RUN_A_PROGRAM,  # `_start_of_program` knows whole names
+            allow_abbrev=not runs_a_program,  # `_start_of_program` knows whole names
         )
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)

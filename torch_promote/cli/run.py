@@ -11,9 +11,7 @@ from pathlib import Path
 from torch_promote.cli.output import say
 from torch_promote.cli.user_program import LEFT_NO_REPORT, PROGRAM, add_policy_options, end_as, prepare, run_to_end
 
-__all__ = ["DESCRIPTION", "EPILOG", "USAGE", "add_arguments", "run"]
-
-USAGE = "torch-promote run [options] PROGRAM [arguments of the program]"
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = f"""\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:
@@ -36,11 +34,10 @@ examples:
 The options become environment variables, which child processes inherit and you
 can set yourself: TORCH_PROMOTE_AUTOCAST=1, TORCH_PROMOTE_POLICY=cuda,
 TORCH_PROMOTE_OVERRIDES=exp=fp32,mm=fp32, TORCH_PROMOTE_CACHE=persistent.
-An option takes precedence over its variable; overrides are added to those of
-the variable.
+An option takes precedence over its variable; overrides are added.
 
 --crosscheck checks the thread that imports PyTorch first, its backward passes,
-and the same in child processes; not other threads. The report goes to stderr.
+and the same in child processes. The report goes to stderr.
 
 exit status: the program's. 2 if the command line is invalid: nothing has run
 then. With --crosscheck, 1 if the program succeeded and there is a mismatch, or

@@ -12,36 +12,30 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from torch import nn
 
 import torch_promote
-from torch_promote.cli.output import check_file, render, say, write
+from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
 __all__ = [
-    "STDOUT",
-    "Target",
     "TargetError",
     "add_arguments",
-    "check_outputs",
     "open_target",
     "put_out",
     "tolerance_of",
 ]
 
-STDOUT = "-"
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
 
@@ -50,26 +44,9 @@ class TargetError(TorchPromoteError):
     """The code of a target raised an error. The text has its traceback."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a target returned.
-
-    Attributes:
-        model: The model.
-        step: The step.
-        restore: What else the step changes.
-        metric: What `tune` judges by; None: what the step returns.
-        check: What else has to hold, for `tune`.
-    """
-
-    model: nn.Module
-    step: Callable[..., Any]
-    restore: Any = ()
-    metric: Any = None
-    check: Any = None
-
-
-_KEYS = tuple(Target.__dataclass_fields__)
+#: What a target returns: the model, the step, what else the step changes, and for `tune` alone, what it judges by (by
+#: default what the step returns) and what else has to hold.
+_KEYS = ("model", "step", "restore", "metric", "check")
 
 
 # Options
@@ -85,12 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser, tolerance: str, required: boo
     parser.add_argument(
         "--batches", metavar="N", type=int, default=1, help="how many times a run calls the step (default: 1)"
     )
-    parser.add_argument("--html", metavar="F.html", help="write a page, which needs no network")
+    parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write a page, which needs no network")
     parser.add_argument(
         "--json",
         nargs="?",
         const=STDOUT,
         metavar="F.json",
+        type=file(".json", or_stdout=True),
         help="write JSON to a file, or to stdout in place of the text",
     )
     parser.add_argument(
@@ -126,15 +104,9 @@ def tolerance_of(arguments: argparse.Namespace) -> float | dict[str, float]:
 # Output
 
 
-def check_outputs(arguments: argparse.Namespace) -> None:
-    """Checks before anything runs that the files can be written."""
-    check_file("--html", arguments.html, ".html")
-    check_file("--json", None if arguments.json == STDOUT else arguments.json, ".json")
-
-
 def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) -> None:
     """Prints a report and writes its files, and those of `more`; None is none."""
-    write(json.dumps(report.to_dict(), indent=2) + "\n" if arguments.json == STDOUT else render([report]))
+    show(report.to_dict(), [report], arguments.json == STDOUT)
     files = [path for path in (*more, arguments.html, arguments.json) if path not in (None, STDOUT)]
     for path in files:
         report.save(path)
@@ -146,14 +118,11 @@ def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) ->
 
 
 @contextlib.contextmanager
-def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
+def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
     """Loads the target for a block, whose errors from the step become a `TargetError`.
 
     The target's folder is on sys.path to the end of the block. What the target prints goes to stderr if stdout is for
     JSON alone.
-
-    Args:
-        arguments: The parsed command line. Its target is "file.py:function" or "package.module:function".
 
     Raises:
         OptionError: There is no such file, module or function, or it returns something else.
@@ -166,7 +135,7 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
             f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
             f"{text if text.endswith('.py') else 'train.py'}:make."
         )
-    path, argv, modules = list(sys.path), list(sys.argv), set(sys.modules)
+    path, argv = list(sys.path), list(sys.argv)
     is_file = place.endswith(".py") or os.path.sep in place or os.path.exists(place)
     silent = arguments.json == STDOUT and sys.stderr is not None
     with contextlib.redirect_stdout(sys.stderr) if silent else contextlib.nullcontext():
@@ -196,9 +165,6 @@ def open_target(arguments: argparse.Namespace) -> Iterator[Target]:
             raise TargetError("\n".join(line.rstrip() for line in lines)) from error
         finally:
             sys.path[:], sys.argv[:] = path, argv
-            if is_file:  # another target may have the same name
-                for added in {Path(place).stem, f"target_{Path(place).stem}"} - modules:
-                    sys.modules.pop(added, None)
 
 
 def _load_file(place: str) -> ModuleType:
@@ -230,12 +196,12 @@ def _load_module(place: str) -> ModuleType:
         ) from error
 
 
-def _read(returned: Any, text: str) -> Target:
+def _read(returned: Any, text: str) -> SimpleNamespace:
     """Checks what a target returned."""
     if isinstance(returned, tuple | list) and len(returned) in (2, 3):
         returned = dict(zip(_KEYS, returned, strict=False))
     is_legal = isinstance(returned, Mapping) and {"model", "step"} <= returned.keys() <= set(_KEYS)
-    target = Target(**returned) if is_legal else None
+    target = SimpleNamespace(**{**dict.fromkeys(_KEYS), "restore": (), **returned}) if is_legal else None
     if target is None or not isinstance(target.model, nn.Module) or not callable(target.step):
         got = type(returned).__name__
         if isinstance(returned, Mapping):
@@ -245,5 +211,5 @@ def _read(returned: Any, text: str) -> Target:
             "step, and restore, metric, check. The model is an nn.Module, and the step a function."
         )
     several = isinstance(target.restore, Iterable) and not isinstance(target.restore, str | Mapping | nn.Module)
-    restore = tuple(target.restore) if several else (target.restore,)
-    return Target(target.model, target.step, restore, target.metric, target.check)
+    target.restore = tuple(target.restore) if several else (target.restore,)
+    return target

@@ -8,7 +8,7 @@ import json
 import torch
 
 from torch_promote.cli import target as targets
-from torch_promote.cli.output import check_file, say, write
+from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 from torch_promote.numerics.step_runs import current_policy
 from torch_promote.numerics.tune import tune
@@ -25,17 +25,8 @@ TARGET is that of `torch-promote compare --help`; its dict may have metric and
 check, too.
 
 A tolerance is relative to what float32 gives: of a number, |a - b| / |b|; of a
-tensor, the relative L2 norm. Estimates give the search its order, and runs
-decide. What was found is run again on batches that the search did not see.
-
-levels:
-  op      softmax runs in float32 in the whole model
-  module  what blocks.0.attn itself calls runs in float32
-  site    softmax runs in float32 in blocks.0.attn
-
-directions:
-  accuracy  the fewest overrides with which the tolerance is met
-  speed     which ops that run in float32 may run in lower precision
+tensor, the relative L2 norm. What was found is run again on batches that the
+search did not see. docs/tuning.md says how the search goes.
 """
 
 EPILOG = """\
@@ -45,20 +36,15 @@ examples:
   torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
   torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
                                                  goes on after an interruption
-then, in your program, for all regions of torch.autocast, or for one of ours:
-  torch_promote.install(policy="mine.toml")
-  with torch_promote.my_autocast("cpu", policy="mine.toml"): ...
-A file of --level module or site needs the model: my_autocast(..., model=model),
-or policy = Policy.load("mine.toml"), policy.apply_to(model), and then install.
+then, in your program: torch_promote.install(policy="mine.toml"), or
+  with torch_promote.my_autocast("cpu", policy="mine.toml", model=model): ...
 
-Ctrl-C ends the search, and reports and saves the best that is known. What the
-target prints goes to stderr if --json prints to stdout.
+Ctrl-C ends the search, and reports and saves the best that is known.
 
 exit status: 0 if the policy that is saved meets the tolerance, also if no
 override is needed. 1 if it does not, or not even float32 does. 2 if the command
-line is invalid, or the target raised an error or cannot be tuned: its results
-differ by more than the tolerance between two runs in float32, for instance. 130
-if it was interrupted.
+line is invalid, or the target raised an error or has other results in a second
+run in float32. 130 if it was interrupted.
 """
 
 
@@ -69,23 +55,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budget", metavar="N", type=int, default=60, help="the most runs to make (default: 60)")
     parser.add_argument(
-        "--level", choices=("op", "module", "site"), default="op", help="what gets an override (default: op)"
+        "--level",
+        choices=("op", "module", "site"),
+        default="op",
+        help="what gets an override: softmax in the whole model (op, the default), all "
+        "that blocks.0.attn itself calls (module), or softmax in blocks.0.attn (site)",
     )
     parser.add_argument(
-        "--direction", choices=("accuracy", "speed"), default="accuracy", help="what to search for (default: accuracy)"
+        "--direction",
+        choices=("accuracy", "speed"),
+        default="accuracy",
+        help="what to search for: the fewest overrides with which the tolerance is met (accuracy, the default), or "
+        "which ops that run in float32 may run in lower precision (speed)",
     )
     parser.add_argument(
         "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
-    parser.add_argument("-o", "--output", metavar="F.toml", help="save the policy")
+    parser.add_argument("-o", "--output", metavar="F.toml", type=file(".toml"), help="save the policy")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    targets.check_outputs(arguments)
-    check_file("-o", arguments.output, ".toml")
     tolerance = targets.tolerance_of(arguments)
     try:
         with targets.open_target(arguments) as target:
@@ -119,10 +111,10 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
     """Prints why there was no search, and returns the exit status."""
     met = isinstance(error, NothingToTuneError)
     sentence = f"{'nothing to do' if met else 'not met'}: {error}"
-    data = json.dumps({"met": met, "why": sentence}, indent=2) + "\n"
-    write(data if arguments.json == targets.STDOUT else f"{sentence}\n")
-    if arguments.json not in (None, targets.STDOUT):
-        write_atomically(arguments.json, data)
+    data = {"met": met, "why": sentence}
+    show(data, [sentence], arguments.json == STDOUT)
+    if arguments.json not in (None, STDOUT):
+        write_atomically(arguments.json, json.dumps(data, indent=2) + "\n")
         say(f"torch-promote: wrote {arguments.json}")
     if met and arguments.output is not None:
         current_policy().save(arguments.output)

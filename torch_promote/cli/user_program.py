@@ -1,10 +1,9 @@
 """Runs a user's Python program, for `run`, `trace` and `find-nan`: options, signals, and the records of its processes.
 
 NOTE [ A fresh interpreter ]
-This process has imported PyTorch to check the command line. A program that runs in it would find its own settings
-ignored that PyTorch reads when it is imported (OMP_NUM_THREADS, TORCH_LOGS, PYTORCH_CUDA_ALLOC_CONF). So the command
-checks everything, sets the environment variables of torch_promote/regions/installation.py, and starts
-`python script.py`. The rest is Python's own: `__main__`, sys.argv, tracebacks, signals, the exit status.
+This process has imported PyTorch, which reads settings (OMP_NUM_THREADS, TORCH_LOGS) only then. So the command checks
+everything, sets the environment variables of torch_promote/regions/installation.py, and starts `python script.py`,
+which finds its own settings, `__main__`, sys.argv, signals and exit status.
 
 NOTE [ One file for each process ]
 A program may have several processes: ranks, workers of a DataLoader, a launcher. No two write one file. The report of
@@ -18,12 +17,14 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
+from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import installation as environment
 from torch_promote.regions.defaults import default_policy
@@ -47,7 +49,6 @@ __all__ = [
     "add_policy_options",
     "add_record_options",
     "end_as",
-    "parse_steps",
     "prepare",
     "report_each",
     "run_recorded",
@@ -66,7 +67,6 @@ LEFT_NO_REPORT = (
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
-_STEPS = re.compile(r"(\d*)(:?)(\d*)")
 
 
 # The command line
@@ -103,18 +103,10 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
     if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
         raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
-    path = sys.path
-    if not sys.flags.safe_path:  # sys.path as the program will find it
-        first = str(Path(word).resolve().parent) if is_script else os.getcwd()
-        # In a process of its own, the first entry is that of this command.
-        sys.path = [first, *(path[1:] if arguments.is_process else path)]
-    try:
-        problem = why_not_loaded()
-        if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
-            name = " ".join(arguments.program[:2]) if word == "-m" else word
-            raise OptionError(f"there is no module to run: {name}. Python looks in {sys.path[0]!r} and in sys.path.")
-    finally:
-        sys.path = path
+    if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
+        name = " ".join(arguments.program[:2]) if word == "-m" else word
+        raise OptionError(f"there is no module to run: {name}. Python looks in {os.getcwd()!r} and in sys.path.")
+    problem = why_not_loaded()
     if problem is not None:
         raise OptionError(f"the program would run without torch_promote: {problem}")
     variables = {**os.environ, environment.AUTOCAST: "1"}
@@ -134,18 +126,24 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         variables[environment.CACHE] = arguments.cache
     policy = arguments.policy if arguments.policy is not None else default_policy()
     installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
-    options = _interpreter_options() if arguments.is_process else []
+    options = []
+    if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
+        options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore
     return [sys.executable, *options, *arguments.program], variables, installation.info
 
 
 def _is_module(name: str) -> bool:
-    with contextlib.suppress(ImportError, ValueError):
+    sys.path.insert(0, os.getcwd())
+    try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
-    return False
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
 
 
 def why_not_loaded() -> str | None:
-    """Returns why `import torch` does not load torch_promote, and what to do; None if it does. It looks in sys.path."""
+    """Returns why `import torch` does not load torch_promote, and what to do; None if it does."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return "TORCH_DEVICE_BACKEND_AUTOLOAD keeps PyTorch from loading it. Unset that variable."
     if not any(point.module == _MODULE for point in importlib.metadata.entry_points(group=_GROUP)):
@@ -154,16 +152,6 @@ def why_not_loaded() -> str | None:
             "environment, in the source checkout: pip install --no-build-isolation --force-reinstall --no-deps ."
         )
     return None
-
-
-def _interpreter_options() -> list[str]:
-    """Returns the options of this interpreter, such as -u and -W error: before the script, -m or -c."""
-    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
-    del options[-1:]
-    if options and re.fullmatch(r"-[bBdEIOPqRsSuvx]*[mc]", options[-1]):  # also -um
-        flags = options.pop()[:-1]
-        options += [flags] if flags != "-" else []
-    return options
 
 
 # The process
@@ -222,7 +210,7 @@ def end_as(status: int, is_process: bool) -> int:
 # Records, of `trace` and `find-nan`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a program ended.
 
@@ -263,6 +251,8 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         metavar="A:B",
+        type=parse_steps,
+        default=(0, None),
         help="only optimizer steps A to B - 1, counted from 0; also A: and :B, or A for one step. A step is all that "
         "runs after the step before it, up to the end of optimizer.step()",
     )
@@ -274,24 +264,22 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_steps(text: str | None) -> tuple[int, int | None]:
+def parse_steps(text: str) -> tuple[int, int | None]:
     """Returns the first of the steps, and the one before which they end, None for the end of the program.
 
     Example:
-        >>> parse_steps("2:5"), parse_steps("2:"), parse_steps(":5"), parse_steps("2"), parse_steps(None)
-        ((2, 5), (2, None), (0, 5), (2, 3), (0, None))
+        >>> parse_steps("2:5"), parse_steps("2:"), parse_steps(":5"), parse_steps("2")
+        ((2, 5), (2, None), (0, 5), (2, 3))
     """
-    if text is None:
-        return 0, None
-    match = _STEPS.fullmatch(text)
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", text)
     if match is None or not (match[1] or match[3]):
-        raise OptionError(
-            f"--steps {text}: not a range of steps. Write A:B, as in 10:12 for steps 10 and 11; also A:, :B, or A."
+        raise argparse.ArgumentTypeError(
+            f"{text}: not a range of steps. Write A:B, as in 10:12 for steps 10 and 11; also A:, :B, or A"
         )
     first = int(match[1] or 0)
     end = int(match[3]) if match[3] else None if match[2] else first + 1
     if end is not None and end <= first:
-        raise OptionError(f"--steps {text}: there is no step in it. B comes after A, and does not count itself.")
+        raise argparse.ArgumentTypeError(f"{text}: there is no step in it. B comes after A, and does not count itself")
     return first, end
 
 
@@ -299,7 +287,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
     """Runs the program of `trace` or `find-nan` to its end. The folder and the steps are added to the request."""
     from torch_promote.numerics.traced_process import VARIABLE, read_records
 
-    first, end = parse_steps(arguments.steps)
+    first, end = arguments.steps
     command, variables, _ = prepare(arguments, what)
     if arguments.stock:
         if arguments.policy is not None or arguments.override or arguments.cache is not None:
@@ -315,15 +303,10 @@ def report_each(
     arguments: argparse.Namespace,
     outcome: Outcome,
     files: Mapping[str, str | None],
-    save: Callable[[Record, str], None],
 ) -> int:
     """Prints the reports of the processes, and writes their files.
 
-    Args:
-        arguments: The parsed command line.
-        outcome: How the program ended.
-        files: The files that were asked for, by their suffix. None is none.
-        save: Writes the file of a record.
+    `files` are those that were asked for, by their suffix; None is none.
 
     Returns:
         The exit status: the program's. 1 if the program succeeded, and it left no report, a file was not written, or
@@ -341,7 +324,10 @@ def report_each(
             if path is not None:
                 path = f"{path.removesuffix(suffix)}.{tag}{suffix}" if tag else path
                 try:
-                    save(record, path)
+                    if record.report is None:
+                        write_atomically(path, json.dumps(record.data, indent=2) + "\n")
+                    else:
+                        record.report.save(path)
                     written.append(path)
                 except (OSError, TorchPromoteError) as error:
                     say(f"torch-promote: error: {path} cannot be written: {getattr(error, 'strerror', error)}")
@@ -350,7 +336,6 @@ def report_each(
             say(f"torch-promote: wrote {', '.join(written)}")
     own = outcome.records.get(outcome.process)
     if not records:
-        steps = f"the program ended before --steps {arguments.steps}. Optimizer steps: {own.steps if own else 0}"
-        skipped = "a step that GradScaler skips does not count."
-        say(f"torch-promote: {LEFT_NO_REPORT if own is None else f'{steps}; {skipped}'}")
+        few = f"the program ended before step {arguments.steps[0]}. Optimizer steps: {own.steps if own else 0}; a step "
+        say(f"torch-promote: {f'{few}that GradScaler skips does not count.' if own else LEFT_NO_REPORT}")
     return 1 if outcome.status == 0 and not good else end_as(outcome.status, arguments.is_process)

@@ -11,8 +11,8 @@ import torch
 
 from torch_promote.checking.expression import ExpressionError
 from torch_promote.checking.why import Derivation, why
-from torch_promote.cli.output import say, width_of_output, write
-from torch_promote.errors import TorchPromoteError
+from torch_promote.cli.output import width_of_output, write
+from torch_promote.errors import OptionError
 from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
@@ -117,32 +117,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Args:
-        args: The parsed command line.
-
-    Returns:
-        The exit status: 0, 1 if PyTorch or the rule raises for the expression, 2 if it is invalid.
-    """
-    expression = " ".join(args.expression)
+    """Runs the command, and returns its exit status: 1 if PyTorch or the rule raises for the expression."""
     if args.autocast is None and (args.dtype is not None or args.policy is not None):
-        say("torch-promote why: --dtype and --policy need --autocast cpu or --autocast cuda.")
-        return 2
+        raise OptionError("--dtype and --policy need --autocast cpu or --autocast cuda.")
+    options = {name: getattr(args, name) for name in ("autocast", "dtype", "policy", "default_dtype", "rule")}
     try:
-        derivation = why(
-            expression,
-            autocast=args.autocast,
-            dtype=args.dtype,
-            policy=args.policy,
-            default_dtype=args.default_dtype,
-            rule=args.rule,
-        )
-    except TorchPromoteError as error:
-        changed = isinstance(error, ExpressionError) and len(args.expression) > 1
-        hint = " The shell may have changed it: put the expression in quotes." if changed else ""
-        say(f"torch-promote why: {error}{hint}")
-        return 2
+        derivation = why(" ".join(args.expression), **options)
+    except ExpressionError as error:
+        hint = " The shell may have changed it: put the expression in quotes." if len(args.expression) > 1 else ""
+        raise OptionError(f"{error}{hint}") from error
     text = json.dumps(_as_data(derivation), indent=2) if args.json else derivation.text(width_of_output())
     write(f"{text}\n")
     return 0 if derivation.error is None else 1

@@ -39,6 +39,13 @@ class _Tokens:
     real_results: bool = False
 
 
+class _Blind(threading.local):
+    """The ids of the observers that do not see the calls that a thread makes now."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+
 class SeveralObservers:
     """Passes each call on to several observers, to the outermost first, and its end in the other order.
 
@@ -48,18 +55,11 @@ class SeveralObservers:
 
     def __init__(self, observers: Sequence[Any]) -> None:
         self.observers = tuple(observers)
-        self._threads = threading.local()
-
-    def _blind(self) -> list[int]:
-        """The ids of the observers that do not see the calls that this thread makes now."""
-        blind: list[int] | None = getattr(self._threads, "blind", None)
-        if blind is None:
-            blind = self._threads.blind = []
-        return blind
+        self._blind = _Blind()
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Tokens | None:
         """The call begins."""
-        blind = self._blind()
+        blind = self._blind.ids
         tokens = _Tokens([], [])
         for observer in self.observers:
             if id(observer) in blind:
@@ -109,7 +109,7 @@ class SeveralObservers:
             observer.failed(token)
 
     def _see_again(self, tokens: _Tokens) -> None:
-        blind = self._blind()
+        blind = self._blind.ids
         while tokens.blinded:
             blind.remove(tokens.blinded.pop())
 

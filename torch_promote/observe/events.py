@@ -32,7 +32,6 @@ __all__ = [
     "Place",
     "Recording",
     "TensorInfo",
-    "Totals",
     "infos_of",
 ]
 
@@ -350,89 +349,17 @@ class GroupTable(list[CallGroup]):
     """
 
     def __repr__(self) -> str:
-        columns = (
-            "",
-            "calls",
-            "casts",
-            "reused",
-            Column("bytes", "bytes"),
-            Column("dtypes", "code"),
-            Column("ms", "ms"),
-        )
+        numbers = "calls", "casts", "reused", Column("bytes", "bytes")
         rows = [
             (one.key or "(none)", one.calls, one.casts, one.reused, one.bytes, one.dtypes, one.duration / 1e6)
             for one in self
         ]
-        terminal = load_renderer("terminal")
-        return str(terminal.to_text(terminal.render_table(Table("", columns, rows, most=40)))) if self else "no calls"
+        table = Table("", ("", *numbers, Column("dtypes", "code"), Column("ms", "ms")), rows, most=40)
+        return str(load_renderer("terminal").to_text(table)) if self else "no calls"
 
 
 Place: TypeAlias = tuple[str, str, str]
 """An op's name with its overload, a module's path, a line."""
-
-
-class Totals:
-    """The groups of a trace. Their number grows with the program's lines, modules and dtypes, not with its steps."""
-
-    def __init__(self) -> None:
-        self._calls: dict[Place, CallGroup] = {}
-        self._casts: dict[tuple[str, ...], CastGroup] = {}
-
-    def add(self, call: Call) -> None:
-        """Adds a call."""
-        place = (call.name, call.module, call.line)
-        group = self._calls.get(place)
-        if group is None:
-            group = self._calls[place] = CallGroup("")
-        group.add(call)
-        for cast in call.casts:
-            key = (*place, cast.argument, cast.kind, dtype_name(cast.from_dtype), dtype_name(cast.to_dtype))
-            casts = self._casts.get(key)
-            if casts is None:
-                casts = self._casts[key] = CastGroup(*key)
-            casts.add(cast)
-
-    def by(self, which: int) -> GroupTable:
-        """The calls by op (0), module (1) or line (2), sorted by cast bytes, then by the number of calls."""
-        return GroupTable(self._groups(lambda place: place[which]))
-
-    def all(self) -> CallGroup:
-        """All calls as one group."""
-        groups = self._groups(lambda place: "")
-        return groups[0] if groups else CallGroup("")
-
-    def casts(self) -> list[CastGroup]:
-        """The casts, most bytes first."""
-        return sorted(self._casts.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))
-
-    def select(self, wanted: Callable[[Place], bool] = lambda place: True) -> list[tuple[Place, CallGroup]]:
-        """The groups of each place that a function selects."""
-        return [(place, group) for place, group in self._calls.items() if wanted(place)]
-
-    def _groups(self, key_of: Callable[[Place], str]) -> list[CallGroup]:
-        groups: dict[str, CallGroup] = {}
-        for place, part in list(self._calls.items()):
-            key = key_of(place)
-            groups.setdefault(key, CallGroup(key)).merge(part)
-        return sorted(groups.values(), key=lambda group: (-group.bytes, -group.calls))
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """Returns the groups of calls as JSON-compatible values."""
-        return [
-            {"op": op, "module": module, "line": line, **encode(group)}
-            for (op, module, line), group in self._calls.items()
-        ]
-
-    @classmethod
-    def from_lists(cls, groups: Iterable[dict[str, Any]], casts: Iterable[dict[str, Any]]) -> Totals:
-        """Returns the totals from the data of `to_list` and of the groups of casts."""
-        totals = cls()
-        for data in groups:
-            totals._calls[data["op"], data["module"], data["line"]] = decode_fields(CallGroup, data)
-        for data in casts:
-            one: CastGroup = decode_fields(CastGroup, data)
-            totals._casts[one.op, one.module, one.line, one.argument, one.kind, one.from_dtype, one.to_dtype] = one
-        return totals
 
 
 class Calls(list[Call]):
@@ -495,8 +422,9 @@ class Recording:
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
         self._max_calls = max_calls
-        self._sums = Totals()
-        self._summed = 0  # the number of stored calls that the sums contain
+        self._by_place: dict[Place, CallGroup] = {}
+        self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
+        self._summed = 0  # the number of stored calls that the groups contain
         self._lock = threading.Lock()
 
     def add(self, call: Call) -> int | None:
@@ -505,22 +433,28 @@ class Recording:
             if len(self.calls) < self._max_calls:
                 self.calls.append(call)
                 return len(self.calls) - 1
-            self._sum().add(call)
+            self._sum_up(call)
             self.dropped += 1
             return None
 
-    @property
-    def _totals(self) -> Totals:
-        """The sums of all calls."""
-        with self._lock:
-            return self._sum()
+    def _sum_up(self, call: Call) -> None:
+        """Adds a call to the groups. Their number grows with lines, modules and dtypes, not with steps."""
+        place = (call.name, call.module, call.line)
+        group = self._by_place.get(place)
+        if group is None:
+            group = self._by_place[place] = CallGroup("")
+        group.add(call)
+        for cast in call.casts:
+            key = (*place, cast.argument, cast.kind, dtype_name(cast.from_dtype), dtype_name(cast.to_dtype))
+            self._casts_by_place.setdefault(key, CastGroup(*key)).add(cast)
 
-    def _sum(self) -> Totals:
-        # Stored calls are summed when somebody asks, so that a trace costs less.
-        for call in self.calls[self._summed :]:
-            self._sums.add(call)
-        self._summed = len(self.calls)
-        return self._sums
+    def groups(self) -> dict[Place, CallGroup]:
+        """The calls by op, module and line."""
+        with self._lock:  # stored calls are summed up when somebody asks, so that a trace costs less
+            for call in self.calls[self._summed :]:
+                self._sum_up(call)
+            self._summed = len(self.calls)
+            return dict(self._by_place)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -538,20 +472,27 @@ class Recording:
     @property
     def total(self) -> CallGroup:
         """All calls."""
-        return self._totals.all()
+        return next(iter(self._by(lambda place: "")), CallGroup(""))
 
     def by_op(self) -> GroupTable:
         """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""
-        return self._totals.by(0)
+        return self._by(lambda place: place[0])
 
     def by_module(self) -> GroupTable:
         """Returns the calls by module, most cast bytes first: a list that prints as a table."""
-        return self._totals.by(1)
+        return self._by(lambda place: place[1])
 
     def by_line(self) -> GroupTable:
         """Returns the calls by source line, most cast bytes first: a list that prints as a table."""
-        return self._totals.by(2)
+        return self._by(lambda place: place[2])
+
+    def _by(self, key_of: Callable[[Place], str]) -> GroupTable:
+        found: dict[str, CallGroup] = {}
+        for place, group in self.groups().items():
+            found.setdefault(key_of(place), CallGroup(key_of(place))).merge(group)
+        return GroupTable(sorted(found.values(), key=lambda group: (-group.bytes, -group.calls)))
 
     def casts(self) -> list[CastGroup]:
         """Returns the casts by argument, op, module and line, most bytes first."""
-        return self._totals.casts()
+        self.groups()
+        return sorted(self._casts_by_place.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))

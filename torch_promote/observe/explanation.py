@@ -124,8 +124,7 @@ def explain(report: Recording, pattern: str) -> Explanation:
     Raises:
         OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
     """
-    kind, name, wants = _select([place for place, _ in report._totals.select()], pattern)
-    return _Explainer(report, kind, name, wants).explain()
+    return _Explainer(report, *_select(list(report.groups()), pattern)).explain()
 
 
 class _Explainer:
@@ -137,7 +136,9 @@ class _Explainer:
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
         ops: dict[str, CallGroup] = {}
-        for (op, module, line), group in report._totals.select(wants):
+        for (op, module, line), group in report.groups().items():
+            if not wants((op, module, line)):
+                continue
             for sums in (self.groups.setdefault((op, module), CallGroup(op)), ops.setdefault(op, CallGroup(op))):
                 sums.merge(group)
             self.whole.merge(group)
@@ -170,7 +171,8 @@ class _Explainer:
         yield "dtypes", _counts(whole.dtypes)
         yield "policies", _counts(whole.policies)
         names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
-        yield "meaning", "; ".join(f"{name}: {_meaning(name)}" for name in names[:_NAMED])
+        meanings = {name: policy.meaning.partition(".")[0] for name, policy in CastPolicy.__members__.items()}
+        yield "meaning", "; ".join(f"{name}: {meanings.get(name, f'run in {name}')}" for name in names[:_NAMED])
         # Why calls had no policy, as far as it is known.
         reasons = Counter(whole.rules)
         without = [call for call in self.stored if call.policy is None and not call.said_by]
@@ -221,12 +223,6 @@ class _Explainer:
         if path and not has_one and not path[0].isupper() and "backward" not in group.phases:
             code = f'set_module_policy(model, {{"{path}": {{"{key}": "{other}"}}}})'
         return f"To run {op} {effect}: {code}."
-
-
-def _meaning(policy: str) -> str:
-    if policy in CastPolicy.__members__:
-        return CastPolicy(policy).meaning.partition(".")[0]
-    return f"run in {policy}"
 
 
 def _short(text: str) -> str:
@@ -294,16 +290,11 @@ _WANTS: dict[str, Callable[[str, Place], bool]] = {"module": _is_module, "op": _
 def _no_match(places: list[Place], kinds: tuple[str, ...], name: str) -> str:
     if not places:
         return f"nothing matches {name!r}: the trace has no calls."
-    modules = {place[1] for place in places if place[1]}
-    parents = {".".join(path.split(".")[:end]) for path in modules for end in range(1, path.count(".") + 1)}
-    lines = {short_line(place[2]) for place in places if place[2]}
-    names = {
-        "module": modules | parents,
-        "op": {place[0].partition("::")[2].partition(".")[0] for place in places},
-        "line": lines | {line.rpartition(":")[0] for line in lines},
-    }
-    inside = [path for path in sorted(names["module"]) if path.endswith(f".{name}")]
+    modules = {".".join(path.split(".")[:end]) for _, path, _ in places for end in range(1, path.count(".") + 2)}
+    inside = [path for path in sorted(modules) if path.endswith(f".{name}")]
     if inside and "module" in kinds:
         return f"no module has the path {name!r}. Write the whole path: {', '.join(inside[:_IN_ERRORS])}."
-    legal = [one for kind in kinds for one in sorted(names[kind])]
+    ops = {op.partition("::")[2].partition(".")[0] for op, _, _ in places}
+    names = {"module": modules, "op": ops, "line": {short_line(line) for _, _, line in places}}
+    legal = [one for kind in kinds for one in sorted(names[kind]) if one]
     return f"no module, op or line of this trace is {name!r}.{did_you_mean(name, legal)} {_FORMS}"

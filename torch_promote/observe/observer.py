@@ -30,6 +30,7 @@ Each observed call has a token until it ends, and the class of the token is the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -221,7 +222,7 @@ class CallObserver:
         """Called before a call."""
         facts = self._facts.get(id(op))
         if facts is None:
-            facts = self._facts_of(op)
+            facts = _store(self._facts, id(op), OpFacts(op))
         if facts.is_ignored or is_excluded(_PYTHON) or is_traced():
             return None
         tokens = self._thread.tokens
@@ -403,9 +404,6 @@ class CallObserver:
                 cache="" if made else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's",
             )
 
-    def _facts_of(self, op: torch._ops.OpOverload) -> OpFacts:
-        return _store(self._facts, id(op), OpFacts(op))
-
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""
         key = infos_of(named)
@@ -482,16 +480,17 @@ class TensorNumbers:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._last = 0
-        self._lock = threading.Lock()
+        self._next = itertools.count(1)
 
     def count(self, tensor: torch.Tensor, what: torch.dtype) -> tuple[int, int]:
         """Returns the tensor's number, and the number of earlier calls with the same content and `what`."""
         owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
         version = -1 if tensor.is_inference() else tensor._version
-        known = self._known.get(id(owner))
+        address = id(owner)
+        known = self._known.get(address)
         if known is None or known.reference() is not owner:
-            known = self._add(owner, version)
+            reference = weakref.ref(owner, lambda _: self._known.pop(address, None))
+            known = self._known[address] = _Known(reference, next(self._next), version)
         if known.version != version:
             known.version, known.uses = version, Counter()
         part: Any = None
@@ -500,15 +499,3 @@ class TensorNumbers:
         before = known.uses.get((what, part), 0)
         known.uses[what, part] = before + 1
         return known.number, before
-
-    def _add(self, tensor: torch.Tensor, version: int) -> _Known:
-        address = id(tensor)
-
-        def forget(reference: weakref.ref[torch.Tensor]) -> None:
-            if address in self._known and self._known[address].reference is reference:
-                del self._known[address]
-
-        with self._lock:
-            self._last += 1
-            known = self._known[address] = _Known(weakref.ref(tensor, forget), self._last, version)
-        return known

@@ -200,7 +200,7 @@ def can_be_read(tensor: torch.Tensor) -> bool:
         >>> can_be_read(torch.ones(2)), can_be_read(torch.ones(2, device="meta"))
         (True, False)
     """
-    if tensor.device.type == "meta" or is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):
         return False

@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
-from torch_promote.observe.events import AUTOCAST_OFF, TensorInfo, Totals
+from torch_promote.observe.events import AUTOCAST_OFF, CallGroup, Place, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.op_names import spell_key
@@ -36,7 +36,7 @@ from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
 from torch_promote.regions.region import Region
 
-__all__ = ["STOCK", "AskedOverrides", "PolicySources", "UnusedOverride"]
+__all__ = ["STOCK", "PolicySources", "UnusedOverride"]
 
 STOCK = "PyTorch's table"
 _REGISTERED = "register_policy"
@@ -77,97 +77,6 @@ class UnusedOverride:
         return f"{what}, asked for by {self.said_by}"
 
 
-class AskedOverrides:
-    """Collects overrides while a trace runs. Each is listed once, however often its region is entered."""
-
-    def __init__(self) -> None:
-        # Each with the overloads that it names, and what `Call.said_by` is if it applies.
-        self._asked: dict[UnusedOverride, tuple[frozenset[str], set[str]]] = {}
-        self._seen: set[tuple[str, int]] = set()
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._first: weakref.WeakKeyDictionary[my_autocast, str] = weakref.WeakKeyDictionary()
-
-    def entered(self, owner: object, said_by: str, change: int) -> None:
-        """Records the overrides of a region.
-
-        Args:
-            owner: The region: an object of `my_autocast`, or, under `install`, of torch.autocast.
-            said_by: Its name in the trace.
-            change: The number of its policy change.
-        """
-        if (said_by, change) in self._seen:
-            return
-        self._seen.add((said_by, change))
-        default = default_policy()
-        if default is not None:
-            self._add_policy(default, _DEFAULT_POLICY, _DEFAULT_POLICY)
-        if isinstance(owner, my_autocast):
-            # A decorator's region is entered at each line that calls the function.
-            first = self._first.setdefault(owner, said_by)
-            policy, overrides = (*owner._arguments, None, None, None)[5:7]
-            devices = ", ".join(device.device_type for device in RegionSpec.unpack(owner._packed).devices)
-            self._add(policy, overrides, first, said_by, devices)
-        elif said_by.startswith(f"{_INSTALLED},"):
-            installation = installed()
-            if installation is not None:
-                self._add(installation.policy, installation.overrides, _INSTALLED, said_by)
-
-    def add_module(self, module: nn.Module | None, path: str) -> None:
-        """Records the policy of a module, if it has one."""
-        policy = None if module is None else policy_of(module)
-        if module is None or policy is None or module in self._modules:
-            return
-        self._modules.add(module)
-        said_by = f'module policy "{path}"'
-        if policy.change is not None:  # "fp32" and "off" disable autocast
-            value = policy.value
-            policy_of_all, overrides = (None, value) if isinstance(value, dict) else (value, None)
-            self._add(policy_of_all, overrides, said_by, said_by)
-
-    def records(self, totals: Totals) -> list[dict[str, Any]]:
-        """Returns the overrides as JSON-compatible values, with whether a call of the trace used them."""
-        used = [(op, *text.partition(": ")[::2]) for (op, _, _), group in totals.select() for text in group.policies]
-        return [
-            {
-                **one.to_dict(),
-                "used": any(
-                    op in overloads and said_by in sources and one.op in ("*", one.op if policy == one.policy else "")
-                    for op, policy, said_by in used
-                ),
-            }
-            for one, (overloads, sources) in self._asked.items()
-        ]
-
-    def _add(
-        self, policy: Any, overrides: Mapping[Any, Any] | None, shown: str, said_by: str, devices: str = _ALL_DEVICES
-    ) -> None:
-        if policy is not None:
-            self._add_policy(Policy.of(policy), shown, said_by)
-        for key, value in (overrides or {}).items():
-            chosen, overloads = select(key, value)
-            self._put(UnusedOverride(spell_key(key), devices, spell_policy(chosen), shown), overloads, said_by)
-
-    def _add_policy(self, policy: Policy, shown: str, said_by: str) -> None:
-        name = next((name for name in Policy.names() if Policy.named(name) == policy), None)
-        if name is not None:
-            ops = {overload for overload, _, _ in policy.changes}
-            if ops and name != "off":
-                self._put(UnusedOverride("*", _ALL_DEVICES, f'policy "{name}"', shown), ops, said_by)
-            return
-        # The entries by op, over its overloads and devices.
-        found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        for overload, device, value in policy.changes:
-            op = overload.partition(".")[0].removeprefix("aten::")
-            devices, overloads = found.setdefault((op, spell_policy(value)), (set(), set()))
-            devices.add(device)
-            overloads.add(overload)
-        for (op, spelled), (devices, overloads) in found.items():
-            self._put(UnusedOverride(op, ", ".join(sorted(devices)), spelled, shown), overloads, said_by)
-
-    def _put(self, one: UnusedOverride, overloads: Iterable[str], said_by: str) -> None:
-        self._asked.setdefault(one, (frozenset(overloads), set()))[1].add(said_by)
-
-
 class _OpenRegion(NamedTuple):
     """An open region: the number of its policy change, its name, and its device types with whether autocast is on."""
 
@@ -191,7 +100,11 @@ class PolicySources:
         # of this module's forward, or that of the regions that were open when the policy was entered.
         self._said: dict[tuple[int, str, str, str], str] = {}
         self._by_policy: dict[int, tuple[_OpenRegion, ...]] = {}
-        self.asked = AskedOverrides()
+        # The overrides that somebody asked for, with their overloads, and what `Call.said_by` is if they apply.
+        self._asked: dict[UnusedOverride, tuple[set[str], set[str]]] = {}
+        self._asked_at: set[tuple[str, int]] = set()
+        # A decorator's region is entered at each line that calls the function, and named after the first.
+        self._first: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 
     def entered(self, owner: object) -> None:
         """Records a region that this thread has entered; for `watch_regions`."""
@@ -208,10 +121,67 @@ class PolicySources:
         region = _OpenRegion(change, text, _devices_of(owner))
         self._regions[threading.get_ident(), id(owner), times] = region
         self._by_policy[_C.current_policy_id()] = self._open_regions()
-        if type(owner) is Region:
-            self.asked.add_module(module, path)
-        else:
-            self.asked.entered(owner, text, change)
+        if (text, change) not in self._asked_at:
+            self._asked_at.add((text, change))
+            self._ask(_DEFAULT_POLICY, _DEFAULT_POLICY, default_policy())
+            if type(owner) is Region:
+                self.ask_module(module, path)
+            elif isinstance(owner, my_autocast):
+                policy, overrides = (*owner._arguments, None, None, None)[5:7]
+                self._ask(self._first.setdefault(owner, text), text, policy, overrides, ", ".join(region.devices))
+            elif text.startswith(_INSTALLED) and (installation := installed()) is not None:
+                self._ask(_INSTALLED, text, installation.policy, installation.overrides)
+
+    def ask_module(self, module: nn.Module | None, path: str) -> None:
+        """Collects the overrides of a module's policy, if it has one."""
+        policy = None if module is None else policy_of(module)
+        if policy is not None and policy.change is not None:  # "fp32" and "off" disable autocast
+            source, value = f'module policy "{path}"', policy.value
+            self._ask(source, source, *((None, value) if isinstance(value, dict) else (value, None)))
+
+    def _ask(
+        self,
+        shown: str,
+        said_by: str,
+        policy: Any,
+        overrides: Mapping[Any, Any] | None = None,
+        devices: str = _ALL_DEVICES,
+    ) -> None:
+        """Collects overrides. Each is listed once, however often its region is entered."""
+        found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+        policy = Policy.of("stock" if policy is None else policy)
+        name = next((name for name in Policy.names() if Policy.named(name) == policy), None)
+        for overload, device, value in policy.changes if name != "off" else ():
+            op = overload.partition(".")[0].removeprefix("aten::")
+            key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
+            types, overloads = found.setdefault(key, (set(), set()))
+            types.update(DEVICE_TYPES if name else [device])
+            overloads.add(overload)
+        asked = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
+        for written, value in (overrides or {}).items():
+            chosen, named = select(written, value)
+            asked.append((spell_key(written), devices, spell_policy(chosen), set(named)))
+        for op, where, spelled, overloads in asked:
+            one = UnusedOverride(op, where, spelled, shown)
+            self._asked.setdefault(one, (overloads, set()))[1].add(said_by)
+
+    def asked(self, groups: Mapping[Place, CallGroup]) -> list[dict[str, Any]]:
+        """Returns the collected overrides as JSON-compatible values, with whether a call used them.
+
+        Args:
+            groups: The calls of the trace by op, module and line.
+        """
+        used = {(op, *text.partition(": ")[::2]) for (op, _, _), group in groups.items() for text in group.policies}
+        return [
+            {
+                **asdict(one),
+                "used": any(
+                    op in overloads and said_by in sources and one.op in ("*", one.op if policy == one.policy else "")
+                    for op, policy, said_by in used
+                ),
+            }
+            for one, (overloads, sources) in self._asked.items()
+        ]
 
     def of(self, name: str, device_type: str, module: str = "") -> str:
         """Returns the source of an op's policy in this thread, as in `Call.said_by`.

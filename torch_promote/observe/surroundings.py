@@ -12,6 +12,7 @@ import multiprocessing.process
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,17 +73,18 @@ def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             listener()
 
 
+_NOT_TRACED = "Their ops are not in the trace."
 _set_hook: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_guard_complete_hook
 _blocks: list[_Block] = []
 _before: Any = None
 
 
+@dataclass(eq=False)
 class _Block:
     """An open block: the id of its thread, and the number of calls of compiled functions in it."""
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.compiled = 0
+    thread: int
+    compiled: int = 0
 
 
 @contextmanager
@@ -102,13 +104,23 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         >>> said
         ['Threads started in the block: 1. Their ops are not in the trace. Open a block in each thread.']
     """
-    block = _Block()
+    global _before
+    block = _Block(threading.get_ident())
     before, started, processes = set(threading.enumerate()), _threads_so_far(), _processes_so_far()
-    _open(block)
+    with _lock:
+        if not _blocks:
+            _before = _set_hook(_compiled_code_ran)
+        _blocks.append(block)
     try:
         yield
     finally:
-        _close(block)
+        with _lock:
+            _blocks.remove(block)
+            if not _blocks:
+                now = _set_hook(_before)
+                if now is not _compiled_code_ran:  # other code has replaced it since
+                    _set_hook(now)
+                _before = None
         # Autograd's threads, which a trace observes, are dummy threads to Python.
         alive = [
             one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
@@ -120,12 +132,11 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
                 f"Calls of compiled functions: {block.compiled}. Of a compiled graph, the trace contains only ops that "
                 "run PyTorch's own kernels. To see all ops, call the uncompiled function."
             )
-        not_traced = "Their ops are not in the trace."
         if threads:
-            sentences.append(f"Threads started in the block: {threads}. {not_traced} Open a block in each thread.")
+            sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
         if processes:
             sentences.append(
-                f"Processes started in the block, such as workers of a DataLoader: {processes}. {not_traced}"
+                f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
             )
         if modules is not None and modules.missed:
             sentences.append(
@@ -147,25 +158,6 @@ def _number(counter: Any) -> int:
     """The next value of an itertools.count; 0 for another object."""
     digits = repr(counter).removeprefix("count(").removesuffix(")")
     return int(digits) if digits.isdigit() else 0
-
-
-def _open(block: _Block) -> None:
-    global _before
-    with _lock:
-        if not _blocks:
-            _before = _set_hook(_compiled_code_ran)
-        _blocks.append(block)
-
-
-def _close(block: _Block) -> None:
-    global _before
-    with _lock:
-        _blocks.remove(block)
-        if not _blocks:
-            now = _set_hook(_before)
-            if now is not _compiled_code_ran:  # other code has replaced it since
-                _set_hook(now)
-            _before = None
 
 
 def _compiled_code_ran(hit: bool) -> Any:

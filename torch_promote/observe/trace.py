@@ -84,6 +84,6 @@ def trace(
     finally:
         collector.transfer()
         for module, path in modules.named():  # those that did not run, too
-            observer.sources.asked.add_module(module, path)
-        report.asked = observer.sources.asked.records(report._totals)
+            observer.sources.ask_module(module, path)
+        report.asked = observer.sources.asked(report.groups())
         report.name_devices()

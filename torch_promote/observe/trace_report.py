@@ -1,15 +1,21 @@
-"""`TraceReport`, the report of `trace`, and its file formats."""
+"""`TraceReport`, the report of `trace`, and its file formats.
+
+NOTE [ Time base of Perfetto ]
+torch.profiler counts microseconds from `baseTimeNanoseconds`: the current time rounded down to a multiple of 7,889,238
+seconds (libkineto, ChromeTraceBaseTime). The events for Perfetto use the same origin, so they line up with a profiler's
+trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
+"""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import TENSORS, Call, Recording, TensorInfo, Totals
+from torch_promote.observe.events import TENSORS, Call, CallGroup, CastGroup, Recording, TensorInfo
 from torch_promote.observe.explanation import Explanation, explain
 from torch_promote.observe.findings import (
     by_weight,
@@ -21,9 +27,9 @@ from torch_promote.observe.findings import (
     savings,
     time_in_casts,
 )
-from torch_promote.observe.perfetto import perfetto_trace
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.observe.values import Values
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Column,
     Content,
@@ -35,6 +41,7 @@ from torch_promote.report.base import (
     percent,
     size,
     to_csv,
+    to_json,
 )
 from torch_promote.report.codec import decode, encode
 
@@ -185,15 +192,47 @@ class TraceReport(Recording, Report):
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`: "run.html", "run.json", "run.csv" (a row for each call), "run.trace.json"."""
-        perfetto = "for Perfetto", lambda: json.dumps(perfetto_trace(self), separators=(",", ":")) + "\n"
-        return {".trace.json": perfetto, **super().formats(), ".csv": ("a row for each call", self._csv)}
+        return {
+            ".trace.json": ("for Perfetto", self._perfetto),
+            **super().formats(),
+            ".csv": ("a row for each call", self._csv),
+        }
+
+    def _perfetto(self) -> str:
+        """A slice for each call on the track of its thread, and a counter of cast bytes.
+
+        A call that casts has the category "cast", and its name contains the target dtype, so that Perfetto gives it a
+        separate colour.
+        """
+        calls = sorted(self.calls, key=lambda call: (call.start, -call.duration))
+        base = calls[0].start // _PERIOD * _PERIOD if calls else 0
+        names = [("process_name", 0, _PROCESS)]
+        names += [("thread_name", thread, f"thread {thread}") for thread in {call.thread: None for call in calls}]
+        events = [{"ph": "M", "name": n, "pid": _PROCESS, "tid": thread, "args": {"name": v}} for n, thread, v in names]
+        made = 0
+        for call in calls:
+            ts = (call.start - base) / 1000
+            events.append(_slice(call, ts))
+            size = sum(cast.bytes for cast in call.casts if not cast.reused)
+            made += size
+            if size:
+                counter = {"ph": "C", "name": "bytes cast", "tid": 0, "args": {"bytes": made}}
+                events.append({**counter, "pid": _PROCESS, "ts": ts})
+        data = {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": base,
+            "traceEvents": events,
+            "otherData": {"torch": self.torch_version, "dropped calls": self.dropped, "not seen": self.not_seen},
+        }
+        return to_json(data)
 
     def _csv(self) -> str:
         measured = list(dict.fromkeys(name for call in self.calls for one in call.values for name in _numbers_of(one)))
         scalars = ("op", "overload", "module", "phase", "line")
         rows = []
         for call in list(self.calls):
-            autocast = (f"{device}: {str(dtype).removeprefix('torch.')}" for device, dtype in call.autocast)
+            autocast = (f"{device}: {dtype_name(dtype)}" for device, dtype in call.autocast)
             numbers = [_numbers_of(values) for values in call.values]
             rows.append(
                 [
@@ -225,16 +264,14 @@ class TraceReport(Recording, Report):
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            "torch_version": self.torch_version,
-            "steps": self.steps,
-            "dropped": self.dropped,
-            "device_names": list(self.device_names),
-            "not_seen": list(self.not_seen),
-            "asked": list(self.asked),
+            **{name: encode(getattr(self, name)) for name in _PLAIN},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
-            "groups": self._totals.to_list(),
+            "groups": [
+                {"op": op, "module": module, "line": line, **encode(group)}
+                for (op, module, line), group in self.groups().items()
+            ],
             "casts": encode(self.casts()),
         }
 
@@ -250,8 +287,12 @@ class TraceReport(Recording, Report):
         for one in data["calls"]:
             report.add(Call.from_dict(one, tensors.__getitem__))
         if data["dropped"]:
-            report._sums, report._summed = Totals.from_lists(data["groups"], data["casts"]), len(report.calls)
-        for name in ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked"):
+            report._summed = len(report.calls)
+            for one in data["groups"]:
+                report._by_place[one["op"], one["module"], one["line"]] = decode(CallGroup, one)
+            for casts in decode(list[CastGroup], data["casts"]):
+                report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
+        for name in _PLAIN:
             setattr(report, name, data[name])
         return report
 
@@ -266,3 +307,37 @@ def _numbers_of(values: Values) -> dict[str, Any]:
 
 def _joined(parts: Iterable[object]) -> str:
     return "; ".join(map(str, parts))
+
+
+#: The attributes of a report that its JSON has as they are.
+_PLAIN = ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked")
+_PERIOD = 7_889_238 * 10**9
+_PROCESS = "torch_promote trace"
+
+
+def _slice(call: Call, ts: float) -> dict[str, Any]:
+    to = ", ".join(dict.fromkeys(dtype_name(cast.to_dtype) for cast in call.casts))
+    known = {
+        "dtypes": call.dtypes,
+        **{name: getattr(call, name) for name in ("module", "phase", "line")},
+        "policy": call.policy_name,
+        "said by": call.said_by,
+        "casts": list(map(str, call.casts)),
+        "cast time (us)": call.cast_time / 1000,
+        "inputs": list(map(str, call.inputs)),
+        "ran with": [] if call.ran_with == call.inputs else list(map(str, call.ran_with)),
+        "outputs": list(map(str, call.outputs)),
+        "autocast": {device: dtype_name(dtype) for device, dtype in call.autocast},
+        "raised": call.error,
+    }
+    return {
+        "ph": "X",
+        "cat": "cast" if call.casts else "composite op" if call.composite else "op",
+        "name": f"{call.name} [cast to {to}]" if to else call.name,
+        "pid": _PROCESS,
+        "tid": call.thread,
+        "ts": ts,
+        "dur": call.duration / 1000,
+        "args": {name: value for name, value in known.items() if value},
+        **({"cname": "bad"} if to else {}),  # orange in chrome://tracing
+    }

@@ -375,18 +375,6 @@ class TensorRange:
             return cls(name, tensor.dtype, shape, low.item(), high.item(), infs, nans)
         return cls(name, tensor.dtype, shape)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the range as JSON-compatible values."""
-        return {
-            "name": self.name,
-            "dtype": dtype_name(self.dtype),
-            "shape": list(self.shape),
-            "min": self.min,
-            "max": self.max,
-            "infs": self.infs,
-            "nans": self.nans,
-        }
-
     def __str__(self) -> str:
         text = f"{self.name}: {dtype_name(self.dtype)}{list(self.shape)}"
         if self.min is not None:

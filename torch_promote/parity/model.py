@@ -70,7 +70,8 @@ class Options:
     autocast_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Makes short names of dtypes, such as "bf16", those of PyTorch."""
+        """Makes short names of dtypes, such as "bf16", those of PyTorch, and lists tuples."""
+        object.__setattr__(self, "ops", tuple(self.ops))
         object.__setattr__(self, "dtypes", tuple(dtype_name(named_dtype(name)) for name in self.dtypes))
         if self.autocast_dtype is not None:
             object.__setattr__(self, "autocast_dtype", dtype_name(named_dtype(self.autocast_dtype)))
@@ -195,12 +196,7 @@ def row_name(op: str) -> str:
 
 
 def command_for(entry: Entry, options: Options, sample: str | None = None) -> str:
-    """Returns the command that runs an entry again, or one of its samples.
-
-    Args:
-        entry: The entry.
-        options: The options of the run that it was part of.
-        sample: The sample's label; None for all samples that the options select.
+    """Returns the command that runs an entry of a run with these options again, or one of its samples.
 
     Example:
         >>> command_for(Entry("mm", "op_db"), Options("cpu", dtypes=("int8",), quick=True), "int8/0/plain")
@@ -227,16 +223,12 @@ def named_dtype(name: str) -> torch.dtype:
 
     Raises:
         OptionError: The name is not a dtype.
-
-    Example:
-        >>> named_dtype("bfloat16")
-        torch.bfloat16
     """
     dtype = dtype_of_name(name)
-    if dtype is not None:
-        return dtype
-    known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
-    raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")
+    if dtype is None:
+        known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
+        raise OptionError(f"{name!r} is not a dtype of PyTorch.{did_you_mean(name, known)}")
+    return dtype
 
 
 # --- devices
@@ -249,12 +241,7 @@ _ONLY_WITH_A_GPU = (
 
 
 def asks_for_a_gpu(error: Exception | None) -> bool:
-    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called.
-
-    Example:
-        >>> asks_for_a_gpu(AssertionError("Torch not compiled with CUDA enabled"))
-        True
-    """
+    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called."""
     return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
 
 

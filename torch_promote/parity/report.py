@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import torch
 
 import torch_promote
-from torch_promote.checking.known_gaps import known_gaps
+from torch_promote.checking.known_gaps import Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import OptionError
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, row_name
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, registered
@@ -89,22 +89,21 @@ class ParityReport(Report):
             return []
         names = [result.entry.name for result in self.results.values()]
         seen = list(map(row_name, self.counted("checked")))
-        explained = self.counted("gaps")
-        gaps = known_gaps()
-        listed = [(gap.entry, gap.reason) for gap in gaps.samples]
-        listed += [(gap.entry, gap.reason) for gap in gaps.nondeterministic]
-        stale = [
-            f"{entry}: a known gap names this entry, which does not exist ({reason})"
-            for entry, reason in listed
-            if not fnmatch.filter(names, entry)
+        gaps, explained = known_gaps(), self.counted("gaps")
+        listed: list[SampleGap | Nondeterministic] = [*gaps.samples, *gaps.nondeterministic]
+        return [
+            *(
+                f"{gap.entry}: a known gap names this entry, which does not exist ({gap.reason})"
+                for gap in listed
+                if not fnmatch.filter(names, gap.entry)
+            ),
+            *(
+                f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
+                for gap in gaps.calls
+                if self.options.fake or not gap.fake
+                if gap.reason not in explained and any(fnmatch.filter(seen, op) for op in gap.ops)
+            ),
         ]
-        for gap in gaps.calls:
-            ran = (self.options.fake or not gap.fake) and any(fnmatch.filter(seen, op) for op in gap.ops)
-            if ran and gap.reason not in explained:
-                stale.append(
-                    f"{gap.op} on {self.options.device}: the known gap ({gap.kind}: {gap.reason}) explains nothing"
-                )
-        return stale
 
     @property
     def rows(self) -> list[str]:
@@ -274,28 +273,21 @@ class ParityReport(Report):
         )
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Self:
-        """Reads a report from the JSON of `to_dict`.
-
-        Args:
-            text: The JSON.
-            where: The name of its source, for errors.
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a report that `torch-promote parity --json`, or `save`, wrote.
 
         Raises:
-            OptionError: The text is not such a report.
+            OptionError: The file cannot be read, or is not such a report.
         """
         try:
-            data = json.loads(text)
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] == _FORMAT:
                 return cls.from_dict(data)
+        except OSError as error:
+            raise OptionError(f"cannot read {path}: {error}.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise OptionError(f"{where} was not written by `torch-promote parity --json` ({error!r}).") from error
-        raise OptionError(f"{where} has format {data['format']}; this version reads format {_FORMAT}.")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a report that `torch-promote parity --json`, or `save`, wrote."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), os.fspath(path))
+            raise OptionError(f"{path} was not written by `torch-promote parity --json` ({error!r}).") from error
+        raise OptionError(f"{path} has format {data['format']}; this version reads format {_FORMAT}.")
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`: a page, JSON, and JUnit XML."""
@@ -303,10 +295,7 @@ class ParityReport(Report):
 
 
 def about(device: str) -> dict[str, str]:
-    """Returns the versions of a run, the name of its device, and the default policy.
-
-    Args:
-        device: One of `DEVICES`.
+    """Returns the versions of a run, the name of its device (one of `DEVICES`), and the default policy.
 
     Example:
         >>> sorted(about("cpu"))
@@ -324,10 +313,7 @@ def about(device: str) -> dict[str, str]:
 
 
 def merged(reports: Sequence[ParityReport]) -> ParityReport:
-    """Merges the reports of all shards of a run.
-
-    Args:
-        reports: The reports, at least one.
+    """Merges the reports of all shards of a run, at least one.
 
     Raises:
         OptionError: The reports are not all the shards of one run, or one was interrupted.
@@ -378,29 +364,13 @@ def junit(report: ParityReport) -> str:
     """Returns a report as JUnit XML.
 
     An entry fails if it has a mismatch or a stale gap, is an error if its process died, and is skipped if none of its
-    samples could run.
-
-    Args:
-        report: The report of the run.
-
-    Returns:
-        A document with one suite, whose properties are the versions and options.
-
-    Example:
-        >>> from torch_promote.parity.model import Options
-        >>> "testsuites" in junit(ParityReport({}, Options(), 0, {}))
-        True
+    samples could run. The properties of the suite are the versions and options.
     """
     suite = ElementTree.Element("testsuite", name="torch-promote parity")
     properties = ElementTree.SubElement(suite, "properties")
-    options = {
-        "options.device": report.options.device,
-        "options.autocast_dtype": dtype_name(report.options.lower),
-        "options.quick": str(report.options.quick).lower(),
-        "options.stock_only": str(report.options.stock_only).lower(),
-    }
+    options = {f"options.{name}": json.dumps(value) for name, value in encode(report.options).items()}
     for name, value in {**report.about, **options, "shards": ", ".join(report.shards)}.items():
-        ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
+        ElementTree.SubElement(properties, "property", name=name, value=_NOT_IN_XML.sub("?", value))
     cases = [_case(report, result) for result in report.results.values()]
     ended = ("interrupted: the missing entries did not run",) if report.interrupted else ()
     of_the_run = (*ended, *report.stale_listed, *(f"{row}: its policy applied to no call" for row in report.unreached))
@@ -427,12 +397,8 @@ def _case(report: ParityReport, result: EntryResult) -> ElementTree.Element:
     if kinds:
         outcome = ElementTree.SubElement(case, "error" if "crash" in kinds else "failure", type=", ".join(kinds))
         outcome.set("message", f"{len(result.mismatches)} mismatches, {len(result.stale)} stale gaps")
-        outcome.text = _clean("\n\n".join([*map(str, result.mismatches), *result.stale]))
+        outcome.text = _NOT_IN_XML.sub("?", "\n\n".join([*map(str, result.mismatches), *result.stale]))
     elif result.samples == result.refused:
         message = f"{result.samples} samples, all refused by stock and ours alike" if result.samples else "no samples"
         ElementTree.SubElement(case, "skipped", message=message)
     return case
-
-
-def _clean(text: str) -> str:
-    return _NOT_IN_XML.sub("?", text)

@@ -46,6 +46,7 @@ __all__ = [
     "size",
     "spell_number",
     "to_csv",
+    "to_json",
 ]
 
 Cell: TypeAlias = str | float | int | Sequence[str] | Mapping[str, int] | None
@@ -312,7 +313,7 @@ class Report:
         """
         return {
             ".html": ("a page", lambda: str(load_renderer("page").render(self.content()))),
-            ".json": ("to read it again", lambda: _to_json(self.to_dict())),
+            ".json": ("to read it again", lambda: to_json(self.to_dict())),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -431,7 +432,8 @@ def load_renderer(name: Literal["terminal", "page", "plot"]) -> Any:
         ) from error
 
 
-def _to_json(data: Any) -> str:
+def to_json(data: Any) -> str:
+    """Returns the text of a JSON file, in one line."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -455,25 +457,21 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def kind_of(column: Column | str, values: Iterable[Cell]) -> Kind:
-    """Returns the kind of a column: its own, or the one that fits its values."""
-    if isinstance(column, Column) and column.kind:
-        return column.kind
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(value, int) and not isinstance(value, bool) for value in known):
-        return "count"
-    return "number" if known and all(isinstance(value, int | float) for value in known) else "text"
-
-
 def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
     """Returns the columns that a renderer shows, as (index, name, kind)."""
     found: list[tuple[int, str, Kind]] = []
-    for index, column in enumerate(table.columns):
-        values = [row[index] for row in table.rows]
-        name, shown = (column, "all") if isinstance(column, str) else (column.name, column.where)
-        if shown in ("all", where) and any(value not in (None, "", {}, (), []) for value in values):
-            found.append((index, name, kind_of(column, values)))
+    for index, one in enumerate(table.columns):
+        column = Column(one) if isinstance(one, str) else one
+        values = [row[index] for row in table.rows if row[index] not in (None, "", {}, (), [])]
+        if values and column.where in ("all", where):
+            found.append((index, column.name, column.kind or _kind_of(values)))
     return found
+
+
+def _kind_of(values: Sequence[Cell]) -> Kind:
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return "text"
+    return "count" if all(isinstance(value, int) for value in values) else "number"
 
 
 def texts_of(cell: Cell) -> list[tuple[str, int]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, Union
 
 import torch
@@ -97,9 +98,10 @@ def _decoder(kind: Any) -> Decoder:
     if origin is not None and issubclass(origin, Mapping):
         return functools.partial(_read_mapping, _decoder(arguments[1]))
     if origin is not None and issubclass(origin, tuple) and arguments[-1] is not Ellipsis:
-        return functools.partial(_read_record, list(map(_decoder, arguments)))
+        return functools.partial(_read_sequence, tuple, list(map(_decoder, arguments)), True)
     if origin is not None:
-        return functools.partial(_read_sequence, list if issubclass(origin, list) else tuple, _decoder(arguments[0]))
+        sequence = list if issubclass(origin, list) else tuple
+        return functools.partial(_read_sequence, sequence, itertools.repeat(_decoder(arguments[0])), False)
     if kind is float:
         return _read_float
     if kind is torch.dtype:
@@ -131,14 +133,9 @@ def _read_mapping(decoder: Decoder, data: Any) -> dict[str, Any]:
     return {key: decoder(item) for key, item in data.items()}
 
 
-def _read_record(decoders: list[Decoder], data: Any) -> tuple[Any, ...]:
-    _expect(isinstance(data, list | tuple), tuple, data)
-    return tuple(decoder(item) for decoder, item in zip(decoders, data, strict=True))
-
-
-def _read_sequence(kind: Any, decoder: Decoder, data: Any) -> Any:
+def _read_sequence(kind: Any, decoders: Iterable[Decoder], strict: bool, data: Any) -> Any:
     _expect(isinstance(data, list | tuple), kind, data)
-    return kind(map(decoder, data))
+    return kind(decoder(item) for decoder, item in zip(decoders, data, strict=strict))
 
 
 def _read_float(data: Any) -> float:

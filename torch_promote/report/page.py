@@ -143,16 +143,8 @@ def _sort_key(cell: Cell) -> str:
 
 def _dtype_class(name: str) -> str:
     """The CSS class of a dtype's colour."""
-    known = ("float64", "float32", "bfloat16", "float16", "float8", "heat")
-    return (
-        name
-        if name in known
-        else "float8"
-        if name.startswith("float8")
-        else "complex"
-        if "complex" in name
-        else "other"
-    )
+    known = ("float64", "float32", "bfloat16", "float16", "float8", "complex", "heat")
+    return next((one for one in known if name.startswith((one, f"b{one}"))), "other")
 
 
 def _whole_numbers(text: str) -> Markup:

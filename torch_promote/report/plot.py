@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from torch_promote.report.base import Chart, Series, heat_shares, spell, spell_number
+from torch_promote.report.base import Chart, heat_shares, spell, spell_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -207,21 +207,17 @@ def _draw_scatter(figure: Figure, chart: Chart) -> None:
         return
     place_x, place_y = _scale(axes, "x", chart.x_scale, xs), _scale(axes, "y", chart.y_scale, ys)
     for series in chart.series:
-        _draw_series(axes, series, [place_x(x) for x in series.x], [place_y(y) for y in series.y])
-    for name, y in chart.lines:
-        axes.axhline(y, color=_INK, linewidth=0.9, linestyle="--", alpha=0.7)
-        axes.annotate(name, (1, y), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK)
+        x, y, color = list(map(place_x, series.x)), list(map(place_y, series.y)), color_of(series.color)
+        label = series.name or None
+        if series.mark in ("steps", "line"):
+            style: dict[str, Any] = {"drawstyle": "steps-post"} if series.mark == "steps" else {"linestyle": "--"}
+            axes.plot(x, y, color=color, linewidth=1, alpha=0.6, label=label, **style)
+        else:
+            axes.scatter(x, y, 28, color, marker=series.mark, linewidths=1.5, zorder=3, clip_on=False, label=label)
+    for name, height in chart.lines:
+        axes.axhline(height, color=_INK, linewidth=0.9, linestyle="--", alpha=0.7)
+        axes.annotate(name, (1, height), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK)
     _legend(axes, loc="best")
-
-
-def _draw_series(axes: Axes, series: Series, x: list[float], y: list[float]) -> None:
-    color, label = color_of(series.color), series.name or None
-    if series.mark == "steps":
-        axes.step(x, y, where="post", color=color, linewidth=1, alpha=0.6, label=label)
-    elif series.mark == "line":
-        axes.plot(x, y, color=color, linewidth=1, linestyle="--", alpha=0.6, label=label)
-    else:
-        axes.scatter(x, y, 28, color=color, marker=series.mark, linewidths=1.5, zorder=3, clip_on=False, label=label)
 
 
 def _scale(axes: Axes, which: str, scale: str, values: Sequence[float]) -> Callable[[float], float]:
@@ -255,7 +251,9 @@ def _draw_histograms(figure: Figure, chart: Chart) -> None:
     for axes, series in zip(panels, shown, strict=False):
         for name, start, end in chart.spans:
             axes.axvspan(max(start, low), min(end, high), color=color_of(name), alpha=0.18, linewidth=0)
-        axes.stairs(*_stairs(series), fill=True, color=_INK)
+        counts = dict(zip(series.x, series.y, strict=True))
+        edges = range(int(min(counts)), int(max(counts)) + 2)
+        axes.stairs([counts.get(place, 0.0) for place in edges[:-1]], list(edges), fill=True, color=_INK)
         axes.set_title(series.name, loc="left", fontsize=8, fontweight="bold", color=_INK)
         axes.set_title(series.note, loc="right", fontsize=7, color=_INK)
         _decorate(axes)
@@ -265,13 +263,6 @@ def _draw_histograms(figure: Figure, chart: Chart) -> None:
         axes.tick_params(labelsize=7, labelbottom=True)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
-
-
-def _stairs(series: Series) -> tuple[list[float], list[float]]:
-    """Returns the heights and edges of bars of width 1 at x, with empty intervals between them."""
-    counts = dict(zip(series.x, series.y, strict=True))
-    first, last = int(min(counts)), int(max(counts))
-    return [counts.get(place, 0.0) for place in range(first, last + 1)], list(map(float, range(first, last + 2)))
 
 
 _DRAWERS: dict[str, Callable[[Figure, Chart], None]] = {

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
 
-__all__ = ["render", "render_table", "to_text"]
+__all__ = ["render", "to_text"]
 
 _UNLIMITED = 100_000
 #: The width of names and policies up to which other columns are wrapped first, if there are few columns of texts.
@@ -28,22 +28,18 @@ def render(content: Content) -> RenderableType:
     return Group(*_blocks(content))
 
 
-def to_text(content: Content | RenderableType, width: int | None = 100) -> str:
-    """Returns a report as plain text.
+def to_text(content: Content | Table, width: int | None = 100) -> str:
+    """Returns a report, or a table of one, as plain text.
 
     Args:
-        content: The content of the report, or something that rich prints.
+        content: The content of the report, or the table.
         width: The width of a line, in characters. Longer names are wrapped, and nothing is cut. None: no limit.
     """
     text = io.StringIO()
     console = Console(file=text, width=width or _UNLIMITED, color_system=None, legacy_windows=False)
-    console.print(Group(*_blocks(content, plain=True)) if isinstance(content, Content) else content, crop=False)
+    shown = _table(content) if isinstance(content, Table) else _blocks(content, plain=True)
+    console.print(Group(*shown), crop=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-
-
-def render_table(shown: Table) -> RenderableType:
-    """Returns a table as something that rich prints."""
-    return Group(*_table(shown))
 
 
 def _blocks(content: Content, plain: bool = False) -> Iterator[RenderableType]:

@@ -1,15 +1,18 @@
-"""The remarks of a trace about unobserved computations; there are none for fully observed programs."""
+"""What a trace says of unobserved computations (nothing for a fully observed program), and `watch_steps`."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
+from torch.optim import optimizer as torchs
 from torch.utils.data import DataLoader
 
 import torch_promote as tp
 from helpers.traced_programs import PROGRAMS
+from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace import trace
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
@@ -87,3 +90,26 @@ def test_a_model_that_was_not_called() -> None:
     with trace() as report:
         other(torch.ones(1, 2))
     assert report.not_seen == []
+
+
+def test_listeners_come_and_go_at_a_step() -> None:
+    """PyTorch raises if a hook adds another one during the iteration. Hooks registered later are called as well."""
+    told: list[str] = []
+    weight, before = torch.nn.Parameter(torch.ones(1)), len(torchs._global_optimizer_post_hooks)
+    with contextlib.ExitStack() as blocks, contextlib.ExitStack() as inner:
+
+        def first() -> None:
+            told.append("first")
+            if len(told) == 1:
+                inner.enter_context(watch_steps(lambda: told.append("inner")))
+            else:
+                inner.close()
+
+        blocks.enter_context(watch_steps(first))
+        handle = torchs.register_optimizer_step_post_hook(lambda *args: told.append("program"))
+        blocks.callback(handle.remove)
+        for _ in range(3):
+            torch.optim.SGD([weight], lr=0.1).step()
+            assert len(torchs._global_optimizer_post_hooks) == before + 2, "one for all listeners"
+    assert told == ["first", "program", "inner", "first", "program", "first", "program"]
+    assert len(torchs._global_optimizer_post_hooks) == before

@@ -1,0 +1,434 @@
+"""Parity: the entries of a run, worker processes, the report, and the command `torch-promote parity`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from helpers import stand_in_runner
+from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
+from helpers.rows import ROWS, listed
+from helpers.stand_in_runner import stand_in
+from helpers.subprocesses import environment, run_python
+from torch_promote import my_autocast
+from torch_promote.checking import expectation
+from torch_promote.cli.program import main
+from torch_promote.errors import OptionError
+from torch_promote.parity import entry_run
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
+from torch_promote.parity.report import ParityReport, about, junit, merged
+from torch_promote.parity.runner import entries, run_entries, run_entry
+from torch_promote.reference.ops.infer import NO_RULE
+
+__all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures
+
+#: The package has a class of this module's name.
+crosscheck: Any = importlib.import_module("torch_promote.checking.crosscheck")
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+
+CPU = Options("cpu")
+
+
+# --- entries
+
+
+def test_entries_have_unique_names_and_a_fixed_order() -> None:
+    everything = entries(CPU)
+    assert len({entry.name for entry in everything}) == len(everything)
+    assert entries(Options("cpu", quick=True)) == everything
+    assert {entry.source for entry in everything} == {"row", "promotion", "op_db"}
+    assert [entry.name for entry in everything if entry.source == "row"] == [row.name for row in ROWS]
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake-cuda"])
+def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
+    options = Options(device, dtypes=("float32",))
+    results = [run_entry(Entry(row.name, "row"), options) for row in ROWS if listed(row, options.device_type)]
+    assert [result.entry.name for result in results if result.entry.name not in result.rows] == []
+    assert [mismatch.text for result in results for mismatch in result.mismatches] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "'gpu' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device"),
+        ({"device": "cuda:0"}, "device 'cuda:0' has an index. Use the device type only: cuda."),
+        ({"device": "gpu", "stock_only": True}, "this PyTorch cannot make a tensor on device 'gpu'"),
+        ({"device": "meta", "stock_only": True, "ops": ("aten::*",)}, "no entry is called 'aten::*'."),
+        ({"ops": ("aten::mn",)}, "no entry is called 'aten::mn'. Closest: aten::mv, aten::mm, aten::tan."),
+        ({"dtypes": ("floot32",)}, "'floot32' is not a dtype of PyTorch. Closest: float32, float, cfloat."),
+        ({"ops": ("aten::mm",), "dtypes": ("int8",)}, "no sample of the selected entries has dtype 'int8'. Legal: "),
+        ({"ops": ("add", "aten::mm"), "dtypes": ("int8",)}, "no sample of 'aten::mm' has one of the dtypes int8."),
+        ({"ops": ("mm", "aten::mm"), "sample": "float32/0/plain"}, "--sample 'float32/0/plain' needs one entry, but"),
+        ({"autocast_dtype": "int8"}, "the autocast dtype 'int8' is not a floating dtype."),
+        ({"autocast_dtype": "float64"}, "autocast on the CPU does not support 'float64'"),
+    ],
+)
+def test_a_selection_that_is_not_possible(options: dict[str, Any], message: str) -> None:
+    if options.get("device") == "cuda:0" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
+        entries(Options(**options))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu() -> None:
+    with pytest.raises(OptionError, match=r"^device 'cuda' needs a GPU, .* Without a GPU, use fake-cuda\.$"):
+        entries(Options("cuda"))
+    result = run_entry(Entry("geqrf", "op_db"), Options("fake-cuda", dtypes=("float32",)))
+    assert (result.refused, result.mismatches) == (result.samples, ())
+    assert result.samples > 0
+
+
+# --- worker processes
+
+
+@pytest.fixture
+def quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forks of one process that has imported torch, which takes two seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
+def run(jobs: int, *names: str, options: Options = CPU) -> list[EntryResult]:
+    """The results, in the order of the entries."""
+    chosen = stand_in_runner.entries(dataclasses.replace(options, ops=names))
+    done = dict(run_entries(chosen, options, jobs, stand_in_runner.run_entry, stand_in_runner.entries))
+    assert [done[position].entry for position in sorted(done)] == chosen
+    assert multiprocessing.active_children() == []
+    return [done[position] for position in sorted(done)]
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_results_do_not_depend_on_the_number_of_processes() -> None:
+    names = ("good*", "mismatching", "stale", "refused", "gap")
+    here = run(0, *names)
+    assert len(here) == 6
+    assert run(1, *names) == run(2, *names) == here
+    # A worker starts with a thread for each core, and has to change that.
+    assert {result.checked["threads"] for result in here} == {1}
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_a_dead_worker_costs_its_entry_and_no_other() -> None:
+    options = Options("cpu", quick=True, stock_only=True, autocast_dtype="float16")
+    results = run(2, "good*", "segfault", "abort", "exit", "raising", "mismatching", options=options)
+    mismatches = {result.entry.name: result.mismatches for result in results}
+    crashes = {name: found[0] for name, found in mismatches.items() if found}
+    kinds = {name: crash.kind for name, crash in crashes.items()}
+    assert kinds == {**dict.fromkeys(("segfault", "abort", "exit", "raising"), "crash"), "mismatching": "dtype"}
+    reproduce = "torch-promote parity --device cpu --ops exit --autocast-dtype float16 --quick --stock-only"
+    assert crashes["exit"].reproduce == reproduce
+    assert crashes["exit"].text == "the process that ran it died: exit status 3"
+    assert crashes["segfault"].text.startswith("the process that ran it died: SIGSEGV\nFatal Python error: Segm")
+    assert "died: SIGABRT\nterminate called without an active exception\n" in crashes["abort"].text
+    for crash in (crashes["raising"], run(0, "raising")[0].mismatches[0]):
+        assert crash.text.startswith("its run raised an error:\nTraceback (most recent call last):\n")
+        assert crash.text.endswith("\nZeroDivisionError: the harness is wrong")
+
+
+# --- the report
+
+NAMES = ("good", "good.again", "mismatching", "stale", "refused", "gap", "unruled")
+
+
+def report(*names: str, device: str = "cpu", shard: str = "1/1") -> ParityReport:
+    """Returns a report of entries that the stand-in ran in this process."""
+    options = Options(device, ops=names)
+    index, count = map(int, shard.split("/"))
+    chosen = stand_in_runner.entries(options)
+    results = {
+        place: stand_in_runner.run_entry(chosen[place], options) for place in range(index - 1, len(chosen), count)
+    }
+    return ParityReport(about(device), options, len(chosen), results, (shard,), seconds=2.5)
+
+
+def test_totals_add_up() -> None:
+    of = report(*NAMES)
+    totals = of.totals
+    assert totals.pop("calls_checked") == 7 * (7 + torch.get_num_threads())
+    assert totals.pop("rows_with_policy") == len(of.rows) + len(of.rows_not_reached)
+    # One row: aten::mm; aten::exp has no policy on the CPU.
+    assert totals == {
+        "rows": 1,
+        "entries": 7,
+        "entries_chosen": 7,
+        "samples": 28,
+        "refused": 6 + 4,
+        "stock_raised": 0,
+        "not_generated": 1,
+        "nondeterministic": 3,
+        "calls_without_rule": 5,
+        "ops_checked": 2,
+        "ops_without_rule": 1,
+        "mismatches": 1,
+        "gaps": 2,
+        "stale_gaps": 1,
+        "seconds": 2.5,
+    }
+    assert report("good", device="fake-cuda").rows == ["aten::exp", "aten::mm"]
+    assert report("good", device="meta").totals["rows_with_policy"] == 0
+    other_way_round = dataclasses.replace(of, results=dict(reversed(of.results.items())))
+    assert (other_way_round.to_dict(), junit(other_way_round)) == (of.to_dict(), junit(of))
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (("good",), 0),
+        (("good", "refused", "gap", "unruled"), 0),
+        (("good", "mismatching"), 1),
+        (("good", "stale"), 1),
+        (("refused",), 2),
+        (("refused", "stale"), 1),
+    ],
+)
+def test_the_exit_status(names: tuple[str, ...], status: int) -> None:
+    assert report(*names).status == status
+    assert dataclasses.replace(report(*names), interrupted=True).status == 130
+
+
+# --- JSON, and shards
+
+
+def test_json_there_and_back(tmp_path: Path) -> None:
+    before = report(*NAMES)
+    text = json.dumps(before.to_dict())
+    before.save(tmp_path / "a.json")
+    assert ParityReport.load(tmp_path / "a.json") == before
+    before.save(tmp_path / "a.xml")
+    assert (tmp_path / "a.xml").read_text() == junit(before)
+    data = json.loads(text)
+    names = "format torch torch_promote python platform device default_policy options shards interrupted status totals"
+    assert list(data) == [*names.split(), "rows_not_reached", "mismatches", "entries"]
+    assert list(data["options"]) == ["device", "ops", "dtypes", "sample", "quick", "stock_only", "autocast_dtype"]
+    assert list(data["mismatches"][0]) == ["entry", "sample", "kind", "what", "text", "reproduce"]
+    fields = "position name source samples refused not_generated mismatches gaps nondeterministic stale rows checked"
+    assert list(data["entries"][0]) == [*fields.split(), "no_rule", "stock_raised", "seconds"]
+    del data["entries"][0]["samples"]
+    for text in (json.dumps(data), "[]", "x"):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(OptionError, match=r"a\.json was not written by `torch-promote parity --json`"):
+            ParityReport.load(tmp_path / "a.json")
+
+
+def test_reports_that_are_not_shards_of_one_run_are_refused() -> None:
+    first, second = report(*NAMES, shard="1/2"), report(*NAMES, shard="2/2")
+    quick = dataclasses.replace(second.options, quick=True)
+    for reports, complaint in (
+        ([first], "3 of 7 entries are missing in the shards 1/2."),
+        ([first, second, first], "4 entries occur twice in the shards 1/2, 2/2, 1/2."),
+        ([first, dataclasses.replace(second, interrupted=True)], "shard 2/2 was interrupted. Run it again."),
+        ([first, dataclasses.replace(second, entries=8)], "shard 2/2 has number of entries 8, the first report has 7."),
+        ([first, dataclasses.replace(second, options=quick)], "shard 2/2 has options Options("),
+        ([first, dataclasses.replace(second, about={**second.about, "torch": "3"})], "2/2 has torch 3, the"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(complaint)):
+            merged(reports)
+
+
+# --- JUnit
+
+
+def test_junit_has_a_case_for_each_entry() -> None:
+    crash = SampleMismatch("gap", "", "crash", "the entry's process", "SIGSEGV", "torch-promote parity")
+    of = report(*NAMES)
+    (place,) = (place for place, result in of.results.items() if result.entry.name == "gap")
+    crashed = dataclasses.replace(of.results[place], mismatches=(crash,))
+    text = junit(dataclasses.replace(of, about={"torch": "2.13.0"}, results={**of.results, place: crashed}))
+    (suite,) = ElementTree.fromstring(text)
+    counts = {"tests": "7", "failures": "2", "errors": "1", "skipped": "1", "time": "2.500"}
+    assert suite.attrib == {"name": "torch-promote parity", **counts}
+    outcomes = {case.get("name"): [child.tag for child in case] for case in suite.findall("testcase")}
+    assert outcomes == {
+        **{name: [] for name in ("good", "good.again", "unruled")},
+        **{name: ["failure"] for name in ("mismatching", "stale")},
+        "refused": ["skipped"],
+        "gap": ["error"],
+    }
+
+
+# --- the command
+
+
+@pytest.mark.usefixtures("stand_in", "wide")
+def test_it_prints_the_report(capsys: Capture) -> None:
+    """The report's own tests are in tests/parity."""
+    text = text_of(capsys, "parity", "--jobs", "0", "--ops", "good*")
+    assert text.startswith("parity: cpu, torch ")
+    assert "\nNo mismatch, and no stale known gap.\n" in text
+    names = ("good", "mismatching", "stale", "refused", "unruled", "gap")
+    assert main(["parity", "--jobs=0", "--device=fake-cuda", "--quick", "--stock-only", "--ops", *names]) == 1
+    text = capsys.readouterr().out
+    assert "\nMismatches: 1. Stale gaps: 1.\n" in text
+    assert "torch-promote parity --device fake-cuda --ops mismatching --sample float32/0/mixed\n" in text
+    lines = cells_of(text)
+    for line in ("entries 6", "known gaps 2 (differences with a reason)", "aten._strange.default 5", "gap of stale"):
+        assert line.split() in lines
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_an_op_prints_is_not_in_the_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["parity", "--ops", "noisy", "--jobs", "1", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["totals"]["samples"] == 4
+    assert captured.err == ""
+
+
+# the real samples
+
+
+def test_a_planted_bug_is_found_and_its_line_reproduces_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None
+) -> None:
+    def flipped(*arguments: Any) -> my_autocast:
+        return my_autocast(*arguments, overrides={"bmm": "fp32"})
+
+    with monkeypatch.context() as planted:
+        planted.setattr(entry_run, "my_autocast", flipped)
+        assert main(["parity", "--ops", "mm", "bmm", "--dtypes", "float32", "--jobs", "0"]) == 1
+        out = capsys.readouterr().out
+        lines = re.findall(r"(?m)^ +reproduce with: (torch-promote .*)$", out)
+        assert lines
+        assert all(" --ops bmm " in line for line in lines)
+        assert re.search(r"(?m)^ *bmm, sample float32/\d+/\w+: dtype, ours against stock$", out)
+        again = shlex.split(lines[0])[1:]
+        assert main([*again, "--jobs", "0"]) == 1
+        assert lines[0] in capsys.readouterr().out
+    assert main([*again, "--jobs", "0"]) == 0
+    assert ["samples", "1"] in [line[:2] for line in cells_of(capsys.readouterr().out)]
+
+
+def test_list(capsys: Capture) -> None:
+    everything = json.loads(text_of(capsys, "parity", "--list", "--json"))
+    assert {entry["source"] for entry in everything} == {"row", "promotion", "op_db"}
+    shards = [json.loads(text_of(capsys, "parity", "--list", "--shard", f"{n}/3", "--json")) for n in (1, 2, 3)]
+    assert sorted(itertools.chain(*shards), key=everything.index) == everything
+    assert text_of(capsys, "parity", "--list", "--ops", "aten::mm", "bmm") == (
+        "entry     source\naten::mm  row\nbmm       op_db\n\nentries: 2 (op_db 1, row 1)\n"
+    )
+
+
+# files and shards
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_shards_in_files_are_merged(capsys: Capture, tmp_path: Path) -> None:
+    names = ("good*", "mismatching", "gap")
+    files = [str(tmp_path / f"{index}.json") for index in (1, 2)]
+    xml = tmp_path / "all.xml"
+    statuses = [
+        main(["parity", "--ops", *names, "--jobs", "0", "--shard", f"{index}/2", "--json", file])
+        for index, file in enumerate(files, start=1)
+    ]
+    assert statuses == [0, 1]
+    assert ["entries", "2", "(of", "4,", "shard", "1/2)"] in cells_of(capsys.readouterr().out)
+    assert main(["parity", "--merge", *files, "--junit", str(xml)]) == 1
+    assert "--ops mismatching --sample float32/0/mixed\n" in capsys.readouterr().out  # one line on a terminal, too
+    assert len(list(ElementTree.parse(xml).iter("testcase"))) == 4
+    assert main(["parity", "--merge", *files, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert main(["parity", "--ops", *names, "--jobs", "0", "--json"]) == 1
+    whole = json.loads(capsys.readouterr().out)
+    for seconds_of in (data, whole):
+        seconds_of["totals"].pop("seconds")
+    assert data == {**whole, "shards": ["1/2", "2/2"]}
+    assert error_of(capsys, "parity", "--merge", files[0]) == (
+        "torch-promote: error: 2 of 4 entries are missing in the shards 1/2.\n"
+    )
+
+
+# as a process
+
+
+def test_interrupted_it_stops_its_workers_and_tells_what_it_has(capsys: Capture, tmp_path: Path) -> None:
+    marker, file = tmp_path / "pid", tmp_path / "a.json"
+    arguments = ["parity", "--ops", "good", "slow", "good.again", "--jobs", "1", "--json", str(file)]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; from helpers import stand_in_runner; sys.exit(stand_in_runner.main({arguments}))",
+    ]
+    pipe = subprocess.PIPE
+    variables = environment(**{stand_in_runner.MARKER: str(marker)})
+    # A group of its own, all of which gets the signal, as all in front of a terminal gets Ctrl-C.
+    process = subprocess.Popen(command, env=variables, text=True, stdout=pipe, stderr=pipe, start_new_session=True)
+    try:
+        while not (marker.exists() and (text := marker.read_text())):
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    assert "\nInterrupted after 1 of 3 entries.\n" in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(text), 0)
+    data = json.loads(file.read_text())
+    assert (data["status"], data["interrupted"], [entry["name"] for entry in data["entries"]]) == (130, True, ["good"])
+    assert error_of(capsys, "parity", "--merge", str(file)) == (
+        "torch-promote: error: shard 1/1 was interrupted. Run it again.\n"
+    )
+
+
+def test_without_what_the_samples_need_it_says_so() -> None:
+    code = "import sys; sys.modules['expecttest'] = None; from torch_promote.cli.program import main"
+    process = run_python(f"{code}; sys.exit(main(['parity']))")
+    assert (process.returncode, process.stdout, process.stderr) == (
+        2,
+        "",
+        "torch-promote: error: PyTorch's samples need expecttest, which is not installed: "
+        "pip install numpy expecttest.\n",
+    )
+
+
+@pytest.mark.parametrize("plant", ["rules", "observer"])
+@pytest.mark.parametrize("only", [[], ["--stock-only"]])
+def test_a_run_that_checks_no_call_is_no_pass(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, plant: str, only: list[str]
+) -> None:
+    """There is no rule for any op, or no call is observed."""
+    arguments = ["parity", "--ops", "aten::mm", "--dtypes", "float32", "--jobs", "0", *only]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    if plant == "rules":
+        monkeypatch.setattr(expectation, "infer", lambda *args: NO_RULE)
+    else:
+        monkeypatch.setattr(crosscheck, "observe_dispatch", lambda checker: contextlib.nullcontext())
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "\nNothing was checked.\n" in captured.out
+    assert captured.err.startswith("torch-promote: error: nothing was checked")
+    assert captured.err.count("\n") == 1
+
+
+@needs_full
+@pytest.mark.usefixtures("stand_in", "wide")
+@pytest.mark.parametrize("options", [["--json"], ["--junit"]])
+def test_a_file_that_cannot_be_written_costs_no_table(capsys: Capture, options: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    others = ["--junit" if options == ["--json"] else "--json", str(other)]
+    assert main(["parity", "--ops", "good*", "mismatching", "--jobs", "0", *options, "/dev/full", *others]) == 2
+    captured = capsys.readouterr()
+    assert "\nMismatches: 1." in captured.out
+    assert captured.err == "torch-promote: error: cannot write /dev/full: No space left on device.\n"
+    assert "mismatching" in other.read_text()
