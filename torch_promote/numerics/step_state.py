@@ -341,19 +341,23 @@ class _Process:
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
+        self._on_gpu = torch.cuda.is_initialized()  # at the start: the step may initialize it
 
     def get_state(self) -> tuple[Any, ...]:
         return (
             random.getstate(),
-            random_state(),
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if self._on_gpu else None,
             None if self._numpy is None else self._numpy.random.get_state(),
             torch.is_grad_enabled(),
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, of_torch, of_numpy, with_gradients = state
+        python, cpu, on_gpu, of_numpy, with_gradients = state
         random.setstate(python)
-        set_random_state(of_torch)
+        torch.set_rng_state(cpu)
+        if self._on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)
