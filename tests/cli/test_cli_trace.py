@@ -15,9 +15,8 @@ import torch_promote as tp
 from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
-from torch_promote.cli import find_nan, trace
-from torch_promote.cli.user_program import Outcome
-from torch_promote.numerics.traced_process import Record, Request
+from torch_promote.cli.user_program import Outcome, report_each
+from torch_promote.numerics.traced_process import Record
 from torch_promote.observe.events import Call
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.policy.op_table import CastPolicy
@@ -207,43 +206,31 @@ def test_names_of_processes(records: list[Record], expected: dict[str, int]) -> 
 
 # Reports of programs that did not run
 
-
-@pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Outcome]:
-    """Replaces the run of the program: its outcome is under "outcome"."""
-    outcome: dict[str, Outcome] = {}
-
-    def run_program(arguments: Namespace, what: str, request: Request) -> Outcome:
-        return outcome["outcome"]
-
-    monkeypatch.setattr(find_nan, "run_recorded", run_program)
-    monkeypatch.setattr(trace, "run_recorded", run_program)
-    return outcome
+HERE = Namespace(is_process=False)
 
 
 def nonfinite(process: int, found: bool | None, rank: int | None = None) -> Record:
     return Record(process, 0, rank, 3, None, found, f"text {process}", {"process": process})
 
 
-def test_ranks_of_find_nan(ended: dict[str, Outcome], capfd: Capture, folder: Path) -> None:
-    """An origin on any rank counts. A worker without one is not reported. A file that cannot be written is an error."""
+def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
+    """An origin on any rank counts. A worker without one is not reported."""
     records = [nonfinite(1, False), nonfinite(2, False, 0), nonfinite(3, True, 1), nonfinite(4, False)]
-    ended["outcome"] = Outcome(-2, 1, {one.process: one for one in records})
-    assert command_run(capfd, "find-nan", "x.py")[0] == 130
-    ended["outcome"] = Outcome(0, 1, {one.process: one for one in records})
-    status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "x.py")
-    assert status == 1
-    assert re.sub(r".*wrote.*\n", "", err) == "torch-promote: rank0\ntext 2\ntorch-promote: rank1\ntext 3\n"
+    by_process = {one.process: one for one in records}
+    assert report_each(HERE, Outcome(-2, 1, by_process), {".json": None}) == 130
+    capfd.readouterr()
+    assert report_each(HERE, Outcome(0, 1, by_process), {".json": "nan.json"}) == 1
+    err = re.sub(r".*wrote.*\n", "", capfd.readouterr().err)
+    assert err == "torch-promote: rank0\ntext 2\ntorch-promote: rank1\ntext 3\n"
     assert json.loads((folder / "nan.rank1.json").read_text()) == {"process": 3}
 
 
-def test_a_file_of_a_trace_that_cannot_be_written(ended: dict[str, Outcome], capfd: Capture, folder: Path) -> None:
+def test_a_file_of_a_trace_that_cannot_be_written(capfd: Capture, folder: Path) -> None:
     """It is an error of the command at the end, and the report's other files are there."""
-    ended["outcome"] = Outcome(0, 1, {1: traced(1, 0, 0, True)})
     (folder / "run.rank0.json").mkdir()
-    status, _, err = command_run(capfd, "trace", "--json", "run.json", "--csv", "run.csv", "x.py")
-    assert status == 1
-    assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.csv\n" in err
+    files = {".json": "run.json", ".csv": "run.csv"}
+    assert report_each(HERE, Outcome(0, 1, {1: traced(1, 0, 0, True)}), files) == 1
+    assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.csv\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["trace", "compare", "tune --tolerance 1"])

@@ -36,17 +36,12 @@ The entries are the rows of the op table, pairs of dtypes, and the ops of
 PyTorch's op database (op_db). A sample has a label such as float32/3/mixed: the
 dtype of its inputs, a number, and plain, mixed (the inputs alternate between
 float32 and the autocast dtype) or lower (float32 inputs are cast to the
-autocast dtype).
+autocast dtype). docs/parity.md says more.
 
 devices:
-  cpu        compares all bits
-  cuda       the same, on a GPU
+  cpu, cuda  compares all bits
   fake-cuda  CUDA's policies without a GPU, on fake tensors: compares dtypes,
              shapes and strides
-
---stock-only does not run ours. It compares this build of PyTorch with the
-reference: promotion, strides and autocast casts. It measures what each autocast
-kernel does; `policies --diff` only sees whether there is one.
 """
 
 EPILOG = """\
@@ -61,7 +56,6 @@ examples:
 
 exit status: 0 no mismatch and no stale known gap; 1 a mismatch or a stale known
 gap; 2 invalid command line, or nothing was checked; 130 interrupted.
-See docs/parity.md.
 """
 
 

@@ -69,11 +69,9 @@ policies:
 {_meanings()}
 
 examples:
-  torch-promote policies --op 'linalg_*'    the rows of some ops
+  torch-promote policies --op 'linalg_*'
   torch-promote policies --import mylib --op mylib::op
-                                            an op outside the table
-  torch-promote policies --diff             compare PyTorch with the table
-  torch-promote policies --diff cpu cuda    compare two columns of the table
+  torch-promote policies --diff cpu cuda
   torch-promote policies --diff fp32_safe stock
 
 exit status: 0 success; 1 --diff found a difference between PyTorch and the

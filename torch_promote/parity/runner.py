@@ -63,13 +63,7 @@ class WorkerError(TorchPromoteError):
 
 
 def entries(options: Options) -> list[Entry]:
-    """Returns the entries that the options select: rows, pairs of dtypes, the op database.
-
-    Args:
-        options: The options of the run.
-
-    Returns:
-        The entries, always in the same order.
+    """Returns the entries that the options select, always in the same order: rows, pairs of dtypes, the op database.
 
     Raises:
         OptionError: An op glob, dtype or device matches nothing, or `sample` is given for several entries.
@@ -101,8 +95,6 @@ def _check_device(device: str, *, stock_only: bool) -> None:
         raise OptionError("device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.")
     if device in DEVICES:
         return
-    if ":" in device:
-        raise OptionError(f"device {device!r} has an index. Use the device type only: {device.partition(':')[0]}.")
     if not stock_only:
         raise OptionError(
             f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
@@ -143,14 +135,7 @@ def _all_entries(device: str) -> tuple[Entry, ...]:
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:
-    """Runs the samples of one entry.
-
-    Args:
-        entry: One of `entries(options)`.
-        options: The options of the run.
-
-    Returns:
-        The result.
+    """Runs the samples of one of `entries(options)`, and returns its result.
 
     Raises:
         OptionError: The entry has no sample with the label in the options.
