@@ -203,10 +203,10 @@ def in_ddp(model: Net) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def in_fsdp(model: Net) -> nn.Module:
-    for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+def in_fsdp(model: Net, **options: Any) -> nn.Module:
+    for part in (*model.blocks, model):
+        fully_shard(part, **options)
+    return model
 
 
 WRAPPERS = {"ddp": in_ddp, "fsdp2": in_fsdp}
@@ -270,11 +270,7 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
 # FSDP gathers its shards into weights without changing their storage or version, so a hook has to notify the cache.
 
 Made = tuple[nn.Module, torch.optim.Optimizer]
-
-
-def small_net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+sgd = functools.partial(torch.optim.SGD, lr=0.5)
 
 
 def in_dtensors(foreach: bool) -> Made:
@@ -282,28 +278,27 @@ def in_dtensors(foreach: bool) -> Made:
         for key, weight in list(module.named_parameters(recurse=False)):
             module.register_parameter(key, nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)])))
 
-    model = distribute_module(small_net(), init_device_mesh("cpu", (dist.get_world_size(),)), shard)
-    return model, torch.optim.SGD(model.parameters(), lr=0.5, foreach=foreach)
+    model = distribute_module(Net(), init_device_mesh("cpu", (dist.get_world_size(),)), shard)
+    return model, sgd(model.parameters(), foreach=foreach)
 
 
 def with_zero() -> Made:
-    model = DistributedDataParallel(small_net())
+    model = in_ddp(Net())
     return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.5)
 
 
-def in_fsdp_by(last_dim: bool, reshard: bool) -> Made:
-    model = small_net()
+def in_shards(last_dim: bool, reshard: bool) -> Made:
     placement = (lambda weight: Shard(weight.ndim - 1)) if last_dim else None
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, shard_placement_fn=placement, reshard_after_forward=reshard)
-    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+    model = in_fsdp(Net(), shard_placement_fn=placement, reshard_after_forward=reshard)
+    return model, sgd(model.parameters())
 
 
 DTENSORS = [functools.partial(in_dtensors, foreach) for foreach in (True, False)]
-SHARDED = [functools.partial(in_fsdp_by, last_dim, reshard) for last_dim in (False, True) for reshard in (True, False)]
+SHARDED = [functools.partial(in_shards, last_dim, reshard) for last_dim in (False, True) for reshard in (True, False)]
 
 
 def losses(make: Callable[[], Made], region: Kind, in_one: bool) -> list[float]:
+    torch.manual_seed(0)
     model, optimizer = make()
     x, y = torch.randn(32, 8), torch.randn(32, 4)
     if make in DTENSORS:
