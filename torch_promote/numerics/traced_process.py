@@ -101,7 +101,9 @@ class _Process:
             self._begin()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
-        multiprocessing.util.register_after_fork(self, _Process._write_at_end)
+        # A process forked by multiprocessing ends without running atexit handlers.
+        finalize: Any = multiprocessing.util.Finalize
+        multiprocessing.util.register_after_fork(self, lambda own: finalize(None, own._at_exit, exitpriority=-100))
 
     def _begin(self) -> None:
         self._block = _block_of(self._request)
@@ -127,11 +129,6 @@ class _Process:
             vars(self._report).update(vars(TraceReport(self._report._max_calls)))
         elif self._report is not None:
             self._inherited = self._report.to_dict()["origin"]
-
-    def _write_at_end(self) -> None:
-        # A process forked by multiprocessing ends without running atexit handlers.
-        finalize: Any = multiprocessing.util.Finalize
-        finalize(None, self._at_exit, exitpriority=-100)
 
     def _at_exit(self) -> None:
         self._end()

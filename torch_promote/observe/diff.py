@@ -121,10 +121,6 @@ def compare_traces(before: Recording, after: Recording) -> TraceDiff:
 
     A call of the first trace is compared with the call of the second that has the same phase, module, overload and
     index among such calls. Times, threads, shapes and sizes in bytes are ignored.
-
-    Args:
-        before: The first trace.
-        after: The second.
     """
     # Calls that a trace did not store would appear to be only in the other one.
     complete = not (before.dropped or after.dropped)

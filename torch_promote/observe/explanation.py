@@ -115,14 +115,7 @@ class Explanation(Report):
 def explain(report: Recording, pattern: str) -> Explanation:
     """Explains the calls of a module, an op or a line, including calls beyond `max_calls`.
 
-    Args:
-        report: The trace.
-        pattern: A module's path ("blocks.3.attn"), including its submodules; an op ("softmax", "aten::softmax",
-            "aten::softmax.int"); or the end of a line ("train.py:41", "train.py"). If it is ambiguous, add a prefix:
-            "module=softmax", "op=softmax".
-
-    Raises:
-        OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
+    `TraceReport.explain` describes the pattern and the errors.
     """
     return _Explainer(report, *_select(list(report.groups()), pattern)).explain()
 

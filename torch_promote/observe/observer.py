@@ -22,8 +22,7 @@ Each observed call has a token until it ends, and the class of the token is the 
 
     OpenCall        a call of the program, which becomes a `Call`
     CastingCall     an OpenCall for which autocast calls the op again. It waits for that call; then it is `rerun`
-    Rerun           the op on the cast arguments: part of a CastingCall
-    Conversion      a cast that autocast asks for: part of a CastingCall
+    Part            a part of a CastingCall: a cast, or the op on the cast arguments
     THROUGH         a call on tensors that a transform wraps: only the calls on the tensors inside count
 """
 
@@ -65,7 +64,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
 from torch_promote.regions.region import watch_regions
 
-__all__ = ["THROUGH", "CallObserver", "CastingCall", "Conversion", "OpenCall", "Rerun", "observe"]
+__all__ = ["THROUGH", "CallObserver", "CastingCall", "OpenCall", "Part", "observe"]
 
 _T = TypeVar("_T")
 _PYTHON = torch._C.DispatchKey.Python
@@ -137,21 +136,11 @@ class CastingCall(OpenCall):
 
 
 @dataclass(slots=True, eq=False)
-class Rerun:
-    """The op on the cast arguments of `outer`."""
+class Part:
+    """A call that autocast makes for `outer`: a cast that began at `start`, or the op on the cast arguments (0)."""
 
     outer: CastingCall
-    see_through: bool
-    to_autograd: bool
-    stock_too: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Conversion:
-    """A cast of an argument of `outer`, which began at `start`."""
-
-    outer: CastingCall
-    start: int
+    start: int = 0
     see_through: bool = True
     to_autograd: bool = False
     stock_too: bool = False
@@ -164,7 +153,7 @@ class _Through:
 
 
 THROUGH = _Through()
-Token = OpenCall | Rerun | Conversion
+Token = OpenCall | Part
 
 
 class _Thread(threading.local):
@@ -243,7 +232,7 @@ class CallObserver:
             return THROUGH
         if facts.is_detach and (facts.name == "aten::detach_" or is_parameter_made()):
             return None
-        around = outer.outer if isinstance(outer, Rerun | Conversion) else outer
+        around = outer.outer if isinstance(outer, Part) else outer
         where = self._locate(around)
         if where is None:
             return None
@@ -270,22 +259,21 @@ class CallObserver:
 
     def _begin_part(
         self, outer: CastingCall, facts: OpFacts, args: list[Any], named: NamedTensors, composite: bool
-    ) -> Rerun | Conversion | _Through | None:
+    ) -> Part | _Through | None:
         """Begins a call that autocast makes for another one; None if the call is not one of these."""
-        part: Rerun | Conversion
         if facts.name == outer.runs:
             ran_with = self._share(named)
             if outer.wrapped and ran_with is outer.inputs:  # the transform, which runs before autocast
                 return THROUGH
             outer.sizes = {path: bytes_of(tensor) for path, tensor in named}
             to_autograd = not composite and autograd_may_call(facts)
-            part = Rerun(outer, composite or to_autograd, to_autograd)
+            part = Part(outer, 0, composite or to_autograd, to_autograd)
             outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
         elif facts.is_conversion:
             if named and named[0][1] is args[0]:  # not a number
                 key = cast_key(args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None))
                 outer.conversions[key] = outer.conversions.get(key, 0) + 1
-            part = Conversion(outer, time.time_ns())
+            part = Part(outer, time.time_ns())
         else:
             return None
         self._thread.tokens.append(part)
@@ -334,7 +322,7 @@ class CallObserver:
         self._pop(token)
         if isinstance(token, OpenCall):
             self._close(token, [tensor for tensor in leaves(results) if tensor is not None], False)
-        elif isinstance(token, Conversion):
+        elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
     def failed(self, token: Token | _Through) -> None:

@@ -106,7 +106,7 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
     """
     global _before
     block = _Block(threading.get_ident())
-    before, started, processes = set(threading.enumerate()), _threads_so_far(), _processes_so_far()
+    before, started = set(threading.enumerate()), _started_so_far()
     with _lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
@@ -125,8 +125,8 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         alive = [
             one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
         ]
-        threads = max(len(alive), _threads_so_far() - started)
-        processes = _processes_so_far() - processes
+        unnamed, processes = (now - then for now, then in zip(_started_so_far(), started, strict=True))
+        threads = max(len(alive), unnamed)
         if block.compiled:
             sentences.append(
                 f"Calls of compiled functions: {block.compiled}. Of a compiled graph, the trace contains only ops that "
@@ -145,13 +145,10 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
             )
 
 
-def _threads_so_far() -> int:
-    """The number of threads started without a name. Threads with a name can only be found while they run."""
-    return _number(getattr(getattr(threading, "_counter", None), "__self__", None))
-
-
-def _processes_so_far() -> int:
-    return _number(getattr(multiprocessing.process, "_process_counter", None))
+def _started_so_far() -> tuple[int, int]:
+    """The numbers of threads started without a name, and of processes. Named threads can only be found as they run."""
+    threads = getattr(getattr(threading, "_counter", None), "__self__", None)
+    return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
 
 
 def _number(counter: Any) -> int:

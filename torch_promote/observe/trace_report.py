@@ -68,11 +68,12 @@ class TraceReport(Recording, Report):
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
 
         Args:
-            pattern: A module's path ("blocks.3.attn"), an op ("softmax", "aten::softmax.int") or a line
-                ("train.py:41").
+            pattern: A module's path ("blocks.3.attn"), including its submodules; an op ("softmax", "aten::softmax",
+                "aten::softmax.int"); or the end of a line ("train.py:41", "train.py"). If it is ambiguous, add a
+                prefix: "module=softmax", "op=softmax".
 
         Raises:
-            OptionError: Nothing in the trace matches. It is a ValueError.
+            OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
         """
         return explain(self, pattern)
 
