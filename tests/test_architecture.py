@@ -135,10 +135,7 @@ def test_each_folder_has_a_place_in_the_order(root: str) -> None:
     assert {f"torch_promote.{file}" for file in files} <= modules().keys()
 
 
-def test_the_files_that_the_page_names_exist() -> None:
-    named = re.findall(r"`((?:csrc|torch_promote|tests|docs)/[\w/.]+)`", PAGE)
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / name).exists()] == []
+def test_the_sources_that_the_page_names_exist() -> None:
     sources = {path.name for path in CSRC.rglob("*.*")}
     assert set(re.findall(r"`(\w+\.(?:h|cpp))`", PAGE)) <= sources
 
@@ -166,7 +163,7 @@ def test_includes_follow_the_arrows() -> None:
     assert list(against_the_arrows(edges, INCLUDES_ORDER, lambda module: module.split("/")[0])) == []
 
 
-# --- tests: shared code is in helpers, and paths of test files in texts exist
+# --- tests: shared code is in helpers, and the paths that texts name exist
 
 
 def test_no_test_file_imports_from_another() -> None:
@@ -179,12 +176,14 @@ def test_no_test_file_imports_from_another() -> None:
 
 def test_paths_that_texts_name_exist() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+    in_text = re.compile(r"(?<![\w/.])(?:tests|tools|csrc|docs|torch_promote)/[\w/.]*\w(?![\w*])")
     for folder in ("docs", "tests", "tools", "torch_promote", "csrc", "examples"):
         texts += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".md", ".py", ".toml", ".cpp", ".h")]
     named = [
         (file.relative_to(ROOT), path)
         for file in texts
-        for path in re.findall(r"(?<![\w/])(?:tests|tools)/[\w/.]*\w(?![\w*])", file.read_text(encoding="utf-8"))
+        for path in in_text.findall(file.read_text(encoding="utf-8"))
+        if path != "docs/gpu.md"  # written by a run on a GPU, where there is one
     ]
-    assert len(named) > 10
+    assert len(named) > 200
     assert [(str(file), path) for file, path in named if not (ROOT / path).exists()] == []

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import hessian, jvp
+from torch.func import grad, hessian, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 from torch.overrides import TorchFunctionMode
@@ -190,6 +190,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     **{f"make_fx, {mode}": graph(mode) for mode in ("real", "fake", "symbolic")},
     "checkpoint": recomputed(reentrant=False),
     "checkpoint, reentrant": recomputed(reentrant=True),
+    "vmap": lambda: vmap(loss_of)(X),
+    "grad": lambda: grad(loss_of)(X),
     "jvp": lambda: jvp(loss_of, (X,), (X,)),
     "hessian": lambda: hessian(loss_of)(X[0]),
     "subclasses": made_inside,

@@ -212,6 +212,7 @@ TRANSFORMED: list[Callable[[], Any]] = [
     lambda: vmap(grad(lambda row: (row @ W).float().sum()))(X),
     lambda: vmap(lambda row: X @ W + row)(X),
     lambda: vmap(lambda row: torch.mm(X, W) + row)(X),
+    lambda: grad(lambda a: (X @ W + a).sum())(X),
     lambda: vmap(grad(lambda a: (torch.mm(X, W) @ a).sum()))(X),
 ]
 

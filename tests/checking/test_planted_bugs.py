@@ -206,7 +206,7 @@ def test_a_reference_that_breaks_does_not_break_the_call(monkeypatch: MonkeyPatc
     assert "aten.sin.default" in [m.op for m in report.mismatches]
 
 
-def test_stock_that_raises_alone_is_counted(monkeypatch: MonkeyPatch) -> None:
+def test_stock_that_raises_alone_is_counted() -> None:
     half, single = torch.ones(2).half(), torch.ones(2).bfloat16()
     with tp.crosscheck(level="bits") as report, tp.my_autocast("cpu"):
         assert torch.cat([half, single]).dtype is F32

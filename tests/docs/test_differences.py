@@ -34,14 +34,14 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 F8 = torch.float8_e4m3fn
 
 #: The programs, with what each gives under stock and under ours: a value, or the type of an error.
-PROGRAMS: list[tuple[Program, Any, Any]] = []
+PROGRAMS: dict[str, tuple[Program, Any, Any]] = {}
 
 
 def gives(stock: Any, ours: Any) -> Callable[[Program], Program]:
     """Adds a program to `PROGRAMS`."""
 
     def add(program: Program) -> Program:
-        PROGRAMS.append((program, stock, ours))
+        PROGRAMS[program.__name__] = program, stock, ours
         return program
 
     return add
@@ -322,40 +322,24 @@ def casts_of_kinds_of_weights_in_a_mode_that_is_named(region: Region) -> Any:
 # --- the same on purpose: what both give
 
 
-@gives(stock=BF16, ours=BF16)
-def mm_of_float8(region: Region) -> Any:
-    with region():
-        return torch.mm(ones(F8), ones(BF16)).dtype
+def in_a_region(call: Callable[[], Any]) -> Program:
+    def program(region: Region) -> Any:
+        with region():
+            return call()
+
+    return program
 
 
-@gives(stock=[FP64] * 2, ours=[FP64] * 2)
-def mm_and_cat_of_double(region: Region) -> Any:
-    with region():
-        return [torch.mm(ones(FP64), ones(FP64)).dtype, torch.cat([ones(FP64), ones(BF16)]).dtype]
-
-
-@gives(stock=float("inf"), ours=float("inf"))
-def exp_on_the_cpu(region: Region) -> Any:
-    with region(FP16):
-        return torch.tensor([100.0], dtype=FP16).exp().item()
-
-
-@gives(stock=RuntimeError, ours=RuntimeError)
-def mv_of_mixed(region: Region) -> Any:
-    with region():
-        return torch.mv(ones(BF16), ones(FP32, 2)).dtype
-
-
-@gives(stock=RuntimeError, ours=RuntimeError)
-def in_place(region: Region) -> Any:
-    with region():
-        return ones(FP32).addmm_(ones(BF16), ones(FP32)).dtype
-
-
-@gives(stock=FP32, ours=FP32)
-def with_out(region: Region) -> Any:
-    with region():
-        return torch.mm(ones(FP32), ones(FP32), out=torch.empty(2, 2)).dtype
+SAME: dict[str, tuple[Callable[[], Any], Any]] = {
+    "mm_of_float8": (lambda: torch.mm(ones(F8), ones(BF16)).dtype, BF16),
+    "mm_of_double": (lambda: torch.mm(ones(FP64), ones(FP64)).dtype, FP64),
+    "cat_of_double": (lambda: torch.cat([ones(FP64), ones(BF16)]).dtype, FP64),
+    "exp_on_the_cpu": (lambda: torch.tensor([100.0], dtype=FP16).exp().item(), float("inf")),
+    "mv_of_mixed": (lambda: torch.mv(ones(BF16), ones(FP32, 2)).dtype, RuntimeError),
+    "in_place": (lambda: ones(FP32).addmm_(ones(BF16), ones(FP32)).dtype, RuntimeError),
+    "with_out": (lambda: torch.mm(ones(FP32), ones(FP32), out=torch.empty(2, 2)).dtype, FP32),
+}
+PROGRAMS |= {name: (in_a_region(call), both, both) for name, (call, both) in SAME.items()}
 
 
 @gives(stock=(FP16, True), ours=(FP16, True))
@@ -365,9 +349,7 @@ def a_disabled_region_sets_the_dtype(region: Region) -> Any:
         return torch.get_autocast_dtype("cpu"), torch.equal(product, ones(FP32) * 2)
 
 
-@pytest.mark.parametrize(
-    ("program", "of_stock", "of_ours"), PROGRAMS, ids=[program.__name__ for program, _, _ in PROGRAMS]
-)
+@pytest.mark.parametrize(("program", "of_stock", "of_ours"), PROGRAMS.values(), ids=PROGRAMS)
 def test_program(program: Program, of_stock: Any, of_ours: Any) -> None:
     assert outcome(program, stock) == of_stock
     assert outcome(program, ours) == of_ours

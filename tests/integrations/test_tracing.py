@@ -241,31 +241,18 @@ def test_scripted_code_called_inside_a_region(make_model: Any, frozen: bool, dty
 
 
 X, W = torch.linspace(-1, 1, 16).view(4, 4), torch.linspace(1, 2, 16).view(4, 4)
-
-
-def cond() -> Any:
-    return torch.cond(torch.tensor(True), lambda a: a @ W, lambda a: (a @ W).sin(), (X,))
-
-
-def loop() -> Any:
-    return while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, (a @ W).float()), (torch.tensor(0), X))
-
-
-def mapped() -> Any:
-    return map_over(lambda row: row + 1, X)
-
-
-def scanned() -> Any:
-    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(4), X)
-
-
-def attention() -> Any:
-    query = torch.linspace(-1, 1, 256).view(1, 1, 16, 16)
-    return flex_attention(query, query, query)
+QUERY = torch.linspace(-1, 1, 256).view(1, 1, 16, 16)
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "cond": lambda: torch.cond(torch.tensor(True), lambda a: a @ W, lambda a: (a @ W).sin(), (X,)),
+    "while_loop": lambda: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, (a @ W).float()), (torch.tensor(0), X)),
+    "map": lambda: map_over(lambda row: row + 1, X),
+    "scan": lambda: scan(lambda carry, row: (carry + row, carry * row), torch.zeros(4), X),
+    "flex_attention": lambda: flex_attention(QUERY, QUERY, QUERY),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("run", [cond, loop, mapped, scanned, attention])
+@pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
 def test_the_result_is_stocks(run: Callable[[], Any]) -> None:
     with tp.stock_autocast("cpu"):
         stock = run()

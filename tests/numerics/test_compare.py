@@ -85,11 +85,7 @@ def half() -> torch.autocast:
 
 
 def step_of(model: nn.Module) -> Callable[[], torch.Tensor]:
-    def step() -> torch.Tensor:
-        with half():
-            return model(INPUTS).square().mean()  # type: ignore[no-any-return]
-
-    return step
+    return half()(lambda: model(INPUTS).square().mean())  # type: ignore[no-any-return]
 
 
 def by_place(comparison: Comparison) -> dict[tuple[str, str], Site]:
@@ -498,6 +494,7 @@ def test_ranks_make_the_same_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     assert tp.compare(step_of(model), model=model).runs == 3  # it does not communicate: this rank may be alone
     communicates = property(lambda self: True, lambda self, value: None)
@@ -555,11 +552,7 @@ def test_nested_tensors_are_not_run_alone() -> None:
 
 def test_collectives_are_not_compared_and_not_run_alone() -> None:
     model = chain(0, 2)
-
-    def step() -> torch.Tensor:
-        with half():
-            return (model(INPUTS).square().mean() + op(model(INPUTS).detach()).mean()).float()  # type: ignore[no-any-return]
-
+    step = half()(lambda: (model(INPUTS).square().mean() + op(model(INPUTS).detach()).mean()).float())
     with counted_collective() as (op, calls):
         comparison = tp.compare(step, model=model)
         assert len(calls) == comparison.runs == 3

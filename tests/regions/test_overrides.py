@@ -27,7 +27,7 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 aten = torch.ops.aten
 
 
-# --- what each policy does, on the CPU, each with an op for which stock says something else there
+# --- a policy of an op, and those of the ops that it calls
 
 X = torch.tensor([[0.3, 1.7], [2.9, 0.2]])
 

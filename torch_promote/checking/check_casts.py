@@ -98,8 +98,10 @@ class check_casts:  # noqa: N801 (what people write after `with`)
     ) -> None:
         with _lock:
             self._end = _C.cast_check_counts()
-            if self in _open:  # blocks of several threads may end in any order
-                _open.remove(self)
+            # Blocks of several threads may end in any order.
+            position = max((i for i, block in enumerate(_open) if block is self), default=None)
+            if position is not None:
+                del _open[position]
             _switch()
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import OptionError, StepError
+from torch_promote.errors import StepError
 from torch_promote.numerics.call_observers import (
     CallKey,
     CompareCandidate,
@@ -30,7 +29,7 @@ from torch_promote.numerics.impacts import (
     replace_gradients,
     watch_gradients,
 )
-from torch_promote.numerics.step_runs import Results, StepRuns, current_policy, distances, show_progress
+from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
 from torch_promote.observe.dispatch import Observer, observe_dispatch
 from torch_promote.observe.events import Call
 from torch_promote.observe.places import RunningModules
@@ -100,8 +99,6 @@ def compare(
         >>> sorted({site.op for site in comparison.sites})
         ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
     of_reference = _policy_of(reference)
     of_candidate = current_policy() if candidate is None else _policy_of(candidate)
     with (
@@ -252,11 +249,7 @@ class ComparedRuns:
 
     def _on_any_rank(self, here: bool) -> bool:
         """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
-        if not self._kept.communicates or not dist.is_available() or not dist.is_initialized():
-            return here
-        found: list[bool] = [here] * dist.get_world_size()
-        dist.all_gather_object(found, here)
-        return any(found)
+        return any(Ranks().gather(here)) if self._kept.communicates else here
 
     def _run(self, policy: Policy, observer: Observer, on_result: Any = None) -> Results:
         return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)

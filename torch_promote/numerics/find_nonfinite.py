@@ -243,14 +243,10 @@ def find_nonfinite(
         finder.finish()
 
 
-def _is_inside(path: str, module: str) -> bool:
-    return not module or path == module or path.startswith(f"{module}.")
-
-
 def _names(name: str, call: Call) -> bool:
     return (
         name in (call.op, call.name, call.op.partition("::")[2], call.name.partition("::")[2])
-        or (bool(call.module) and _is_inside(call.module, name))
+        or f"{call.module}.".startswith(f"{name}.")
         or (":" in name and call.line.endswith(name))
     )
 

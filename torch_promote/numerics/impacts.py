@@ -329,8 +329,10 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
 
             def keep(parameter: torch.Tensor, name: str = name) -> None:
                 with unnoticed():
-                    if parameter.grad is not None:
-                        backwards.gradients[name] = _local(parameter.grad).detach().clone()
+                    gradient: Any = parameter.grad
+                    if gradient is not None:
+                        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                        backwards.gradients[name] = local.detach().clone()
 
             handles.append(parameter.register_post_accumulate_grad_hook(keep))
     try:
@@ -338,10 +340,6 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:

@@ -427,12 +427,7 @@ class Candidates:
 
 
 def _outwards(module: str) -> Iterator[str]:
-    """A module's name, those of the modules around it, and "" for the model.
-
-    Example:
-        >>> list(_outwards("a.b"))
-        ['a.b', 'a', '']
-    """
+    """A module's name, those of the modules around it, and "" for the model."""
     while module:
         yield module
         module = module.rpartition(".")[0]

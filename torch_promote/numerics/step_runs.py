@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, RegionError, StepError
+from torch_promote.errors import OptionError, RegionError, StepError, TuningError
 from torch_promote.numerics.step_state import StepState
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
@@ -24,6 +25,7 @@ from torch_promote.regions.installation import installed, installed_as
 from torch_promote.regions.module_forward import without_module_policies
 
 __all__ = [
+    "Ranks",
     "Results",
     "StepRuns",
     "current_policy",
@@ -216,6 +218,54 @@ def _takes_number(step: Callable[..., Any]) -> bool:
             f"{', '.join(one.name for one in needed)}. Bind its arguments, with functools.partial or a lambda."
         )
     return bool(needed)
+
+
+# --- ranks
+
+
+class Ranks:
+    """The ranks of the default process group, which agree on each verdict. Without one, there is one rank.
+
+    Attributes:
+        count: Their number.
+        rank: The rank of this process.
+    """
+
+    def __init__(self) -> None:
+        active = dist.is_available() and dist.is_initialized()
+        self.count: int = dist.get_world_size() if active else 1
+        self.rank: int = dist.get_rank() if active else 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value)
+        return found
+
+    def all(self, here: bool) -> bool:
+        """Whether a condition is true on all ranks."""
+        return all(self.gather(here))
+
+    def raise_together(self, error: Exception | None) -> None:
+        """Raises this rank's error, or an error about another rank's, so that no rank waits for one that has raised."""
+        texts = self.gather("" if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        if raised := [f"rank {rank} raised {text}" for rank, text in enumerate(texts) if text]:
+            raise TuningError(raised[0])
+
+    def same_order(self, names: list[str]) -> list[str]:
+        """Returns rank 0's order of names."""
+        orders = self.gather(names)
+        for rank, order in enumerate(orders):
+            if differ := sorted(set(order) ^ set(orders[0])):
+                raise TuningError(
+                    f"ranks 0 and {rank} run different ops in a lower dtype: {', '.join(differ[:5])} on only one of "
+                    f"them. All ranks must run the same model to be tuned together."
+                )
+        return list(orders[0])
 
 
 # --- policies

@@ -126,16 +126,13 @@ class StepState:
         if restore is not None:
             self._saved.append(restore)
         if access is not None:
-            self._save_opaque(part, *access)
+            get, put = access  # the object reads and writes its state as a whole
+            kept = copy.deepcopy(get())
+            self._saved.append(lambda: put(copy.deepcopy(kept)))
+            self._opaque.append((part, lambda: _equal(get(), kept)))
         for inner in _contents(item):
             self._save(part, inner)
         return True
-
-    def _save_opaque(self, part: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        """Saves a state that the object itself reads and writes as a whole."""
-        kept = copy.deepcopy(get())
-        self._saved.append(lambda: put(copy.deepcopy(kept)))
-        self._opaque.append((part, lambda: _equal(get(), kept)))
 
     def watch_optimizers(self) -> Any:
         """Adds optimizers that step for the first time, until the handle's `remove()` is called."""
@@ -177,17 +174,14 @@ class StepState:
         for restore in self._saved:
             restore()
 
-    def changed(self) -> list[str]:
-        """Returns the names of objects that restore themselves, and whose state is not the saved one."""
-        return list(dict.fromkeys(part for part, is_restored in self._opaque if not is_restored()))
-
     def check(self) -> None:
         """Checks that objects that restore themselves have done so.
 
         Raises:
             StepError: Some have not. The message names them.
         """
-        if changed := self.changed():
+        changed = dict.fromkeys(part for part, is_restored in self._opaque if not is_restored())
+        if changed:
             raise StepError(
                 f"the state before the step could not be restored. Different: {', '.join(changed)}. Pass the changed "
                 f"objects in restore=(...)."
@@ -347,19 +341,23 @@ class _Process:
 
     def __init__(self) -> None:
         self._numpy = sys.modules.get("numpy")
+        self._on_gpu = torch.cuda.is_initialized()  # at the start: the step may initialize it
 
     def get_state(self) -> tuple[Any, ...]:
         return (
             random.getstate(),
-            random_state(),
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if self._on_gpu else None,
             None if self._numpy is None else self._numpy.random.get_state(),
             torch.is_grad_enabled(),
         )
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        python, of_torch, of_numpy, with_gradients = state
+        python, cpu, on_gpu, of_numpy, with_gradients = state
         random.setstate(python)
-        set_random_state(of_torch)
+        torch.set_rng_state(cpu)
+        if self._on_gpu:
+            torch.cuda.set_rng_state_all(on_gpu)
         if self._numpy is not None:
             self._numpy.random.set_state(of_numpy)
         torch.set_grad_enabled(with_gradients)

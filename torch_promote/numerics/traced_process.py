@@ -101,10 +101,19 @@ class _Process:
             self._begin()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
-        multiprocessing.util.register_after_fork(self, _Process._write_at_end)
+        # A process forked by multiprocessing ends without running atexit handlers.
+        finalize: Any = multiprocessing.util.Finalize
+        multiprocessing.util.register_after_fork(self, lambda own: finalize(None, own._at_exit, exitpriority=-100))
 
     def _begin(self) -> None:
-        self._block = _block_of(self._request)
+        if self._request.finds_nonfinite:
+            from torch_promote.numerics.find_nonfinite import find_nonfinite
+
+            self._block = find_nonfinite(**self._request.options)
+        else:
+            from torch_promote.observe.trace import trace
+
+            self._block = trace(**self._request.options)
         self._report = self._block.__enter__()
 
     def _end(self) -> None:
@@ -128,11 +137,6 @@ class _Process:
         elif self._report is not None:
             self._inherited = self._report.to_dict()["origin"]
 
-    def _write_at_end(self) -> None:
-        # A process forked by multiprocessing ends without running atexit handlers.
-        finalize: Any = multiprocessing.util.Finalize
-        finalize(None, self._at_exit, exitpriority=-100)
-
     def _at_exit(self) -> None:
         self._end()
         record = Record(os.getpid(), os.getppid(), _rank(), self._steps)
@@ -150,16 +154,6 @@ class _Process:
         with contextlib.suppress(OSError):  # the command has ended before this process
             part.write_bytes(pickle.dumps(record))
             part.rename(whole)
-
-
-def _block_of(request: Request) -> contextlib.AbstractContextManager[Any]:
-    if request.finds_nonfinite:
-        from torch_promote.numerics.find_nonfinite import find_nonfinite
-
-        return find_nonfinite(**request.options)
-    from torch_promote.observe.trace import trace
-
-    return trace(**request.options)
 
 
 def _rank() -> int | None:

@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import OptionError, TorchPromoteError, TuningError, did_you_mean
+from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.numerics.call_observers import unobserved
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
-from torch_promote.numerics.step_runs import Results, StepRuns, distances, norm_of, read_result
+from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, distances, norm_of, read_result
 from torch_promote.numerics.tuning import Trial
 from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.report.codec import decode, encode
 
-__all__ = ["FirstRuns", "Judge", "Ranks", "ResumeFile", "Run", "Trials", "worst"]
+__all__ = ["FirstRuns", "Judge", "ResumeFile", "Run", "Trials", "worst"]
 
 
 class Judge:
@@ -122,51 +121,6 @@ class Judge:
         return ", ".join(
             f"{name} {errors.get(name, math.inf):.3g} (tolerance {limit:g})" for name, limit in self.tolerance.items()
         )
-
-
-class Ranks:
-    """The ranks of the default process group, which agree on each verdict. Without one, there is one rank.
-
-    Attributes:
-        count: Their number.
-        rank: The rank of this process.
-    """
-
-    def __init__(self) -> None:
-        active = dist.is_available() and dist.is_initialized()
-        self.count: int = dist.get_world_size() if active else 1
-        self.rank: int = dist.get_rank() if active else 0
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks."""
-        if self.count == 1:
-            return [value]
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
-        return found
-
-    def all(self, here: bool) -> bool:
-        """Whether a condition is true on all ranks."""
-        return all(self.gather(here))
-
-    def raise_together(self, error: Exception | None) -> None:
-        """Raises this rank's error, or an error about another rank's, so that no rank waits for one that has raised."""
-        texts = self.gather("" if error is None else f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        if raised := [f"rank {rank} raised {text}" for rank, text in enumerate(texts) if text]:
-            raise TuningError(raised[0])
-
-    def same_order(self, names: list[str]) -> list[str]:
-        """Returns rank 0's order of names."""
-        orders = self.gather(names)
-        for rank, order in enumerate(orders):
-            if differ := sorted(set(order) ^ set(orders[0])):
-                raise TuningError(
-                    f"ranks 0 and {rank} run different ops in a lower dtype: {', '.join(differ[:5])} on only one of "
-                    f"them. All ranks must run the same model to be tuned together."
-                )
-        return list(orders[0])
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneE
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
-from torch_promote.numerics.step_runs import Results, current_policy, norm_of, show_progress
+from torch_promote.numerics.step_runs import Ranks, Results, current_policy, norm_of, show_progress
 from torch_promote.numerics.step_state import is_compiled
-from torch_promote.numerics.trials import FirstRuns, Judge, Ranks, ResumeFile, Run, Trials, worst
+from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.policy import Policy
