@@ -40,6 +40,12 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there i
 # Help
 
 
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"torch-promote {tp.__version__} (torch {torch.__version__})\n"
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(command: str, capsys: Capture) -> None:
     """It explains each option, fits into 80 columns, and its examples are valid command lines."""
@@ -57,13 +63,6 @@ def test_help(command: str, capsys: Capture) -> None:
         assert callable(parse_arguments(words).run)
     if not command:
         assert all(re.search(rf"^    {name} +{re.escape(summary)}$", text, re.M) for name, summary in COMMANDS.items())
-
-
-def test_version(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == f"torch-promote {tp.__version__} (torch {torch.__version__})\n"
 
 
 # Imports

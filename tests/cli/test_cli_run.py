@@ -229,16 +229,6 @@ def hashes() -> list[str]:
     return output_of(f"{TRAINING}\nprint(train(0), train(1))", env=plain_environment()).split()
 
 
-def test_a_training_has_the_same_bits_and_a_policy_changes_them(
-    folder: Path, capfd: Capture, hashes: list[str]
-) -> None:
-    (folder / "train.py").write_text(ALONE)
-    assert ran(capfd, "train.py", "--lr", "1") == (0, f"{hashes[0]} --lr 1\n", "")
-    status, out, err = ran(capfd, "--policy", "off", "-m", "train")
-    assert (status, err, len(out)) == (0, "", len(f"{hashes[0]}\n"))
-    assert out != f"{hashes[0]}\n"
-
-
 INSTALLS = """
 import multiprocessing, sys, torch, torch_promote as tp
 

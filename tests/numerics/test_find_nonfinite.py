@@ -330,10 +330,22 @@ def test_a_fault_after_a_step_that_the_scaler_skipped() -> None:
 
 
 def test_collectives_are_not_repeated() -> None:
+    """So it is unknown whether a gradient would fit without the scale."""
+
+    class Gathers(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return op(gradient)  # type: ignore[no-any-return]
+
     with counted_collective() as (op, calls):
         name = "_dtensor::counted_by_tests"
         assert origin_of(lambda: op(big(4e4, HALF))) == (name, name, OP)
-        assert calls == [HALF]
+        assert scaled(lambda x: Gathers.apply(x) * 3e4, big(0.0, HALF)) == ("backward", OP)  # type: ignore[no-untyped-call]
+        assert calls == [HALF, HALF]
 
 
 # --- whole models

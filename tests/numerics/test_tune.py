@@ -196,7 +196,18 @@ def policies_of_ops() -> Iterator[None]:
 MANY = [(5, 1), (5, 2), (8, 3), (20, 2), (40, 1), (40, 3), (60, 1), (60, 2), (60, 3)]
 
 
-def check_found(tuning: tp.Tuning, step: Calls) -> None:
+@pytest.mark.parametrize("level", ["op", "module", "site"])
+@pytest.mark.parametrize(
+    ("sites", "planted", "seed"),
+    [
+        (5, 1, 36),
+        (9, 3, 66),
+        *(pytest.param(*sizes, seed, marks=pytest.mark.slow) for sizes in MANY for seed in range(3)),
+    ],
+)
+def test_planted_ops_are_found(sites: int, planted: int, seed: int, level: Any) -> None:
+    step = planted_step(sites, planted, seed=seed, same_op=level != "op")
+    tuning = tp.tune(step, model=step.model, tolerance=0.4 / sites, level=level)
     assert tuning.met
     assert step.count == tuning.runs <= tuning.budget
     model = step.model
@@ -212,20 +223,6 @@ def check_found(tuning: tp.Tuning, step: Calls) -> None:
     assert tuning.certificate.kind in ("1-minimal", "minimum")
     assert tuning.certificate.violations == ()
     assert tuning.certificate.held_out is not None
-
-
-@pytest.mark.parametrize("level", ["op", "module", "site"])
-@pytest.mark.parametrize(
-    ("sites", "planted", "seed"),
-    [
-        (5, 1, 36),
-        (9, 3, 66),
-        *(pytest.param(*sizes, seed, marks=pytest.mark.slow) for sizes in MANY for seed in range(3)),
-    ],
-)
-def test_planted_ops_are_found(sites: int, planted: int, seed: int, level: Any) -> None:
-    step = planted_step(sites, planted, seed=seed, same_op=level != "op")
-    check_found(tp.tune(step, model=step.model, tolerance=0.4 / sites, level=level), step)
 
 
 class Cancelling(nn.Module):

@@ -1,28 +1,18 @@
-"""What a trace says of unobserved computations (nothing for a fully observed program), and `watch_steps`."""
+"""What a trace says of unobserved computations, and `watch_steps`."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 
-import pytest
 import torch
 from torch.optim import optimizer as torchs
 from torch.utils.data import DataLoader
 
-import torch_promote as tp
-from helpers.traced_programs import PROGRAMS
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace import trace
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_of_plain_programs(name: str) -> None:
-    with trace() as report:
-        PROGRAMS[name](lambda: tp.my_autocast("cpu"))
-    assert report.not_seen == []
 
 
 def test_threads() -> None:

@@ -91,6 +91,7 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     report, mode = count_both_ways(lambda: PROGRAMS[name](REGIONS[region]))
     assert counts_of(report) == mode.counts
     assert report.total.calls == len(report.calls)
+    assert report.not_seen == []
     assert list(differences(report.calls)) == []
     made = sum(not cast.reused for call in report.calls for cast in call.casts)
     other = 0 if region == "none" else OTHER_CONVERSIONS.get((name, None), 0)

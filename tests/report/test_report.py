@@ -170,6 +170,10 @@ def test_charts_in_the_page_take_its_colours() -> None:
         assert svg == plot.to_svg(chart), "the same in each run"
 
 
+def test_dtypes_that_repeat_are_shown_once() -> None:
+    assert base.spell("float32 -> bfloat16 -> bfloat16 (+1)", "dtypes") == "fp32 -> bf16 (+1)"
+
+
 def test_plot_draws_the_charts_and_shows_itself_in_a_notebook() -> None:
     figure = example().plot()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Bars", "Heat map", "Trials", "Over time"]

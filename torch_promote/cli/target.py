@@ -28,13 +28,7 @@ from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
-__all__ = [
-    "TargetError",
-    "add_arguments",
-    "open_target",
-    "put_out",
-    "tolerance_of",
-]
+__all__ = ["TargetError", "add_arguments", "open_target", "put_out", "tolerance_of"]
 
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")

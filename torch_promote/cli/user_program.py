@@ -299,11 +299,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
         return Outcome(program.returncode, program.pid, read_records(Path(folder)))
 
 
-def report_each(
-    arguments: argparse.Namespace,
-    outcome: Outcome,
-    files: Mapping[str, str | None],
-) -> int:
+def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[str, str | None]) -> int:
     """Prints the reports of the processes, and writes their files.
 
     `files` are those that were asked for, by their suffix; None is none.

@@ -106,7 +106,14 @@ class _Process:
         multiprocessing.util.register_after_fork(self, lambda own: finalize(None, own._at_exit, exitpriority=-100))
 
     def _begin(self) -> None:
-        self._block = _block_of(self._request)
+        if self._request.finds_nonfinite:
+            from torch_promote.numerics.find_nonfinite import find_nonfinite
+
+            self._block = find_nonfinite(**self._request.options)
+        else:
+            from torch_promote.observe.trace import trace
+
+            self._block = trace(**self._request.options)
         self._report = self._block.__enter__()
 
     def _end(self) -> None:
@@ -147,16 +154,6 @@ class _Process:
         with contextlib.suppress(OSError):  # the command has ended before this process
             part.write_bytes(pickle.dumps(record))
             part.rename(whole)
-
-
-def _block_of(request: Request) -> contextlib.AbstractContextManager[Any]:
-    if request.finds_nonfinite:
-        from torch_promote.numerics.find_nonfinite import find_nonfinite
-
-        return find_nonfinite(**request.options)
-    from torch_promote.observe.trace import trace
-
-    return trace(**request.options)
 
 
 def _rank() -> int | None:

@@ -108,14 +108,13 @@ def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
 
 
 def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
+    """Returns the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
 
     Example:
         >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
         ['tensors[0]', 'tensors[1]']
     """
-    for name, value in zip(argument_names(op), args, strict=False):
-        yield from tensors_by_path(name, value)
+    return iter(read_arguments(argument_names(op), args)[0])
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:

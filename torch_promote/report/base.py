@@ -578,7 +578,7 @@ def _short_dtypes(text: str) -> str:
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
         parts.append(_FLOATING.sub(lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating)))
-    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2] else parts)
+    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2].partition(" (+")[0] else parts)
 
 
 def _short_policy(text: str) -> str:
