@@ -29,7 +29,7 @@ def test_on_the_stand_in(group: int, request: pytest.FixtureRequest) -> None:
     env = {name: value for name, value in environment().items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [*command, *under_install.options(request.config)],
-        env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280, check=False,
+        env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
