@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +20,7 @@ from helpers.counted_collectives import counted_collective
 from torch_promote.errors import StepError
 from torch_promote.numerics.call_observers import ForwardCalls
 from torch_promote.numerics.comparison import Comparison, Site
-from torch_promote.numerics.impacts import ErrorSums
+from torch_promote.numerics.impacts import Errors, ErrorSums
 from torch_promote.numerics.step_runs import StepRuns
 
 INPUTS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
@@ -162,7 +164,31 @@ def test_calls_draw_the_same_random_numbers_in_all_runs() -> None:
 def test_error_sums(result: list[Any], reference: list[Any], relative: float, nonfinite: int) -> None:
     sums = ErrorSums()
     sums.add(torch.tensor(result), torch.tensor(reference))
-    assert sums.total() == (pytest.approx(relative), nonfinite)
+    assert sums.total()[:2] == (pytest.approx(relative), nonfinite)
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+)
+def test_error_sums_of_a_cast(numbers: list[float], dtype: torch.dtype) -> None:
+    reference = torch.tensor(numbers)
+    result, sums = reference.to(dtype), ErrorSums()
+    for pieces in zip(result.split(2), reference.split(2), strict=True):
+        sums.add(*pieces)
+    errors, ours, theirs = sums.total(), result.double(), reference.double()
+    difference = (ours - theirs).norm().item()
+    if difference == 0:
+        assert errors == Errors()
+        return
+    assert errors.relative == pytest.approx(difference / theirs.norm().item(), rel=1e-9)
+    assert errors.sqnr == pytest.approx(-20 * math.log10(errors.relative))
+    info = torch.finfo(dtype)
+    units = [
+        max(info.eps * 2.0 ** math.floor(math.log2(abs(x))), info.smallest_normal * info.eps) for x in numbers if x
+    ]
+    wanted = max(abs(a - b) / unit for a, b, unit in zip(ours[theirs != 0], theirs[theirs != 0], units, strict=True))
+    assert errors.ulp == pytest.approx(float(wanted))
 
 
 # --- impacts

@@ -219,7 +219,7 @@ class ComparedRuns:
             )
             self._impacts, with_grad = Impacts(loss_scale), False
             second, self._local = self._run_locally(self._impacts, with_grad)
-        errs = any(sums.total()[0] for sums in self._local.errors.values())
+        errs = any(sums.total().relative for sums in self._local.errors.values())
         vanish = self._impacts.are_zero or not self._impacts.explain(change)
         if self._on_any_rank(bool(self._impacts.totals) and errs and vanish) and self._runs.count < self._last:
             replaced = Impacts(loss_scale, _BACKWARDS, random=True)
@@ -284,9 +284,9 @@ class ComparedRuns:
         return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # ties in the order of running
 
     def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
-        local, nonfinite = self._local.errors.get(key, ErrorSums()).total()
-        accumulated = self._theirs.errors[key].total()[0] if key in self._theirs.errors else None
-        is_known = self._impacts.totals and not local and key[1] not in self._local.refused
+        local = self._local.errors.get(key, ErrorSums()).total()
+        accumulated = self._theirs.errors[key].total() if key in self._theirs.errors else None
+        is_known = self._impacts.totals and not local.relative and key[1] not in self._local.refused
         impact = self._impacts.totals.get(key, Impact(0.0, 0.0, 0.0) if is_known else None)
         call = pairs[0][1]
         return Site(
@@ -297,12 +297,16 @@ class ComparedRuns:
             line=call.line,
             dtypes=", ".join(dict.fromkeys(name for _, theirs in pairs for name in _dtypes(theirs))),
             policy=call.policy_name,
-            local=local,
-            accumulated=accumulated,
+            local=local.relative,
+            local_ulp=local.ulp,
+            local_sqnr=local.sqnr,
+            accumulated=None if accumulated is None else accumulated.relative,
+            accumulated_ulp=None if accumulated is None else accumulated.ulp,
+            accumulated_sqnr=None if accumulated is None else accumulated.sqnr,
             impact=None if impact is None else impact.size,
             signed_impact=None if impact is None or self._impacts.random else impact.signed,
             impact_spread=None if impact is None else impact.spread,
-            nonfinite=nonfinite,
+            nonfinite=local.nonfinite,
             bytes=sum(kept.bytes for kept, _ in pairs),
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )

@@ -44,7 +44,11 @@ class Site:
         dtypes: The dtypes in which the candidate ran the op: "float16", "float16, float32".
         policy: The candidate's policy for the op: "lower_precision_fp"; "" if there is none.
         local: The local error, as a relative L2 norm. Infinite if a result is not finite where the reference's is.
+        local_ulp: The largest local error of an element, in units in the last place of the candidate's result dtype.
+        local_sqnr: The local signal to quantization noise ratio in dB; infinite without an error.
         accumulated: The accumulated error, as a relative L2 norm; None if the candidate made no such call.
+        accumulated_ulp: The largest accumulated error of an element, like `local_ulp`.
+        accumulated_sqnr: The accumulated signal to quantization noise ratio in dB.
         impact: The change of the loss by the local errors, first order, in the loss's unit: abs(sum(g * d)) with the
             gradients g of the loss and the local errors d; for several batches, the root of the sum of squares.
             Infinite if a non-finite error reaches the loss. None if unknown. With random cotangents instead of
@@ -66,7 +70,11 @@ class Site:
     dtypes: str = ""
     policy: str = ""
     local: float = 0.0
+    local_ulp: float = 0.0
+    local_sqnr: float = math.inf
     accumulated: float | None = None
+    accumulated_ulp: float | None = None
+    accumulated_sqnr: float | None = None
     impact: float | None = None
     signed_impact: float | None = None
     impact_spread: float | None = None

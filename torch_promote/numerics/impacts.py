@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +21,16 @@ from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
 from torch_promote.observe.ops import unnoticed
 
-__all__ = ["Backwards", "ErrorSums", "Impact", "Impacts", "errors_of", "replace_gradients", "watch_gradients"]
+__all__ = [
+    "Backwards",
+    "ErrorSums",
+    "Errors",
+    "Impact",
+    "Impacts",
+    "errors_of",
+    "replace_gradients",
+    "watch_gradients",
+]
 
 
 #: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
@@ -30,14 +39,34 @@ BEYOND = 1e30
 _AT_ONCE = 1 << 22
 
 
+class Errors(NamedTuple):
+    """The errors of results, compared with the reference's.
+
+    Attributes:
+        relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
+            the reference's is, or if the reference is zero and the difference is not.
+        nonfinite: The number of non-finite values where the reference's are finite.
+        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
+    """
+
+    relative: float = 0.0
+    nonfinite: int = 0
+    ulp: float = 0.0
+
+    @property
+    def sqnr(self) -> float:
+        """The signal to quantization noise ratio in dB; infinite without a difference."""
+        return -20 * math.log10(self.relative) if self.relative else math.inf
+
+
 class ErrorSums:
     """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
 
     Example:
         >>> sums = ErrorSums()
         >>> sums.add(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-        >>> sums.total()
-        (0.1, 0)
+        >>> sums.total().relative
+        0.1
     """
 
     def __init__(self) -> None:
@@ -45,21 +74,21 @@ class ErrorSums:
 
     def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
         """Adds the errors of a result, relative to the reference's of the same shape."""
+        info = torch.finfo(result.dtype if result.dtype.is_floating_point else torch.float64)
         pieces = (as_reals(one).split(_AT_ONCE) for one in (result, reference))
         for ours, theirs in zip(*pieces, strict=True):
-            found = _sums_of(ours, theirs.to(ours.device))
-            self._sums = found if self._sums is None else self._sums + found.to(self._sums.device)
+            found, known = _sums_of(ours, theirs.to(ours.device), info), self._sums
+            if known is not None:
+                found = found.to(known.device)
+                found = torch.cat([found[:3] + known[:3], torch.maximum(found, known)[3:]])
+            self._sums = found
 
-    def total(self) -> tuple[float, int]:
-        """Returns the relative error of all results together, and the number of values lost.
-
-        The error is the L2 norm of the difference, relative to the reference's. It is infinite if a value is not finite
-        where the reference's is, or if the reference is zero and the difference is not.
-        """
-        difference, size, lost = (0.0, 0.0, 0) if self._sums is None else self._sums.tolist()
+    def total(self) -> Errors:
+        """Returns the errors of all results together."""
+        difference, size, lost, ulp = (0.0, 0.0, 0, 0.0) if self._sums is None else self._sums.tolist()
         if lost or (difference and not size):
-            return math.inf, int(lost)
-        return (math.sqrt(difference / size) if difference else 0.0), 0
+            return Errors(math.inf, int(lost), ulp)
+        return Errors(math.sqrt(difference / size), 0, ulp) if difference else Errors()
 
 
 def as_reals(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,7 +97,8 @@ def as_reals(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1)
 
 
-def _sums_of(result: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo) -> torch.Tensor:
+    """The sums of squares of difference and reference, the count of values lost, and the largest error in ulp."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
     in_ours = ours.abs() < BEYOND
@@ -76,7 +106,11 @@ def _sums_of(result: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     difference = torch.where(both, ours - theirs, 0.0)
     theirs = torch.where(both, theirs, 0.0)
     lost = in_theirs & ~in_ours
-    return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double()])
+    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
+    unit = torch.ldexp(torch.full_like(theirs, info.eps), torch.frexp(theirs).exponent - 1)
+    ulp = difference.abs() / torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
+    largest = ulp.max() if ulp.numel() else ulp.sum()
+    return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double(), largest])
 
 
 #: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
