@@ -23,7 +23,7 @@ from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_firs
 check_extension()  # the imports below need the extension
 
 from torch_promote import errors
-from torch_promote.errors import PolicyError, TorchPromoteError, UnusedOverrideWarning
+from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError, UnusedOverrideWarning
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import ranks as _ranks
@@ -46,7 +46,7 @@ from torch_promote.regions.region import Region as _Region
 if TYPE_CHECKING:
     from torch_promote import reference
     from torch_promote.checking.check_casts import check_casts
-    from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, crosscheck
+    from torch_promote.checking.crosscheck import CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
     from torch_promote.numerics.comparison import Comparison
@@ -126,7 +126,7 @@ __all__ = [
 #: Modules that a training loop does not need, with the names that are loaded from them on first access.
 _LAZY_MODULES = (
     ("torch_promote.checking.check_casts", "check_casts"),
-    ("torch_promote.checking.report", "CrosscheckError CrosscheckReport"),
+    ("torch_promote.checking.report", "CrosscheckReport"),
     ("torch_promote.checking.crosscheck", "crosscheck"),
     ("torch_promote.checking.why", "why"),
     ("torch_promote.reference.promotion_rules", "make_rule"),

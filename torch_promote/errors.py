@@ -11,13 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "CrosscheckError",
     "DecoratorError",
     "DeviceTypeError",
+    "DispatchObserverError",
     "DtypeError",
+    "ExpressionError",
     "ExtensionError",
     "Fp32FailsError",
     "MissingPackageError",
     "NoiseFloorError",
+    "NonfiniteError",
     "NothingToTuneError",
     "OptionError",
     "PolicyError",
@@ -277,3 +281,27 @@ class Fp32FailsError(TuningError):
 
 class NothingToTuneError(TuningError):
     """The step meets the tolerance without an override, or runs no op in a lower dtype."""
+
+
+class DispatchObserverError(TorchPromoteError, RuntimeError):
+    """Ops cannot be observed in this process, or an observer ends in the wrong thread."""
+
+
+class CrosscheckError(TorchPromoteError, AssertionError):
+    """A mismatch, raised under `raise_on_mismatch` or by `CrosscheckReport.raise_for_mismatches`."""
+
+
+class ExpressionError(TorchPromoteError, ValueError):
+    """An invalid expression of `why`."""
+
+
+class NonfiniteError(TorchPromoteError, ArithmeticError):
+    """A call made an inf or a NaN in a block of `find_nonfinite(raise_at_first=True)`.
+
+    Attributes:
+        origin: The call that made it, as in `NonfiniteReport.origin`.
+    """
+
+    def __init__(self, origin: object) -> None:
+        super().__init__(str(origin))
+        self.origin = origin

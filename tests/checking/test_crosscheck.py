@@ -27,8 +27,7 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.probes import in_thread
 from torch_promote import _C
-from torch_promote.errors import DecoratorError, OptionError
-from torch_promote.observe.dispatch import DispatchObserverError
+from torch_promote.errors import DecoratorError, DispatchObserverError, OptionError
 
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])
 KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())

@@ -15,9 +15,9 @@ from expecttest import assert_expected_inline
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_promote as tp
-from torch_promote.checking.expression import ExpressionError, parse
+from torch_promote.checking.expression import parse
 from torch_promote.checking.why import Derivation
-from torch_promote.errors import OptionError
+from torch_promote.errors import ExpressionError, OptionError
 from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.reference import promotion as promotion_module
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype

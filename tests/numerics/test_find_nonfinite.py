@@ -24,8 +24,8 @@ import torch_promote as tp
 from helpers.counted_collectives import counted_collective
 from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
-from torch_promote.errors import OptionError
-from torch_promote.numerics.find_nonfinite import NonfiniteError, NonfiniteReport, find_nonfinite
+from torch_promote.errors import NonfiniteError, OptionError
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 from torch_promote.observe.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
@@ -476,7 +476,7 @@ def test_allow(name: str) -> None:
     assert find(lambda: model(torch.zeros(2)), model=model, allow=("exp", "1", "test_find_nonfinite.py:1")).found
 
 
-@pytest.mark.parametrize("options", [{"allow": "log"}, {"allow": [1]}, {"allow": [""]}, {"model": "model"}], ids=str)
+@pytest.mark.parametrize("options", [{"allow": "log"}, {"allow": [1]}, {"allow": 3}, {"allow": [""]}, {"model": "model"}], ids=str)
 def test_invalid_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         find(lambda: None, **options)

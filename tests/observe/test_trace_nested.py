@@ -15,9 +15,9 @@ from torch.nn.modules import module as module_globals
 import torch_promote as tp
 from helpers.traced_programs import PROGRAMS
 from torch_promote import _C
-from torch_promote.errors import OptionError
+from torch_promote.errors import DispatchObserverError, OptionError
 from torch_promote.observe import dispatch
-from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call
 from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport

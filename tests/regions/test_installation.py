@@ -293,6 +293,25 @@ def test_arguments_errors_and_warnings(name: str) -> None:
 # --- other code that also replaces the methods of torch.autocast
 
 
+@pytest.mark.usefixtures("installed_marked")
+def test_state_that_is_set_directly_acts() -> None:
+    """As in regions of `my_autocast`, an op asks PyTorch's state."""
+    with torch.autocast("cpu"):
+        torch.set_autocast_enabled("cpu", False)
+        assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float32
+        assert torch._C._is_any_autocast_enabled(), "it counts our key"
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        assert torch.ones(2, 2).matmul(torch.ones(2, 2)).dtype is torch.float16
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        assert _C.depth() == 0
+        assert mm_dtype() is torch.bfloat16, "what is switched on without a region stays PyTorch's"
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+
+
 def spy(calls: list[str], name: str, original: Any) -> Any:
     def method(self: Any, *arguments: Any) -> Any:
         calls.append(name)

@@ -52,7 +52,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "thread": (
         *_FOR_ALL,
         "-fsanitize=thread",
-        # TSan does not know fences. PyTorch's headers have one, and `any_casts` has one; docs/reliability.md.
+        # TSan does not know fences, and PyTorch's headers have one; docs/reliability.md.
         "-Wno-tsan",
     ),
 }

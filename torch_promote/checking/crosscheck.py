@@ -28,10 +28,10 @@ import torch
 from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, known_gaps
-from torch_promote.checking.report import CrosscheckError, CrosscheckReport, Mismatch
-from torch_promote.errors import DecoratorError, OptionError
+from torch_promote.checking.report import CrosscheckReport, Mismatch
+from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
-from torch_promote.observe.dispatch import DispatchObserverError, observe_dispatch
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.policy.named_policies import stock_policy

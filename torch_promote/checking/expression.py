@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import TorchPromoteError, did_you_mean
+from torch_promote.errors import ExpressionError, did_you_mean
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 from torch_promote.reference.promotion import Operand
 
-__all__ = ["ExpressionError", "Node", "find_function", "parse"]
+__all__ = ["Node", "find_function", "parse"]
 
 #: The operators between two operands: Python's syntax node to the symbol and the function that Python calls.
 _BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -55,17 +55,6 @@ _HELP = (
     "Operands are dtype[sizes] such as int32[2, 3] or f2[3], dtype[] for 0-dim, Python numbers, and calls such as "
     "cat(int8[2], float16[2]). Operators are + - * / // % ** @ & | ^ ~ < <= > >= == and !=."
 )
-
-
-class ExpressionError(TorchPromoteError, ValueError):
-    """An invalid expression.
-
-    Example:
-        >>> parse("int32 + 1")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        torch_promote.checking.expression.ExpressionError: int32 in 'int32 + 1' has no sizes. ...
-    """
 
 
 @dataclass(frozen=True, slots=True)

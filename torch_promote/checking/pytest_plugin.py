@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 import pytest
 
-from torch_promote.checking.crosscheck import CrosscheckError, CrosscheckReport, Level, Mismatch, crosscheck
+from torch_promote.checking.crosscheck import CrosscheckReport, Level, Mismatch, crosscheck
 from torch_promote.checking.report import mismatch_text
+from torch_promote.errors import CrosscheckError
 from torch_promote.report.base import load_renderer
 
 __all__ = ["CrosscheckPlugin", "report_of"]

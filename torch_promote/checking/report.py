@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch_promote.errors import TorchPromoteError
+from torch_promote.errors import CrosscheckError
 from torch_promote.regions.defaults import spell_default_policy
 from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
 
-__all__ = ["CrosscheckError", "CrosscheckReport", "Mismatch", "mismatch_text"]
+__all__ = ["CrosscheckReport", "Mismatch", "mismatch_text"]
 
 #: How many mismatches, or names of ops, a text shows.
 _SHOWN = 20
@@ -51,10 +51,6 @@ class Mismatch:
             f"    got      {self.got}\n"
             f"    at {self.where}"
         )
-
-
-class CrosscheckError(TorchPromoteError, AssertionError):
-    """A mismatch, raised under `raise_on_mismatch` or by `CrosscheckReport.raise_for_mismatches`."""
 
 
 def mismatch_text(mismatches: Sequence[Mismatch], calls: int) -> str:

@@ -25,8 +25,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
-from torch_promote.checking.expression import ExpressionError, Node, find_function, parse
-from torch_promote.errors import OptionError, PromotionRuleError
+from torch_promote.checking.expression import Node, find_function, parse
+from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
 from torch_promote.observe.autocast_state import pretend_cuda, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
@@ -153,7 +153,8 @@ def why(
 
     Raises:
         ExpressionError: The expression is invalid, or contains no tensor. It is a ValueError.
-        OptionError: `dtype` or `policy` is given without `autocast`.
+        OptionError: `dtype` or `policy` is given without `autocast`, or `autocast` is another device type.
+        DtypeError, PolicyError, RuleDefinitionError: The dtype, the policy or the rule does not exist.
 
     Example:
         >>> print(why("int32[3] + 5.5", default_dtype=torch.float32))

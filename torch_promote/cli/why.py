@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from torch_promote.checking.expression import ExpressionError
 from torch_promote.checking.why import Derivation, why
 from torch_promote.cli.output import width_of_output, write
-from torch_promote.errors import OptionError
+from torch_promote.errors import ExpressionError, OptionError
 from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 

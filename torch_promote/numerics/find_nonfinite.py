@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
+from torch_promote.errors import NonfiniteError, OptionError, PolicyError
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin, Seen
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
@@ -24,19 +24,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Content, Listing, Report
 from torch_promote.report.codec import encode
 
-__all__ = ["Attempt", "NonfiniteError", "NonfiniteReport", "find_nonfinite", "next_override"]
-
-
-class NonfiniteError(TorchPromoteError, ArithmeticError):
-    """A call made an inf or a NaN in a block of `find_nonfinite(raise_at_first=True)`.
-
-    Attributes:
-        origin: The call that made it.
-    """
-
-    def __init__(self, origin: NonfiniteOrigin) -> None:
-        super().__init__(str(origin))
-        self.origin = origin
+__all__ = ["Attempt", "NonfiniteReport", "find_nonfinite", "next_override"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +208,11 @@ def find_nonfinite(
         >>> report.origin.op, report.origin.kind
         ('aten::matmul', 'overflow in the op')
     """
-    if isinstance(allow, str) or not all(isinstance(one, str) and one for one in allow):
+    if (
+        not isinstance(allow, Sequence)
+        or isinstance(allow, str)
+        or not all(isinstance(one, str) and one for one in allow)
+    ):
         raise OptionError(
             f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )

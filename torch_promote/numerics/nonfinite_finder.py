@@ -35,7 +35,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
-from torch_promote.observe.observer import THROUGH, CallObserver
+from torch_promote.observe.observer import THROUGH, CallObserver, Part
 from torch_promote.observe.ops import (
     can_be_read,
     is_wrapped,
@@ -643,7 +643,7 @@ class NonfiniteFinder(CallObserver):
 
 def _is_part(token: Any) -> bool:
     """Whether a call is part of the enclosing call: the op with cast arguments, or a conversion for it."""
-    return hasattr(token, "outer")
+    return isinstance(token, Part)
 
 
 def _about_cast(watched: WatchedCall, parent: WatchedCall) -> Verdict | None:

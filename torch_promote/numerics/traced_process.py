@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_promote.observe.dispatch import DispatchObserverError
+from torch_promote.errors import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 

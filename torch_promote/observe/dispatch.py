@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import TorchPromoteError
+from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.loader import pass_over
 
-__all__ = ["DispatchObserverError", "Observer", "SeveralObservers", "Token", "observe_dispatch"]
+__all__ = ["Observer", "SeveralObservers", "Token", "observe_dispatch"]
 
 
 @dataclass(slots=True, eq=False)
@@ -115,10 +115,6 @@ class SeveralObservers:
 
 
 _KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
-
-
-class DispatchObserverError(TorchPromoteError, RuntimeError):
-    """Ops cannot be observed in this process, or an observer ends in the wrong thread."""
 
 
 class Token(Protocol):

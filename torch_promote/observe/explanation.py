@@ -93,8 +93,14 @@ class Explanation(Report):
     def content(self) -> Content:
         """Returns the facts, the advice and the table."""
         columns = (
-            *(Column("op", "name"), Column("module", "name"), "calls", Column("dtypes", "dtypes")),
-            *(Column("policy", "policy"), "casts", "reused", Column("bytes", "bytes")),
+            Column("op", "name"),
+            Column("module", "name"),
+            "calls",
+            Column("dtypes", "dtypes"),
+            Column("policy", "policy"),
+            "casts",
+            "reused",
+            Column("bytes", "bytes"),
         )
         rows = [
             (row.op, row.module or "(none)", row.calls, row.dtypes, row.policy, row.casts, row.reused, row.bytes)
@@ -143,8 +149,14 @@ class _Explainer:
     def explain(self) -> Explanation:
         rows = [
             ExplanationRow(
-                *(op, module, group.calls, spell(group.dtypes, "text"), spell(group.policies + group.rules, "text")),
-                *(group.casts, group.reused, group.bytes),
+                op,
+                module,
+                group.calls,
+                spell(group.dtypes, "text"),
+                spell(group.policies + group.rules, "text"),
+                group.casts,
+                group.reused,
+                group.bytes,
             )
             for (op, module), group in self.groups.items()
         ]

@@ -21,7 +21,7 @@ NOTE [ The states of a call ]
 Each observed call has a token until it ends, and the class of the token is the state:
 
     OpenCall        a call of the program, which becomes a `Call`
-    CastingCall     an OpenCall for which autocast calls the op again. It waits for that call; then it is `rerun`
+    CastingCall     an OpenCall for which autocast calls the op again. It waits for that call
     Part            a part of a CastingCall: a cast, or the op on the cast arguments
     THROUGH         a call on tensors that a transform wraps: only the calls on the tensors inside count
 """
@@ -90,7 +90,7 @@ class OpenCall:
         kept: Data of a subclass of the observer.
         real_results: Whether `end` has to get the caller's results; see `Token`.
 
-    The others are those of `Call`.
+    The others are those of `Call`, or what these are made from; `stock_too` is that of `Token`.
     """
 
     facts: OpFacts
@@ -245,8 +245,18 @@ class CallObserver:
         to_autograd = not composite and autograd_may_call(facts)
         casting = plan is not None and plan.policy is not None and not plan.left_to_stock
         call: OpenCall = (CastingCall if casting else OpenCall)(
-            *(facts, args, inputs, dtypes, origin, phase, composite, casting or composite or to_autograd),
-            *(to_autograd and not casting, wrapped, first_node, time.time_ns()),
+            facts,
+            args,
+            inputs,
+            dtypes,
+            origin,
+            phase,
+            composite,
+            casting or composite or to_autograd,
+            to_autograd and not casting,
+            wrapped,
+            first_node,
+            time.time_ns(),
         )
         if isinstance(call, CastingCall) and plan is not None:
             call.runs, call.tensors = plan.runs, dict(named)

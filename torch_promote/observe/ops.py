@@ -273,8 +273,17 @@ class OpFacts:
     """
 
     __slots__ = (
-        *("op", "name", "op_name", "overload", "arguments", "is_ignored", "is_in_place", "is_conversion"),
-        *("is_detach", "_is_composite", "_promotes"),
+        "_is_composite",
+        "_promotes",
+        "arguments",
+        "is_conversion",
+        "is_detach",
+        "is_ignored",
+        "is_in_place",
+        "name",
+        "op",
+        "op_name",
+        "overload",
     )
 
     def __init__(self, op: torch._ops.OpOverload) -> None:

@@ -158,15 +158,28 @@ class TraceReport(Recording, Report):
     def _ops(self) -> Table:
         rows = [
             (
-                *(group.key, group.calls, group.dtypes, group.casts or None, group.reused or None, group.bytes or None),
-                *(group.policies, group.errors or None, group.duration / 1e6),
+                group.key,
+                group.calls,
+                group.dtypes,
+                group.casts or None,
+                group.reused or None,
+                group.bytes or None,
+                group.policies,
+                group.errors or None,
+                group.duration / 1e6,
             )
             for group in by_weight(self.by_op())
         ]
         columns = (
-            *(Column("op", "name"), Column("calls", "count"), Column("dtypes", "dtypes"), Column("casts", "count")),
-            *(Column("reused", "count", "page"), Column("bytes", "bytes"), Column("policy", "policy")),
-            *(Column("errors", "count", "page"), Column("ms", "ms", "page")),
+            Column("op", "name"),
+            Column("calls", "count"),
+            Column("dtypes", "dtypes"),
+            Column("casts", "count"),
+            Column("reused", "count", "page"),
+            Column("bytes", "bytes"),
+            Column("policy", "policy"),
+            Column("errors", "count", "page"),
+            Column("ms", "ms", "page"),
         )
         note = (
             "Dtypes of inputs, of inputs after casts, and of outputs. A composite op and the ops that it calls are "
@@ -177,16 +190,30 @@ class TraceReport(Recording, Report):
     def _casts(self) -> Table:
         rows = [
             (
-                *(f"{one.from_dtype} -> {one.to_dtype}", f"{one.argument} ({one.kind})", one.op, one.module or None),
-                *(one.line or None, one.made, one.reused or None, one.bytes),
-                *(one.repeated or None, one.repeated_bytes or None),
+                f"{one.from_dtype} -> {one.to_dtype}",
+                f"{one.argument} ({one.kind})",
+                one.op,
+                one.module or None,
+                one.line or None,
+                one.made,
+                one.reused or None,
+                one.bytes,
+                one.repeated or None,
+                one.repeated_bytes or None,
             )
             for one in sorted(self.casts(), key=lambda one: -one.repeated_bytes)
         ]
         columns = (
-            *(Column("cast", "dtypes"), "argument", Column("op", "name", "page"), Column("module", "name", "page")),
-            *(Column("at", "line"), "made", Column("reused", "count", "page"), Column("bytes", "bytes")),
-            *("repeated", Column("bytes again", "bytes")),
+            Column("cast", "dtypes"),
+            "argument",
+            Column("op", "name", "page"),
+            Column("module", "name", "page"),
+            Column("at", "line"),
+            "made",
+            Column("reused", "count", "page"),
+            Column("bytes", "bytes"),
+            "repeated",
+            Column("bytes again", "bytes"),
         )
         note = "Repeated: of a tensor that was cast to that dtype before, without a change in between."
         return Table("Where casts are made", columns, rows, most=5, note=note)
@@ -239,15 +266,35 @@ class TraceReport(Recording, Report):
                 [
                     *(getattr(call, name) for name in scalars),
                     *(_joined(getattr(call, name)) for name in TENSORS),
-                    *(_joined(call.casts), sum(cast.bytes for cast in call.casts if not cast.reused)),
-                    *(call.policy_name, call.said_by, call.composite, call.error, _joined(autocast)),
-                    *(call.thread, call.start, call.duration, call.cast_time),
+                    _joined(call.casts),
+                    sum(cast.bytes for cast in call.casts if not cast.reused),
+                    call.policy_name,
+                    call.said_by,
+                    call.composite,
+                    call.error,
+                    _joined(autocast),
+                    call.thread,
+                    call.start,
+                    call.duration,
+                    call.cast_time,
                     *(_joined(one.get(name, "") for one in numbers) for name in measured),
                 ]
             )
         header = (
-            *(*scalars, *TENSORS, "casts", "cast_bytes", "policy", "said_by", "composite", "error", "autocast"),
-            *("thread", "start", "duration", "cast_time", *measured),
+            *scalars,
+            *TENSORS,
+            "casts",
+            "cast_bytes",
+            "policy",
+            "said_by",
+            "composite",
+            "error",
+            "autocast",
+            "thread",
+            "start",
+            "duration",
+            "cast_time",
+            *measured,
         )
         return to_csv(header, rows)
 
@@ -255,10 +302,10 @@ class TraceReport(Recording, Report):
         """Returns the report as JSON-compatible values. `save("NAME.json")` writes them, and `load` reads that file.
 
         Returns:
-            A dict with "format", "version", "torch_version", "steps", "dropped", "not_seen", "totals" (of all calls),
-            "tensors", "calls" (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors",
-            because a program has few kinds of tensors), "groups" (the calls by op, module and line) and "casts" (by
-            argument, op, module and line).
+            A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen", "asked"
+            (the overrides that were asked for), "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but
+            inputs, ran_with and outputs are indices into "tensors", because a program has few kinds of tensors),
+            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]

@@ -1,6 +1,6 @@
 """Policy files: a policy as TOML, and as the plain data that TOML and JSON hold.
 
-    format = 1
+    format = 2
     torch = "2.13.0"
     table = "2.13"
 
@@ -16,7 +16,7 @@
     [modules."head"]
     policy = "fp32"
 
-The last two need format = 2. A policy without tables for modules is written as format 1, which older releases read.
+Tables for modules need format = 2. A policy without them is written as format 1.
 A saved file has one line for each op, so that a diff of two files shows which ops differ. Reading is strict: an entry
 that is unknown, illegal or repeated raises an error that names its section.
 """
@@ -68,8 +68,8 @@ __all__ = [
 
 #: The newest version of the structure. A file with a higher one is refused.
 FORMAT = 2
-#: The version in which tables for modules came; a policy without them is written in the one before.
-_FORMAT_OF_MODULES = 2
+#: The version of a policy without tables for modules, and that in which such tables came.
+_FORMAT_WITHOUT_MODULES, _FORMAT_OF_MODULES = 1, 2
 #: The section whose entries apply on every device type.
 ALL_DEVICE_TYPES = "all"
 
@@ -92,7 +92,7 @@ def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
         on_all = all(given.get((overload, other)) == value for other in DEVICE_TYPES)
         sections[ALL_DEVICE_TYPES if on_all else device_type][exact_key(overload)] = spell_policy(value)
     tables = {MODULES: {name: spell_table(table) for name, table in modules}} if modules else {}
-    version = _FORMAT_OF_MODULES if modules else _FORMAT_OF_MODULES - 1
+    version = _FORMAT_OF_MODULES if modules else _FORMAT_WITHOUT_MODULES
     return {"format": version, **_VERSIONS, **{name: each for name, each in sections.items() if each}, **tables}
 
 
