@@ -270,7 +270,7 @@ std::vector<std::pair<uintptr_t, uint32_t>> open_regions() {
 
 // Which dtypes Python has found to be usable on CUDA, and the functions that it asked, which are never released. A test
 // or torch_promote/observe/autocast_state.py may replace them.
-using CudaFunctions = std::array<PyObject*, 2>;
+using CudaFunctions = std::array<PyObject*, 3>;
 
 struct CudaAnswer {
   CudaFunctions asked{};
@@ -280,8 +280,11 @@ struct CudaAnswer {
 
 CudaFunctions functions_to_ask() {
   static PyObject* const is_off = PyUnicode_InternFromString("amp_definitely_not_available");
+  static PyObject* const is_available = PyUnicode_InternFromString("is_available"); // which `is_off` asks
   static PyObject* const has_bfloat16 = PyUnicode_InternFromString("is_bf16_supported");
-  return {PyDict_GetItemWithError(python.amp_common, is_off), PyDict_GetItemWithError(python.cuda, has_bfloat16)};
+  return {
+      PyDict_GetItemWithError(python.amp_common, is_off), PyDict_GetItemWithError(python.cuda, is_available),
+      PyDict_GetItemWithError(python.cuda, has_bfloat16)};
 }
 
 // Remembers that a region may be enabled on CUDA with this dtype.

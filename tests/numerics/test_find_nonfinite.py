@@ -476,7 +476,9 @@ def test_allow(name: str) -> None:
     assert find(lambda: model(torch.zeros(2)), model=model, allow=("exp", "1", "test_find_nonfinite.py:1")).found
 
 
-@pytest.mark.parametrize("options", [{"allow": "log"}, {"allow": [1]}, {"allow": 3}, {"allow": [""]}, {"model": "model"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"allow": "log"}, {"allow": [1]}, {"allow": 3}, {"allow": [""]}, {"model": "model"}], ids=str
+)
 def test_invalid_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         find(lambda: None, **options)

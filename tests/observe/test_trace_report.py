@@ -47,12 +47,12 @@ layer_norm      1  fp32 -> fp32      -       -  fp32 (region at train.py:3)
 mm              1  bf16 -> bf16      -       -  -
 
 Where casts are made
-cast          argument             at           made   bytes  repeated  bytes again
-fp32 -> bf16  input (activation)   model.py:12     1   1 KiB         1        1 KiB
-fp32 -> bf16  weight (weight)      model.py:12     1  32 KiB         -            -
-fp32 -> bf16  input (activation)   model.py:12     1   1 KiB         -            -
-bf16 -> fp32  self (activation)    train.py:7      1    16 B         -            -
-bf16 -> fp32  target (activation)  train.py:7      1    16 B         -            -
+cast          argument             at           made  reused   bytes  repeated  bytes again
+fp32 -> bf16  input (activation)   model.py:12     1       -   1 KiB         1        1 KiB
+fp32 -> bf16  weight (weight)      model.py:12     1       -  32 KiB         -            -
+fp32 -> bf16  input (activation)   model.py:12     1       -   1 KiB         -            -
+bf16 -> fp32  self (activation)    train.py:7      1       -    16 B         -            -
+bf16 -> fp32  target (activation)  train.py:7      1       -    16 B         -            -
 ... 1 more
 
 Fewer casts

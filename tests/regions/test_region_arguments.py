@@ -58,6 +58,10 @@ SURROUNDINGS: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: PyTorch's own function, which asks `torch.cuda.is_available`.
+NOT_AVAILABLE = torch.cuda.amp.common.amp_definitely_not_available
+
+
 @contextmanager
 def cuda_answers(is_bf16_supported: bool = True, is_available: bool = True) -> Iterator[None]:
     """Replaces the functions of torch.cuda that "cuda" regions of ours and of stock call."""
@@ -111,6 +115,17 @@ def test_what_stock_disables_with_a_warning_so_do_we(arguments: tuple[Any, ...])
     assert told == told_by_stock == [(UserWarning, __file__)]
     assert ours == stock
     assert not ours[arguments[0]]["enabled"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_each_region_asks_whether_cuda_is_there(kind: Any) -> None:
+    """Also where a program replaces `torch.cuda.is_available` after its first region, as tests without a GPU do."""
+    with cuda_answers(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", NOT_AVAILABLE)
+        kind("cuda", FP16)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        (told, _) = caught(partial(kind, "cuda", FP16))
+    assert told == [(UserWarning, __file__)]
 
 
 @pytest.mark.usefixtures("pretend_cuda")

@@ -196,22 +196,23 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
     _keep_from_dynamo(SeveralObservers)
     skip_frames(_end)
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
-    thread = _thread
-    if not thread.observers:
-        thread.outside = _C.swap_observer(None), torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-    thread.observers.append(observer)
-    _C.swap_observer(_all_of(thread.outside[0], thread.observers))
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+    thread, begun = _thread, False
     try:
+        if not thread.observers:
+            thread.outside = _C.swap_observer(None), torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        thread.observers.append(observer)
+        _C.swap_observer(_all_of(thread.outside[0], thread.observers))
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+        begun = True
         yield
     finally:
-        _end(observer)
+        _end(observer, begun)
 
 
-def _end(observer: Observer) -> None:
+def _end(observer: Observer, begun: bool) -> None:
     thread = _thread
     left = [one for one in thread.observers if one is not observer]
-    if len(left) == len(thread.observers):
+    if begun and len(left) == len(thread.observers):
         raise DispatchObserverError(
             "a block of crosscheck, trace or find_nonfinite ended in another thread than the one that entered it, "
             "where it is still open. End it in the thread that entered it. Each thread needs a block of its own."

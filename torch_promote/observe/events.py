@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -356,6 +357,9 @@ class GroupTable(list[CallGroup]):
         ]
         table = Table("", ("", *numbers, Column("dtypes", "code"), Column("ms", "ms")), rows, most=40)
         return str(load_renderer("terminal").to_text(table)) if self else "no calls"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 Place: TypeAlias = tuple[str, str, str]

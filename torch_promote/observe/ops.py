@@ -185,8 +185,10 @@ class unnoticed:  # noqa: N801 (used like a function)
         self._ops.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._ops.__exit__(None, None, None)
-        self._functions.__exit__(None, None, None)
+        try:
+            self._ops.__exit__(None, None, None)
+        finally:
+            self._functions.__exit__(None, None, None)
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:

@@ -47,12 +47,12 @@ def watch_steps(listener: Listener) -> Iterator[None]:
         a step
     """
     global _hook
-    with _lock:
-        _listeners.append(listener)
-        if _hook is None:
-            skip_frames(_tell, _remove)
-            _hook = register_optimizer_step_post_hook(_tell)
     try:
+        with _lock:
+            _listeners.append(listener)
+            if _hook is None:
+                skip_frames(_tell, _remove)
+                _hook = register_optimizer_step_post_hook(_tell)
         yield
     finally:
         _remove(listener)
@@ -61,7 +61,8 @@ def watch_steps(listener: Listener) -> Iterator[None]:
 def _remove(listener: Listener) -> None:
     global _hook
     with _lock:
-        _listeners.remove(listener)
+        if listener in _listeners:  # else Ctrl-C came before it was added
+            _listeners.remove(listener)
         if not _listeners and _hook is not None:
             _hook.remove()
             _hook = None

@@ -210,7 +210,7 @@ class TraceReport(Recording, Report):
             Column("module", "name", "page"),
             Column("at", "line"),
             "made",
-            Column("reused", "count", "page"),
+            Column("reused", "count"),
             Column("bytes", "bytes"),
             "repeated",
             Column("bytes again", "bytes"),
@@ -317,7 +317,7 @@ class TraceReport(Recording, Report):
             "tensors": encode(list(tensors)),
             "calls": calls,
             "groups": [
-                {"op": op, "module": module, "line": line, **encode(group)}
+                {"op": op, "module": module, "line": line, **_without_key(encode(group))}
                 for (op, module, line), group in self.groups().items()
             ],
             "casts": encode(self.casts()),
@@ -337,7 +337,7 @@ class TraceReport(Recording, Report):
         if data["dropped"]:
             report._summed = len(report.calls)
             for one in data["groups"]:
-                report._by_place[one["op"], one["module"], one["line"]] = decode(CallGroup, one)
+                report._by_place[one["op"], one["module"], one["line"]] = decode(CallGroup, {"key": "", **one})
             for casts in decode(list[CastGroup], data["casts"]):
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
         for name in _PLAIN:
@@ -355,6 +355,11 @@ def _numbers_of(values: Values) -> dict[str, Any]:
 
 def _joined(parts: Iterable[object]) -> str:
     return "; ".join(map(str, parts))
+
+
+def _without_key(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's record without the key, which its op, module and line tell."""
+    return {name: value for name, value in group.items() if name != "key"}
 
 
 #: The attributes of a report that its JSON has as they are.
