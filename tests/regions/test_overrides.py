@@ -224,13 +224,10 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     forget()
     with torch.compiler.set_stance("fail_on_recompile"):
         assert compiled(x).dtype is torch.float64
-    tp.install(overrides={"exp.default": torch.float64, "dot.default": "keep"})
-    try:
+    with tp.installed_as(overrides={"exp.default": torch.float64, "dot.default": "keep"}):
         forget()
         with torch.autocast("cpu"):
             assert torch.exp(x).dtype is torch.float64
-    finally:
-        tp.uninstall()
     for one in (region, copied):
         with one:
             assert torch.exp(x).dtype is torch.float64
