@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -161,6 +162,13 @@ def test_includes_follow_the_arrows() -> None:
     edges = [(module, header) for module, headers in INCLUDES.items() for header in headers]
     assert len(edges) > 40
     assert list(against_the_arrows(edges, INCLUDES_ORDER, lambda module: module.split("/")[0])) == []
+
+
+def test_there_is_no_cycle() -> None:
+    """Of includes, or of imports. The arrows say nothing of modules in one folder."""
+    assert len(INCLUDES) > 20
+    for graph in (INCLUDES, {name: targets & modules().keys() for name, targets in imports().items()}):
+        graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 # --- tests: shared code is in helpers, and the paths that texts name exist

@@ -74,6 +74,18 @@ def test_weights_made_and_dropped_in_a_region_do_not_pile_up() -> None:
     assert count.casts == 1
 
 
+def test_weights_dropped_together_make_room_for_later_ones() -> None:
+    with ours():
+        first = [weight() for _ in range(60)]
+        for w in first:
+            use(w)
+        assert tp.cache_info()["entries"] == 60
+        del first, w
+        for w in [weight() for _ in range(60)]:
+            use(w)
+            assert tp.cache_info()["entries"] < 120  # stock's number
+
+
 def test_weights_at_the_address_of_dead_ones_get_casts_of_their_own() -> None:
     addresses = set()
     with ours():

@@ -21,7 +21,7 @@ import torch
 
 import torch_promote as tp
 from helpers.autoloading import entry_point, folder
-from helpers.command_line import Capture, cells_of, error_of, json_of, terminal_of_80_columns, text_of, wide
+from helpers.command_line import Capture, cells_of, error_of, json_of, needs_full, terminal_of_80_columns, text_of, wide
 from helpers.op_registrations import STRANGE_ROWS
 from helpers.program_defaults import as_it_was
 from helpers.subprocesses import environment, run_module, run_python
@@ -33,8 +33,6 @@ from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 
 __all__ = ["as_it_was", "entry_point", "folder", "terminal_of_80_columns", "wide"]  # fixtures
-
-needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
 
 # Help

@@ -80,8 +80,8 @@ def test_a_block_that_cannot_run_here_compiles_and_says_why(block: Block) -> Non
 
 
 def test_blocks_name_a_language() -> None:
-    assert RUN
-    assert SESSIONS
+    assert len(RUN) > 30
+    assert len(SESSIONS) > 15
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
 
 

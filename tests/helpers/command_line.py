@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from torch_promote.cli.program import main
 
 Capture = pytest.CaptureFixture[str]
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
 
 @pytest.fixture(autouse=True)

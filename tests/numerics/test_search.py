@@ -114,6 +114,15 @@ def test_the_default_budget_is_enough_with_any_order(number: int, needed: int) -
         assert prove(wanted, order, memo.known) == ("minimum" if needed == 1 else "1-minimal")
 
 
+def test_a_good_order_takes_few_runs() -> None:
+    order = names(200)
+    for needed in range(1, 5):
+        memo, ran = memo_of(needs(order[:needed]), order)
+        minimise(order, memo)
+        assert memo.best() == frozenset(order[:needed])
+        assert len(ran) <= 4 * needed
+
+
 def test_those_that_overflow_are_pinned() -> None:
     order = names(50)
     memo, ran = memo_of(needs(order[:8]), order)

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from helpers import stand_in_runner
-from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
+from helpers.command_line import Capture, cells_of, error_of, needs_full, terminal_of_80_columns, text_of, wide
 from helpers.rows import ROWS, listed
 from helpers.stand_in_runner import stand_in
 from helpers.subprocesses import environment, run_python
@@ -41,7 +41,6 @@ __all__ = ["stand_in", "terminal_of_80_columns", "wide"]  # fixtures
 
 #: The package has a class of this module's name.
 crosscheck: Any = importlib.import_module("torch_promote.checking.crosscheck")
-needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
 CPU = Options("cpu")
 
@@ -78,8 +77,8 @@ def test_a_selection_that_is_not_possible(options: dict[str, Any], message: str)
         entries(Options(**options))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu() -> None:
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match=r"^device 'cuda' needs a GPU, .* Without a GPU, use fake-cuda\.$"):
         entries(Options("cuda"))
     result = run_entry(Entry("geqrf", "op_db"), Options("fake-cuda", dtypes=("float32",)))

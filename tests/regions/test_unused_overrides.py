@@ -60,12 +60,26 @@ def forget_regions() -> None:
 # --- what is told
 
 
+def test_the_text() -> None:
+    (text,) = told(region({"mm": "fp32"}, lambda: (linear_12_times(), X @ W)))
+    assert text == (
+        "the override of aten::mm was never used. Instead, the region ran aten::linear, aten::matmul, which may call "
+        "mm, with autocast off. Name in the overrides: linear, matmul."
+    )
+
+
 CALLS: dict[str, tuple[Body, str, str]] = {
     "linear without a bias": (lambda: F.linear(X, W), "mm", "linear"),
     "linear with a bias": (lambda: NET(X), "addmm", "linear"),
+    "linear with a bias, as mm": (lambda: NET(X), "mm", "linear"),
+    "linear of three dimensions": (lambda: NET(X.view(2, 2, 8)), "mm", "linear"),
+    "linear of one dimension": (lambda: F.linear(X[0], W), "mm", "linear"),
     "matmul": (lambda: X @ W, "mm", "matmul"),
+    "matmul of batches": (lambda: BATCH @ BATCH, "bmm", "matmul"),
     "both": (lambda: (NET(X), X @ W), "mm", "linear, matmul"),
     "conv2d": (lambda: F.conv2d(X.view(1, 1, 4, 8), torch.ones(1, 1, 2, 2)), "convolution", "conv2d"),
+    "an overload": (lambda: X @ W, "mm.default", "matmul"),
+    "an op object": (lambda: X @ W, torch.ops.aten.mm, "matmul"),
     "an overload object": (lambda: X @ W, torch.ops.aten.mm.default, "matmul"),
 }
 
@@ -114,6 +128,11 @@ def test_a_nested_region_tells_of_its_own_overrides() -> None:
 
 RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
     "the op is called": ({"mm": "fp32"}, lambda: torch.mm(X, W)),
+    "both are called": ({"mm": "fp32"}, lambda: (NET(X), torch.mm(X, W))),
+    "the override names the dtype that runs": ({"mm": torch.bfloat16}, lambda: NET(X)),
+    "another overload of the op": ({"mm": "fp32"}, lambda: torch.mm(X.detach(), W, out=torch.empty(4, 8))),
+    "no call": ({"mm": "fp32"}, lambda: None),
+    "a kernel that calls the op": ({"mul": "keep", "add": "keep"}, lambda: torch.linalg.matrix_exp(W)),
     "neither is called": ({"mm": "fp32"}, lambda: torch.softmax(X, 0)),
     "another op that is not made of it": ({"softmax": "fp32"}, lambda: NET(X)),
     "a pattern": ({"m[m]": "fp32", "add*": "fp32"}, lambda: NET(X)),
