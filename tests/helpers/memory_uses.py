@@ -95,7 +95,7 @@ class Shared(nn.Module):
 
 #: Models whose weights are large compared with their activations.
 LARGE: dict[str, Callable[[], nn.Module]] = {
-    "layers": lambda: nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16))),
+    "layers": lambda: nn.Sequential(*(part for _ in range(16) for part in (nn.Linear(64, 64), nn.Tanh()))),
     "slices": Slices,
     "shared": Shared,
 }
