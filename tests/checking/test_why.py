@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torch_promote as tp
 from torch_promote.checking.expression import parse
 from torch_promote.checking.why import Derivation
-from torch_promote.errors import ExpressionError, OptionError
+from torch_promote.errors import DtypeError, ExpressionError, OptionError
 from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.reference import promotion as promotion_module
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
@@ -374,6 +374,10 @@ class TestWords:
         derivation = tp.why("mm(f4[2,2], f4[2,2])", autocast="cpu", dtype="float32")
         assert derivation.autocast == "under autocast on cpu, which does not support float32: the region is disabled"
         assert derivation.dtype is torch.float32
+
+    def test_a_default_dtype_that_is_none(self) -> None:
+        with pytest.raises(DtypeError, match=r"^default_dtype is the dtype of Python floats, got int8\."):
+            tp.why("int8[3] + 1", default_dtype="int8")
 
     def test_nothing_is_left_behind(self) -> None:
         before = torch.get_rng_state(), torch.get_default_dtype()

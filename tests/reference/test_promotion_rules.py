@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_promote.errors import DtypeError
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import CODES, TABLE_DTYPES, Operand, PromotionError, result_type
 from torch_promote.reference.promotion_rules import (
@@ -177,6 +178,12 @@ def test_an_error_can_be_pickled() -> None:
     error = PromotionRuleError("strict", ["int8[2]", "int16[]"], "they differ", "Cast one.", "add")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.float8_e5m2, torch.complex64])
+def test_a_default_dtype_that_pytorch_would_not_take_is_refused(dtype: Any) -> None:
+    with pytest.raises(DtypeError, match=r"^default_dtype is .*, got .*Legal: float16"):
+        promotion_rule("numpy", dtype)
 
 
 @pytest.mark.parametrize("rule", ["jaxx", None, 3])

@@ -11,9 +11,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_promote.errors import RuleDefinitionError, did_you_mean
+from torch_promote.errors import DtypeError, RuleDefinitionError, did_you_mean
 from torch_promote.policy.dtype_names import parse_dtype
-from torch_promote.reference.dtypes import ALL_DTYPES, Kind, dtype_name, is_complex, is_floating, is_integral, kind
+from torch_promote.reference.dtypes import (
+    ALL_DTYPES,
+    Family,
+    Kind,
+    dtype_name,
+    family,
+    is_complex,
+    is_floating,
+    is_integral,
+    kind,
+)
 from torch_promote.reference.promotion import (
     CODES,
     PromotionError,
@@ -322,6 +332,7 @@ def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | str |
 
     Raises:
         RuleDefinitionError: There is no rule with this name.
+        DtypeError: The default dtype does not exist, or is none that `torch.set_default_dtype` takes.
 
     Example:
         >>> promotion_rule("torch").name
@@ -332,6 +343,11 @@ def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | str |
         torch_promote.errors.RuleDefinitionError: no promotion rule is called 'troch'. Legal: torch, ... Closest: torch.
     """
     default = torch.get_default_dtype() if default_dtype is None else parse_dtype(default_dtype, "default_dtype")
+    if family(default) is not Family.FLOAT:
+        raise DtypeError(
+            f"default_dtype is the dtype of Python floats, got {dtype_name(default)}. Legal: float16, bfloat16, "
+            f"float32, float64."
+        )
     if isinstance(rule, PromotionRule):
         return rule.under(default)
     if not isinstance(rule, str) or rule not in _RULES:
