@@ -127,8 +127,8 @@ class PolicySources:
             if type(owner) is Region:
                 self.ask_module(module, path)
             elif isinstance(owner, my_autocast):
-                policy, overrides = (*owner._arguments, None, None, None)[5:7]
-                self._ask(self._first.setdefault(owner, text), text, policy, overrides, ", ".join(region.devices))
+                asked, shown = owner._asked, self._first.setdefault(owner, text)
+                self._ask(shown, text, asked.policy, asked.overrides, ", ".join(region.devices))
             elif text.startswith(_INSTALLED) and (installation := installed()) is not None:
                 self._ask(_INSTALLED, text, installation.policy, installation.overrides)
 
@@ -137,7 +137,10 @@ class PolicySources:
         policy = None if module is None else policy_of(module)
         if policy is not None and policy.change is not None:  # "fp32" and "off" disable autocast
             source, value = f'module policy "{path}"', policy.value
-            self._ask(source, source, *((None, value) if isinstance(value, dict) else (value, None)))
+            if isinstance(value, dict):
+                self._ask(source, source, None, value)
+            else:
+                self._ask(source, source, value)
 
     def _ask(
         self,

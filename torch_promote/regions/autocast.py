@@ -164,17 +164,21 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
 
+    @property
+    def _asked(self) -> _Arguments:
+        return _Arguments(*self._arguments)
+
     def _exited(self, flags: int, kind: type[BaseException] | None) -> None:
         super()._exited(flags, kind)
         # After an exception, calls may be missing that the overrides are for.
         if flags > 0 and flags & UNUSED_OVERRIDES and kind is None:
-            line = _Arguments(*self._arguments).line
+            line = self._asked.line
             if line is not None:
                 warn_of_unused_overrides(line)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.
-        asked = _Arguments(*self._arguments)
+        asked = self._asked
         named = None
         if asked.overrides is not None:
             named = {op if isinstance(op, str) else spell_key(op): value for op, value in asked.overrides.items()}
@@ -182,7 +186,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         return _rebuild, (spec.pack(), asked._replace(overrides=None, binding=None), named)
 
     def __repr__(self) -> str:
-        asked = _Arguments(*self._arguments)
+        asked = self._asked
         first = RegionSpec.unpack(self._packed).devices[0].device_type
         parts = [repr(first if asked.device_type is None else asked.device_type)]
         parts += [f"dtype={asked.dtype}"] if asked.dtype is not None else []
