@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_promote.errors import NonfiniteError, OptionError, PolicyError
-from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin, Seen
+from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin, FinderState
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
 from torch_promote.observe.events import Call
@@ -66,7 +66,7 @@ class NonfiniteReport(Report):
         self.torch_version = str(torch.__version__)
         self._model = None if model is None else weakref.ref(model)
         self._allow = allow
-        self._seen = Seen()
+        self._seen = FinderState()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copies: everything except the model."""

@@ -47,7 +47,7 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
-__all__ = ["BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "Seen"]
+__all__ = ["BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "FinderState"]
 
 
 NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
@@ -158,7 +158,7 @@ class BenignNonfinite:
         return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
 
 
-class Spread:
+class Propagation:
     """Follows the infinite values of an origin through the tensors that contain them.
 
     T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
@@ -201,8 +201,8 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 
 @dataclass
-class Seen:
-    """What a finder has seen.
+class FinderState:
+    """What a finder knows so far.
 
     Attributes:
         benign: The benign non-finite values, by place.
@@ -233,15 +233,31 @@ _MOST_BENIGN = 1000
 
 @dataclass(eq=False)
 class WatchedCall:
-    """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended."""
+    """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended.
+
+    Attributes:
+        token: The observer's token.
+        op: The overload.
+        args: Its arguments, in the schema's order.
+        before: The extremes of arguments that the op writes to, before the call, by id.
+        copies: Copies of these arguments in half precision, by id.
+        cast_args: The arguments after autocast's casts; None without casts.
+        scales: Whether it is GradScaler's multiplication.
+        has_inner: Whether the op has called others.
+        inner_nonfinite: Whether one of those has returned a value that is not finite.
+        verdict: The verdict on these.
+        call: The record of the call.
+        results: The tensors among its results.
+        outputs: Their extremes.
+    """
 
     token: Any
     op: torch._ops.OpOverload
     args: list[Any]
-    before: dict[int, Extremes] = field(default_factory=dict)  # of arguments that the op writes to, by id
+    before: dict[int, Extremes] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
-    cast_args: list[Any] | None = None  # the arguments after autocast's casts
-    scales: bool = False  # GradScaler's multiplication
+    cast_args: list[Any] | None = None
+    scales: bool = False
     has_inner: bool = False
     inner_nonfinite: bool = False
     verdict: Verdict | None = None
@@ -348,12 +364,12 @@ class NonfiniteFinder(CallObserver):
         self._is_allowed = is_allowed
         self._watching = _Watching()
         self._lock = threading.RLock()
-        self.seen = Seen()
+        self.seen = FinderState()
         self._scale: float | None = None  # GradScaler's
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         # Origins of infinite values, which are benign if the program only converts the values to integers.
-        self._provisional: list[tuple[NonfiniteOrigin, Spread]] = []
+        self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self.done = False
 
     def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
@@ -500,7 +516,7 @@ class NonfiniteFinder(CallObserver):
             self._drop_ended()
             first = not self._provisional
             if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
-                self._provisional.append((origin, Spread(results)))
+                self._provisional.append((origin, Propagation(results)))
             else:
                 self.done = True
             self.done |= len(self._provisional) > _MOST_PROVISIONAL
