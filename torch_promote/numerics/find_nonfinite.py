@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_promote.errors import NonfiniteError, OptionError, PolicyError
-from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteFinder, NonfiniteOrigin, FinderState
+from torch_promote.numerics.nonfinite_finder import BenignNonfinite, FinderState, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
 from torch_promote.observe.events import Call

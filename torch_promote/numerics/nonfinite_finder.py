@@ -47,7 +47,7 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
 
-__all__ = ["BenignNonfinite", "NonfiniteFinder", "NonfiniteOrigin", "FinderState"]
+__all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]
 
 
 NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
