@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,10 +53,10 @@ _Fill = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 #: What fake tensors raise where the results depend on values.
 _DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+#: What follows an error that the reference expects of a call, and PyTorch does not raise.
+_WRONG = "PyTorch does not raise here: the reference is wrong. Report it."
 #: Calls on more elements are not run on real tensors.
 _SMALL = 1 << 20
-#: Errors that say nothing about the call: a library has no kernel for the device, or memory is short.
-_NOT_RUN = re.compile(r"Could not run '|can't allocate memory|out of memory")
 #: Ops by which autocast and composite ops change a dtype. The casts are steps of their own.
 _CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
 #: Ops that return the data of their first argument.
@@ -121,6 +122,8 @@ class Derivation:
         title += f", by the rule {self.rule}" if self.rule != "torch" else ""
         lines = [(title, "  ")]
         lines += [(f"{number}. {step}", " " * len(f"{number}. ")) for number, step in enumerate(self.steps, start=1)]
+        if self.inferred is not None:
+            lines.append((f"Inferred: {self.inferred}.", "  "))
         if self.error is not None:
             lines.append((f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", ""))
         elif self.dtype is not None and self.shape is not None:
@@ -128,8 +131,6 @@ class Derivation:
             named = ((dtype_name(dtype), list(shape)) for dtype, shape in results)
             words = "; ".join(f"{dtype} of shape {shape}" if shape else f"{dtype}, 0-dim" for dtype, shape in named)
             lines.append((f"{'Results' if self.results else 'Result'}: {words}", "  "))
-        if self.inferred is not None:
-            lines.append((f"Inferred: {self.inferred}.", "  "))
         wrap = textwrap.TextWrapper(width or sys.maxsize, break_long_words=False, break_on_hyphens=False)
         wrapped = []
         for line, wrap.subsequent_indent in lines:
@@ -320,10 +321,7 @@ class _Run:
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
         state = state_in_force()
-        try:
-            expectation = expect(op, args, state)
-        except ShapeError as error:
-            expectation = Expectation(op, None, None, str(error), {})
+        expectation = expect(op, args, state)
         device, name = expectation.plan and expectation.plan.device, overload_name(op)
         override = state.override(name, device) if state and device else None
         overridden = override is not None and not (self.stands_in and override is stock_policy(name, "cuda"))
@@ -341,7 +339,7 @@ class _Run:
         self._open.remove(token)
 
 
-class _NoTensor(Exception):
+class _NoTensorError(ExpressionError):
     """No tensor of a dtype can be made."""
 
 
@@ -431,7 +429,8 @@ class _Explainer:
         kwargs = {name: self.value_of(arg) for name, arg in node.kwargs}
         function = node.function
         if isinstance(function, str):
-            return self._run(node, find_function(function, args), _with_list(function, args), kwargs)
+            found = find_function(function, args)
+            return self._run(node, found, _with_list(function, found, args), kwargs)
         assert function is not None
         if not node.symbol:
             if function is operator.getitem and (
@@ -458,23 +457,26 @@ class _Explainer:
     def _run(self, node: Node, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Runs a function on tensors like the operands, and writes the steps of the ops that it calls."""
         self.calls_pytorch = True
-        fake = self._tried(function, args, kwargs, fill=None)
+        fake = self._tried(function, args, kwargs, fill=None, observed=True)
         if isinstance(node.function, str) and not fake.calls and isinstance(fake.error, TypeError):
             raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(fake.error)}") from None
         real = self._on_real_tensors(function, args, kwargs) if fake.is_small else None
         run = real or fake
-        if isinstance(run.error, _DEPENDS_ON_DATA):
-            raise ExpressionError(
-                f"{node.text}: the results depend on values, and the tensors are too large to run. Write smaller sizes."
-            )
-        if self._stands_in:
-            self.inferred = "there is no GPU here, so the CPU ran it under the policies of CUDA"
         if real is None:
-            self.inferred = "it ran on fake tensors, which have no data"
+            reason = "PyTorch cannot run it here on tensors of ones"
+            if not fake.is_small:
+                reason = "the tensors are too large to run on"
+            if isinstance(run.error, _DEPENDS_ON_DATA):
+                raise ExpressionError(f"the results of {node.text} depend on values, and {reason}.")
+            self.inferred = f"{reason}, so it ran on fake tensors, which have no data"
+        elif self._stands_in:
+            self.inferred = self.inferred or "there is no GPU here, so the CPU ran it under the policies of CUDA"
         refused: PromotionError | PromotionRuleError | None = None
-        if run.error is not None:
-            by_rule = isinstance(run.error, PromotionRuleError)
-            refused = run.error if by_rule else PromotionError(_one_line(run.error))
+        if isinstance(run.error, PromotionRuleError):
+            refused = run.error
+        elif run.error is not None:
+            said = _one_line(run.error)
+            refused = PromotionError(said.replace("autocast on cpu", f"autocast on {self.autocast}"))
         elif real is None and run.expected_error is not None:
             refused = PromotionError(run.expected_error)
         calls = [call for call in run.calls if not call.is_view] or run.calls
@@ -494,21 +496,28 @@ class _Explainer:
         size 1. So PyTorch refuses the call if it does with each fill.
         """
         devices = [torch.cuda.current_device()] if self._device == "cuda" else []
-        run = None
         for fill in (_ones, _identities, _zeros):
             with torch.random.fork_rng(devices=devices):
                 try:
-                    run = self._tried(function, args, kwargs, fill)
-                except _NoTensor:
+                    run = self._tried(function, args, kwargs, fill, observed=False)
+                except _NoTensorError:
                     return None
-            if _NOT_RUN.search(str(run.error)) or (self._stands_in and isinstance(run.error, NotImplementedError)):
-                return None
-            if run.error is None or isinstance(run.error, PromotionRuleError):
+            if run.error is None or isinstance(run.error, PromotionRuleError | NotImplementedError):
                 break
-        return run
+        if _says_nothing(run.error, self._stands_in):
+            return None
+        with torch.random.fork_rng(devices=devices):
+            # Observed calls are boxed, and a few kernels tell `x.op_()` from `op(x, out=x)` by the address of x.
+            observed = self._tried(function, args, kwargs, fill, observed=True)
+        observed.result, observed.error = run.result, run.error
+        return observed
 
-    def _tried(self, function: Callable[..., Any], args: Any, kwargs: Any, fill: _Fill | None) -> _Run:
-        """Runs a function in the regions. Without a fill, its tensors are fake."""
+    def _tried(self, function: Callable[..., Any], args: Any, kwargs: Any, fill: _Fill | None, observed: bool) -> _Run:
+        """Runs a function in the regions. Without a fill, its tensors are fake.
+
+        Raises:
+            _NoTensorError: No tensor of a dtype can be made.
+        """
         spelled = {id(operand): text for operand, text in self._spelled}
         run = _Run(self._stands_in)
         mode: Any = contextlib.nullcontext()
@@ -528,9 +537,11 @@ class _Explainer:
                 with mode:
                     tensors, tensor_kwargs = _replaced(args, tensor), _replaced(kwargs, tensor)
             except RuntimeError as error:
-                raise _NoTensor(_one_line(error)) from None
+                raise _NoTensorError(
+                    f"no tensors for {function.__name__} can be made here: {_one_line(error)}"
+                ) from None
             try:
-                with observe_dispatch(run), mode:
+                with observe_dispatch(run) if observed else contextlib.nullcontext(), mode:
                     result = function(*tensors, **tensor_kwargs)
             except Exception as error:  # what PyTorch raises for the call, or its fake tensors alone
                 run.error = error
@@ -539,6 +550,14 @@ class _Explainer:
                     torch.Tensor, lambda tensor: Operand(tensor.dtype, tuple(map(int, tensor.shape))), result
                 )
         return run
+
+
+def _says_nothing(error: Exception | None, stands_in: bool) -> bool:
+    """Whether an error is one of values or of memory, or of the CPU that stands in for CUDA."""
+    if type(error).__name__ == "_LinAlgError" or (stands_in and isinstance(error, NotImplementedError)):
+        return True
+    ours = "|not implemented for '" if stands_in else ""
+    return re.search(rf"Could not run '|can't allocate memory|out of memory{ours}", str(error)) is not None
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -614,9 +633,11 @@ class _StepWriter:
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
         if call.expectation.error is not None:
-            with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
+            with contextlib.suppress(ShapeError):
                 self._promotion(call, (), names)
-            if call.expectation.error != str(self.error):
+            if self.is_real and call.results is not None:
+                self.steps.append(f"{call.expectation.error} {_WRONG}")
+            elif call.expectation.error != str(self.error):
                 self.steps.append(call.expectation.error)
         elif isinstance(inference, Inference) and not casts_inside:
             self._by_rule(call, inference, names)
@@ -656,10 +677,14 @@ class _StepWriter:
             return False
         refused = self.error is not None
         rule = self.rule if call.by_rule else promotion_rule("torch", self.rule.default_dtype)
-        for step in explain_promotion(
-            call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused
-        ):
-            self.steps.append(step)
+        try:
+            for step in explain_promotion(
+                call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused
+            ):
+                self.steps.append(step)
+        except (PromotionError, PromotionRuleError) as error:
+            if call.results is not None and call.expectation.error is None:
+                self.steps.append(f"{error} {_WRONG}")
         return True
 
 
@@ -673,12 +698,12 @@ def _dtypes(found: Sequence[Any]) -> str:
     return listed([dtype_name(getattr(one, "dtype", one)) for one in found if one is not None]) or "no tensor"
 
 
-def _with_list(function: str, args: list[Any]) -> list[Any]:
-    """Makes `cat(x, y)` `cat([x, y])`: functions on lists take tensors one by one, too."""
-    name = function.rpartition(".")[2]
+def _with_list(spelled: str, function: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """Makes `cat(x, y)` `cat([x, y])`. Functions in Python, such as `block_diag`, take tensors one by one."""
+    name = spelled.rpartition(".")[2]
     tensors = [arg for arg in args if isinstance(arg, Operand)]
     packet = getattr(torch.ops.aten, name, None)
-    if not tensors or args[: len(tensors)] != tensors or packet is None:
+    if not tensors or args[: len(tensors)] != tensors or packet is None or isinstance(function, types.FunctionType):
         return args
     first = {str(getattr(packet, overload)._schema.arguments[0].real_type) for overload in packet.overloads()}
     return [tensors, *args[len(tensors) :]] if first == {"List[Tensor]"} else args
