@@ -428,7 +428,7 @@ class Calls(list[Call]):
                 call.phase,
                 call.line,
                 call.dtypes,
-                call.policy and f"{call.policy_name}: {call.said_by}",
+                f"{call.policy_name}: {call.said_by}" if call.policy_name else None,
                 len(call.casts) or None,
             )
             for call in self
