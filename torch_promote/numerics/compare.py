@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_promote.errors import StepError
+from torch_promote.errors import StepError, check_flag
 from torch_promote.numerics.call_observers import (
     CallKey,
     CompareCandidate,
@@ -100,11 +100,12 @@ def compare(
         >>> sorted({site.op for site in comparison.sites})
         ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
     """
+    check_flag("gradients", gradients)
     of_reference = _policy_of(reference)
     of_candidate = current_policy() if candidate is None else _policy_of(candidate)
     with (
         StepRuns(step, model, batches=batches, restore=restore) as runs,
-        show_progress("compare", 3 * batches, wanted=progress) as show,
+        show_progress("compare", 3 * batches, wanted=check_flag("progress", progress)) as show,
     ):
         runs.on_step = lambda number: show(number, "")
         return ComparedRuns(runs, of_reference, of_candidate, gradients=gradients).compare()

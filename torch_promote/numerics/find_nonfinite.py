@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, PolicyError
+from torch_promote.errors import NonfiniteError, OptionError, PolicyError, check_flag
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, FinderState, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
@@ -216,6 +216,7 @@ def find_nonfinite(
         raise OptionError(
             f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )
+    check_flag("raise_at_first", raise_at_first)
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport(model, allowed)

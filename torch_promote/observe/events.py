@@ -380,7 +380,7 @@ Place: TypeAlias = tuple[str, str, str]
 
 
 class Calls(list[Call]):
-    """A list of calls that can be filtered."""
+    """A list of calls that can be filtered, and that is printed and shown as a table."""
 
     def where(
         self,
@@ -421,6 +421,35 @@ class Calls(list[Call]):
             )
 
         return Calls(call for call in self if meets(call))
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no calls"
+        columns = (
+            Column("op", "name"),
+            Column("module", "name"),
+            "phase",
+            Column("line", "line"),
+            Column("dtypes", "dtypes"),
+            Column("policy", "policy"),
+            Column("casts", "count"),
+        )
+        rows = [
+            (
+                call.name,
+                call.module,
+                call.phase,
+                call.line,
+                call.dtypes,
+                f"{call.policy_name}: {call.said_by}" if call.policy_name else None,
+                len(call.casts) or None,
+            )
+            for call in self
+        ]
+        return str(load_renderer("terminal").to_text(Table("", columns, rows, most=40)))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 class Recording:

@@ -43,6 +43,7 @@ __all__ = [
     "is_parameter_made",
     "place",
     "shorten",
+    "shown_line",
 ]
 
 
@@ -109,7 +110,7 @@ def _program_frame() -> FrameType | None:
 def innermost_line() -> str:
     """Returns the innermost line of the program as "path:number"; "" if there is none."""
     frame = _program_frame()
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "" if frame is None else shown_line(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 def calling_line() -> str:
@@ -124,7 +125,17 @@ def calling_line() -> str:
         return "a thread that runs no Python, such as one of autograd's"
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
-    return f"{file}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")
+    return shown_line(f"{file}:{line}") + f" in {frame.f_code.co_name}" + (f": {text}" if text else "")
+
+
+def shown_line(line: str) -> str:
+    """Returns "path:number" as people know it: a line of a notebook's cell as "In[3]:4", others unchanged."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return line
+    path, _, number = line.rpartition(":")
+    cell = shell.compile.format_code_name(path)  # ("Cell", "In[3]") for a cell, None for a file
+    return line if cell is None else f"{cell[1]}:{number}"
 
 
 def shorten(line: str) -> str:
@@ -309,7 +320,7 @@ class Place(NamedTuple):
 
     Attributes:
         line: "path:number" of the innermost line that belongs neither to PyTorch nor to this package; "" if unknown, as
-            in a backward outside of the program's own functions.
+            in a backward outside of the program's own functions. A cell has the path of its code.
         phase: The phase.
         module: The frame of the innermost running module, or None.
         called_backward: Whether this thread called the running backward. An autograd thread does so if a checkpoint
