@@ -36,6 +36,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import module_name
 
 __all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
 
@@ -376,7 +377,7 @@ def _not_aligned(
 ) -> list[str]:
     missing = Counter(key[:2] for key in calls if key not in candidate)
     return [
-        f"{name} in {module or 'the model'}: calls that only the {who} made: {number}."
+        f"{name} in {module_name(module)}: calls that only the {who} made: {number}."
         for who, counts in (("reference", missing), ("candidate", only_there))
         for (module, name), number in counts.items()
     ]
