@@ -9,10 +9,10 @@ NOTE [ The runs of a comparison ]
    passes the errors to `Impacts`, which multiplies them with the gradients of the backward.
 
 NOTE [ Which calls are compared ]
-The calls that the program makes in a forward, with their results and the arguments that they write to. Of a composite
-op, only the op itself is compared, not the ops that it calls, because an override of the op applies to all of them. Not
-compared: views and ops that move data, which compute nothing; collectives, which depend on other ranks; and
-recomputations of checkpoints, which repeat calls of the forward.
+The calls that the program makes in a forward, and those of optimizers inside of a region, with their results and the
+arguments that they write to. Of a composite op, only the op itself is compared, not the ops that it calls, because an
+override of the op applies to all of them. Not compared: views and ops that move data, which compute nothing;
+collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.report.base import module_name
 
 __all__ = [
     "CallKey",
@@ -74,7 +75,7 @@ class CallKey(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        return f"{self.name} in {self.module or 'the model'}, call {self.number + 1}"
+        return f"{self.name} in {module_name(self.module)}, call {self.number + 1}"
 
 
 class Room:
@@ -157,7 +158,7 @@ class ForwardCalls(CallObserver):
         if token.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif token.phase == "forward" and _computes(op):
+        elif (token.phase == "forward" or (token.phase == "optimizer" and token.autocast)) and _computes(op):
             place = token.origin.module, overload_name(op)
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
