@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, PolicyError
+from torch_promote.errors import NonfiniteError, OptionError, PolicyError, check_flag
 from torch_promote.numerics.nonfinite_finder import (
     BenignNonfinite,
     FinderState,
@@ -30,7 +30,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.module_policies import remove_module_policy, set_module_policy
-from torch_promote.report.base import Code, Content, Listing, Report
+from torch_promote.report.base import Code, Content, Listing, Report, module_name
 from torch_promote.report.codec import decode, encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite", "next_attempts"]
@@ -288,11 +288,12 @@ class NonfiniteReport(Report):
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:
-    """Finds the first call in a block that has finite inputs and a non-finite output, in the forward or a backward.
+    """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
     scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
-    results do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
+    results do not change. Until the first fault, each call costs a check of its results and of the arguments that it
+    wrote to, which synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.
@@ -324,6 +325,7 @@ def find_nonfinite(
         raise OptionError(
             f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )
+    check_flag("raise_at_first", raise_at_first)
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport(model, allowed)
@@ -514,7 +516,7 @@ class _Search:
         if self._model is None and report._model is not None:
             self._model = report._model()
         call = report.origin or (report._seen.scaled if report.scaler.skipped else None)
-        where = "" if call is None else f"{call.kind} in {call.call.name}, {call.module or 'no module'}"
+        where = "" if call is None else f"{call.kind} in {call.call.name}, {module_name(call.module)}"
         is_good = not report.found and (self._may_skip or not report.scaler.skipped)
         skips = f"GradScaler skips the step{where and ': '}{where}"
         result = where if report.found else skips if report.scaler.skipped else "finite"
