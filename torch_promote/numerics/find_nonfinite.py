@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, PolicyError
+from torch_promote.errors import NonfiniteError, OptionError, PolicyError, check_flag
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, FinderState, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
@@ -21,7 +21,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.report.base import Content, Listing, Report
+from torch_promote.report.base import Content, Listing, Report, module_name
 from torch_promote.report.codec import encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite", "next_override"]
@@ -180,11 +180,12 @@ class NonfiniteReport(Report):
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:
-    """Finds the first call in a block that has finite inputs and a non-finite output, in the forward or a backward.
+    """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
     scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
-    results do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
+    results do not change. Until the first fault, each call costs a check of its results and of the arguments that it
+    wrote to, which synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.
@@ -216,6 +217,7 @@ def find_nonfinite(
         raise OptionError(
             f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )
+    check_flag("raise_at_first", raise_at_first)
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport(model, allowed)
@@ -310,7 +312,7 @@ class _Search:
             self._tried.append(Attempt(dict(overrides), False, f"raises {type(error).__name__}: {error}"))
             return self._reports.setdefault(key, None)
         origin = report.origin
-        result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {origin.module or 'no module'}"
+        result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {module_name(origin.module)}"
         self._tried.append(Attempt(dict(overrides), origin is None, result))
         return self._reports.setdefault(key, report)
 
