@@ -773,7 +773,7 @@ def test_steps_that_the_scaler_skips() -> None:
     first, what, which, scale, cure, *_ = str(report).splitlines()
     assert first.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
     assert what.endswith("and lowered the scale, which was 65,536 at first and is 8,192 now.")
-    assert which.startswith('skipped steps: In the last of them, aten::mm overflowed first: backward, module "head", ')
+    assert which.startswith("skipped steps: In the last of them, the first overflow was in aten::mm, backward, head, ")
     assert scale.endswith(
         "is 100 without the scale, so it fits with 512 or less. The scale is that low after 4 more skipped steps: run "
         "longer, or start there: GradScaler(init_scale=512)."

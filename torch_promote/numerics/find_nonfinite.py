@@ -24,7 +24,7 @@ from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import observe
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
@@ -268,7 +268,17 @@ class NonfiniteReport(Report):
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:
-        return self.scaler.explain(self._seen.scaled, self.benign, [one.code for one in next_attempts(self)])
+        first, where = self._seen.scaled, ""
+        if first is not None:
+            line = shorten(first.line) or "line unknown"
+            where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {line}"
+        dtypes = [one.dtype for one in (() if first is None else first.outputs) if one.dtype.is_floating_point]
+        return self.scaler.explain(
+            first=where,
+            size=max((one.unscaled for one in self.benign if one.unscaled), default=0.0),
+            largest=max((torch.finfo(dtype).max for dtype in dtypes), default=0.0),
+            codes=[one.code for one in next_attempts(self)],
+        )
 
     def __str__(self) -> str:
         first = self._clean() if self.origin is None else str(self.origin)

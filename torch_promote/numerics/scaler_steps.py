@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import torch
-
-from torch_promote.observe.places import shorten
-
-if TYPE_CHECKING:
-    from torch_promote.numerics.nonfinite_finder import BenignNonfinite, NonfiniteOrigin
 
 __all__ = ["ScalerSteps"]
 
@@ -62,14 +54,13 @@ class ScalerSteps:
             else f"all {self.count:,} steps, which changed no weight"
         )
 
-    def explain(
-        self, first: NonfiniteOrigin | None, benign: Iterable[BenignNonfinite], codes: Sequence[str]
-    ) -> list[str]:
+    def explain(self, first: str, size: float, largest: float, codes: Sequence[str]) -> list[str]:
         """Returns what the skipped steps mean, and what to do; nothing if there are none.
 
         Args:
-            first: In the last skipped step, the first call whose result is not finite because of the scale, or None.
-            benign: The benign values, which tell how large the gradients are without the scale.
+            first: In the last skipped step, the call whose result overflowed first because of the scale, or "".
+            size: The largest known gradient, without the scale; 0 if none is known.
+            largest: The largest number of its dtype.
             codes: The policies under which the gradients may be finite, the narrowest first.
         """
         if not self.skipped:
@@ -77,39 +68,32 @@ class ScalerSteps:
         lines = [
             f"In {self.skipped:,} of {self.count:,} steps, the last of them step {self.last_skipped:,} (from 0), a "
             "scaled gradient was not finite. Each time, GradScaler skipped the optimizer's step and lowered the scale, "
-            f"which was {_spell(self.first_scale)} at first and is {_spell(self.scale)} now."
+            f"which was {_spell(self.first_scale)} at first and is {_spell(self.scale)} now.",
+            f"In the last of them, the first overflow was in {first}."
+            if first
+            else "No observed call overflowed because of the scale: the cause is in code that was not observed.",
         ]
-        if first is None:
-            lines.append(
-                "No observed call overflowed because of the scale: the cause is in code that was not observed."
-            )
-        else:
-            where = f'module "{first.module}", ' if first.module else ""
-            line = shorten(first.line) or "line unknown"
-            lines.append(f"In the last of them, {first.call.name} overflowed first: {first.phase}, {where}{line}.")
         if 2 * self.after_growth >= max(self.skipped, 2):
             lines.append(
                 f"{self.after_growth:,} of these steps came after the scale had grown, as it does after "
                 f"{self.growth_interval:,} good steps. A larger growth_interval of GradScaler makes them rarer."
             )
         elif self.last_skipped == self.count - 1:
-            sizes = [one.unscaled for one in benign if one.kind == "GradScaler" and one.unscaled]
-            if first is not None and sizes:
-                lines.append(self._about_scale(first, max(sizes)))
+            if size and largest:
+                lines.append(self._about_scale(size, largest))
             if codes:
                 lines.append(f"To keep a high scale, run the op in float32: {codes[0]}. suggest(step) tries it.")
         else:
             lines.append("Later steps were not skipped: this is normal until the scale has settled.")
         return lines
 
-    def _about_scale(self, first: NonfiniteOrigin, size: float) -> str:
+    def _about_scale(self, size: float, largest: float) -> str:
         """Which scale would do for a gradient of a size, if GradScaler skipped the last step."""
-        largest = max((torch.finfo(one.dtype).max for one in first.outputs if one.dtype.is_floating_point), default=0.0)
         fits = 2.0 ** math.floor(math.log2(largest / size))
         text = f"The largest known gradient is {size:.3g} without the scale, so it fits with {_spell(fits)} or less."
         if fits < 1:
             return f"{text} So low a scale makes small gradients 0: run the op in float32, or use bfloat16."
-        more = max(0, math.ceil(math.log(self.scale / fits, 1 / self.backoff)))
+        more = math.ceil(math.log(self.scale / fits, 1 / self.backoff)) if self.scale > fits else 0
         when = f"after {more:,} more skipped steps" if more > 1 else "after one more skipped step" if more else "now"
         return f"{text} The scale is that low {when}: run longer, or start there: GradScaler(init_scale={fits:g})."
 
