@@ -140,7 +140,8 @@ class Call:
             of the forward if it is known; "" if there is none.
         inputs: The tensors among the arguments that the caller passed.
         ran_with: The same tensors after the casts.
-        outputs: The tensors among the results; empty if the call raised.
+        outputs: The tensors that the call produced: its results by index, then the arguments that it wrote to and did
+            not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
         said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
