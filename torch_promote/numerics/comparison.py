@@ -29,9 +29,10 @@ __all__ = ["Comparison", "GradientError", "Metric", "Site"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The calls of one overload in one module, in the forward.
+    """The calls of one overload in one module, in the forward, or of an optimizer inside of a region.
 
-    Errors are those of the candidate relative to the reference, over the results of all calls together. The local error
+    Errors are those of the candidate relative to the reference, over all calls together: over their results, and the
+    arguments that they wrote to, such as those of foreach ops and the running statistics of batch norm. The local error
     is that of the op alone: on the reference's inputs, cast to the dtypes in which the candidate ran it. The
     accumulated error is that of the candidate's own run, including the errors of its inputs. Values beyond 1e30, which
     stand for infinity in masks, are ignored.

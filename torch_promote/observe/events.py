@@ -106,6 +106,8 @@ class Cast:
         tensor: The number of the cast tensor in this trace; views have the number of their base.
         earlier: The number of earlier casts of this tensor to this dtype with unchanged content.
         cache: For a reused cast, the mode of the cache: "weights", "persistent", "all", or "PyTorch's".
+        avoidable: The cache mode, "persistent" for weights or "all" for activations, in which an earlier cast would
+            have been reused instead. "": none, or the mode is set already.
     """
 
     argument: str
@@ -117,6 +119,7 @@ class Cast:
     tensor: int = 0
     earlier: int = 0
     cache: str = ""
+    avoidable: Literal["", "persistent", "all"] = ""
 
     def __str__(self) -> str:
         text = f"{self.argument}: {dtype_name(self.from_dtype)} -> {dtype_name(self.to_dtype)}, {self.bytes:,} bytes"
@@ -137,7 +140,8 @@ class Call:
             of the forward if it is known; "" if there is none.
         inputs: The tensors among the arguments that the caller passed.
         ran_with: The same tensors after the casts.
-        outputs: The tensors among the results; empty if the call raised.
+        outputs: The tensors that the call produced: its results by index, then the arguments that it wrote to and did
+            not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
         said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",

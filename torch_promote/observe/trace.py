@@ -34,8 +34,8 @@ def trace(
     Args:
         model: The module that the paths of modules start from. None: the first module that is called outside of other
             modules.
-        values: Whether to also record the ranges of results, in `Call.values` of the calls that are stored
-            individually. They are computed on the device of the result, and transferred at the next optimizer step or
+        values: Whether to also record the ranges of outputs, in `Call.values` of the calls that are stored
+            individually. They are computed on the device of the output, and transferred at the next optimizer step or
             at the end of the block, with one synchronization for all.
         where: "ops" records all calls, "casts" only those for which autocast has a policy.
         max_calls: The number of calls to store individually. The report's sums and tables include all calls.
