@@ -240,6 +240,10 @@ void add_cache(py::module_& m) {
   });
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
+  m.def("would_keep", [](const at::Tensor& tensor, bool persistent) {
+    return would_keep(tensor, persistent ? CacheMode::persistent : CacheMode::all);
+  });
+  m.def("casts_ended", [] { return tls_casts_ended; });
   m.def("cache_info", &cast_cache_info);
   m.def("clear_cache", &clear_casts);
   m.def("forget_casts", &forget_casts_of);
