@@ -14,6 +14,7 @@ divides, as `true_divide` does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,7 +190,8 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             values = dict(_promoted_values(runs, values, rule, matmul))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
-                if_product = rule.common(list(planned.values()))
+                with contextlib.suppress(PromotionRuleError):
+                    if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
@@ -360,6 +362,9 @@ def _promoted_values(
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
     found = operands_of(runs, values)
     if found is None or (found.is_product and not matmul):
+        return values
+    given = (_at(values, path) for paths in found.joins(values) for path in paths)
+    if not _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)]):
         return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}

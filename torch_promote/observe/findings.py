@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent
+from torch_promote.report.base import Branch, Chart, Column, Series, Tree, module_name, percent
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
@@ -24,6 +24,7 @@ __all__ = [
     "dtypes_chart",
     "exponents_chart",
     "module_tree",
+    "modules_and_optimizer",
     "result_dtypes",
     "savings",
     "time_in_casts",
@@ -96,7 +97,6 @@ def time_in_casts(report: Recording) -> float | None:
     return report.total.cast_time / outermost if outermost else None
 
 
-_REMEMBERED = 4  # the number of activations that cache="all" keeps
 _FP32_POLICIES = ("fp32", "float32", "float64")
 
 
@@ -105,23 +105,24 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
     A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
     """
-    activations, weights = _saved_by_caches(calls)
+    avoidable: dict[str, list[int]] = {"all": [], "persistent": []}
+    for cast in (cast for call in calls for cast in call.casts if cast.avoidable):
+        avoidable[cast.avoidable].append(cast.bytes)
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
         if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
-    reused = "These casts of {} would be reused, "
     found = [
         (
             'my_autocast(..., cache="all")',
-            activations,
-            reused.format("activations") + "if the earlier cast is in the same region.",
+            avoidable["all"],
+            "These casts of activations would be reused within their region.",
         ),
         (
             'my_autocast(..., cache="persistent")',
-            weights,
-            reused.format("weights") + "because the weights did not change in between.",
+            avoidable["persistent"],
+            "These casts of weights would be reused, because the weights did not change in between.",
         ),
     ]
     effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
@@ -134,26 +135,6 @@ def _widens(cast: Cast) -> bool:
     return _is_lower(dtype_name(cast.from_dtype)) and not _is_lower(dtype_name(cast.to_dtype))
 
 
-def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
-    """The sizes of the casts that cache="all" and "persistent" would reuse."""
-    activations, weights = [], []
-    last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-    for call in calls:
-        for cast in call.casts:
-            if cast.reused or cast.kind == "gradient":
-                continue
-            if cast.kind == "weight":
-                weights += [cast.bytes] if cast.earlier and not _widens(cast) else []
-                continue
-            key, recent = (cast.tensor, dtype_name(cast.to_dtype)), last[call.thread]
-            if cast.earlier and key in recent and not _widens(cast):
-                activations.append(cast.bytes)
-            if key in recent:
-                recent.remove(key)
-            recent.append(key)
-    return activations, weights
-
-
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
     """Sorts groups by op: by cast bytes, then by whether they have a policy, then by the number of calls.
 
@@ -162,13 +143,26 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
     return sorted(groups, key=lambda group: (-group.bytes, not group.policies, _is_view(group.key), -group.calls))
 
 
+#: The name of the group of the calls that optimizers made.
+OPTIMIZER = "(optimizer)"
+
+
+def modules_and_optimizer(report: Recording) -> list[CallGroup]:
+    """Returns the calls by module, with those of optimizers as the group `OPTIMIZER`."""
+    found: dict[str, CallGroup] = {}
+    for (_, module, _), group in report.groups().items():
+        key = OPTIMIZER if set(group.phases) == {"optimizer"} else module
+        found.setdefault(key, CallGroup(key)).merge(group)
+    return sorted(found.values(), key=lambda group: (-group.bytes, -group.calls))
+
+
 def module_tree(groups: Iterable[CallGroup]) -> Tree:
     """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside.
 
     A float32 island is a module all of whose floating results are float32 or wider, while other modules' are narrower.
 
     Args:
-        groups: The calls by module, `TraceReport.by_module()`.
+        groups: The calls by module, as `modules_and_optimizer` returns them.
 
     Example:
         >>> bf16 = CallGroup("0.linear", 2, Counter({"bfloat16 -> bfloat16": 2}))
@@ -177,11 +171,11 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
         [('0', 3, '', ''), ('0.linear', 2, '', ''), ('0.norm', 1, 'float32 island', 'fp32: me')]
     """
     whole: dict[str, CallGroup] = {}
-    for group in sorted(groups, key=lambda group: _natural(group.key)):
+    for group in sorted(groups, key=lambda group: (group.key == OPTIMIZER, _natural(group.key))):
         parts = group.key.split(".")
         for path in dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             whole.setdefault(path, CallGroup(path)).merge(group)
-    outside = whole.pop("", None)
+    others = [whole.pop(path) for path in ("", OPTIMIZER) if path in whole]
     counted = {path: result_dtypes(group.dtypes) for path, group in whole.items()}
     some_are_lower = any(_is_lower(name) for dtypes in counted.values() for name in dtypes)
     islands: set[str] = set()
@@ -195,9 +189,9 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
                 off = (text for text in group.rules if text.startswith(AUTOCAST_OFF))
                 tag, note = "float32 island", "; ".join([*group.policies, *off]) or "no policy"
         branches.append(Branch(path, (group.calls, group.casts, group.bytes), (counted[path],), tag, note))
-    if outside is not None:
-        cells = outside.calls, outside.casts, outside.bytes
-        branches.append(Branch("", cells, (result_dtypes(outside.dtypes),)))
+    for group in others:
+        cells = group.calls, group.casts, group.bytes
+        branches.append(Branch(group.key, cells, (result_dtypes(group.dtypes),)))
     note = "The bars show the dtypes of the results of a module's calls, with those of the modules in it. "
     island = "A float32 island has no result in a lower precision, while other modules do."
     columns = Column("calls", "count"), Column("casts", "count"), Column("bytes", "bytes")
@@ -236,7 +230,7 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     once = Series("made once", [group.bytes - group.repeated_bytes for group in casting], color="float32")
     again = Series("repeated", [group.repeated_bytes for group in casting], color="bfloat16")
     series = (once, again) if any(again.y) else (once,)
-    labels = [group.key or "(outside of modules)" for group in casting]
+    labels = [module_name(group.key) for group in casting]
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 

@@ -33,17 +33,17 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Cast, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -54,10 +54,10 @@ from torch_promote.observe.ops import (
     is_traced,
     is_weight,
     is_wrapped,
-    leaves,
+    produced,
     read_arguments,
 )
-from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.op_table import CastPolicy
@@ -157,10 +157,14 @@ Token = OpenCall | Part
 
 
 class _Thread(threading.local):
-    """The open calls of a thread, the outermost first."""
+    """The open calls of a thread, the outermost first; its last casts of activations, as cache="all" would keep them.
+
+    A cast has its tensor, the tensor's version, the target dtype, and how often the thread's casts had ended before.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
+        self.activations: deque[tuple[weakref.ref[torch.Tensor], int, torch.dtype, int]] = deque(maxlen=4)
 
 
 @dataclass(slots=True)
@@ -177,7 +181,7 @@ class CallObserver:
 
     Args:
         modules: Tracks which module runs.
-        add: The subscriber. It gets each call with the tensors among its results, in the thread of the call.
+        add: The subscriber. It gets each call with the tensors of its `outputs`, in the thread of the call.
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
@@ -302,7 +306,9 @@ class CallObserver:
             where = Origin(path, found.line)
         else:
             where = Origin(recorded.module, recorded.line or found.line)
-        origin = self._origins.setdefault(where, where)  # there are as many as the program has lines in modules
+        origin = self._origins.get(where)  # there are as many as the program has lines in modules
+        if origin is None:
+            origin = self._origins[where] = where._replace(line=shown_line(where.line))
         return origin, found.phase
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
@@ -331,7 +337,7 @@ class CallObserver:
             return
         self._pop(token)
         if isinstance(token, OpenCall):
-            self._close(token, [tensor for tensor in leaves(results) if tensor is not None], False)
+            self._close(token, produced(token.facts.op, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
@@ -348,7 +354,7 @@ class CallObserver:
         del tokens[tokens.index(token) :]
         return True
 
-    def _close(self, call: OpenCall, tensors: list[torch.Tensor], error: bool) -> None:
+    def _close(self, call: OpenCall, outputs: NamedTensors, error: bool) -> None:
         self._nodes.add(call.first_node, call.origin)
         casting = call if isinstance(call, CastingCall) and call.ran_with is not None else None
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
@@ -362,7 +368,7 @@ class CallObserver:
                 line=call.origin.line,
                 inputs=call.inputs,
                 ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
-                outputs=self._share([(str(i), tensor) for i, tensor in enumerate(tensors)]),
+                outputs=self._share(outputs),
                 casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
                 policy=call.policy,
                 said_by=call.said_by,
@@ -375,7 +381,7 @@ class CallObserver:
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
             ),
-            tensors,
+            [tensor for _, tensor in outputs],
         )
 
     def _casts(self, call: CastingCall) -> Iterator[Cast]:
@@ -390,17 +396,35 @@ class CallObserver:
             if made:
                 call.conversions[key] = made - 1
             number, earlier = self._numbers.count(tensor, got.dtype)
+            kind: Kind = "weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation"
+            mode = _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's"
+            avoidable = self._avoidable(tensor, got.dtype, kind, mode, earlier) if made else ""
             yield Cast(
                 argument=before.name,
                 from_dtype=before.dtype,
                 to_dtype=got.dtype,
                 bytes=call.sizes[before.name],
-                kind="weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation",
+                kind=kind,
                 reused=not made,
                 tensor=number,
                 earlier=earlier,
-                cache="" if made else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's",
+                cache="" if made else mode,
+                avoidable=avoidable,
             )
+
+    def _avoidable(
+        self, tensor: torch.Tensor, to: torch.dtype, kind: Kind, mode: str, earlier: int
+    ) -> Literal["", "persistent", "all"]:
+        """The cache mode in which a cast would have been reused. None keeps casts of activations to a larger dtype."""
+        if kind == "weight":
+            return "persistent" if earlier and mode != "persistent" and _C.would_keep(tensor, True) else ""
+        if kind == "gradient" or mode == "all" or tensor.is_inference() or to.itemsize > tensor.dtype.itemsize:
+            return ""
+        state = tensor._version, to, _C.casts_ended()
+        if any(known() is tensor and tuple(then) == state for known, *then in self._thread.activations):
+            return "all" if _C.would_keep(tensor, False) else ""
+        self._thread.activations.append((weakref.ref(tensor), *state))
+        return ""
 
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""
