@@ -172,7 +172,6 @@ REAL = {
     "block_diag(f4[2, 2], i8[1, 1])": ({}, "float32"),
     "bool[3] - int32[3]": ({"rule": "jax"}, "int32"),
     "bool[2] - uint8[2]": ({"rule": "numpy"}, "uint8"),
-    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "float64"),
     "F.cross_entropy(f8[2, 2], f4[2, 2])": ({"rule": "strict", "autocast": "cpu"}, "float64"),
     "ldexp(int64[2], float16[])": ({"autocast": "cuda"}, "float16"),
     "linalg.pinv(float32[3, 2])": ({"autocast": "cuda"}, "float16"),

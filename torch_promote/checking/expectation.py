@@ -70,6 +70,7 @@ class Expectation:
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
         fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
             the fake raises, there are none, and `error` says so.
+        by_rule: Whether a promotion rule in force acts on the call.
     """
 
     op: torch._ops.OpOverload
@@ -80,6 +81,7 @@ class Expectation:
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
     fake: tuple[torch.Tensor | None, ...] | None = None
+    by_rule: bool = False
 
     @property
     def has_policy(self) -> bool:
@@ -183,11 +185,13 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
-    in_force, if_product = rule_in_force(), None
+    in_force, if_product, acted_on = rule_in_force(), None, None
     try:
         if in_force is not None:
             rule, matmul = in_force
-            values = dict(_promoted_values(runs, values, rule, matmul))
+            acted_on = _acted_on(runs, values, matmul)
+            if acted_on is not None:
+                values = dict(_promoted_values(runs, values, rule, acted_on))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
                 with contextlib.suppress(PromotionRuleError):
@@ -196,9 +200,10 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
-        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake)
+        by_rule = acted_on is not None
+        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake, by_rule=by_rule)
     except (PromotionError, PromotionRuleError, ShapeError) as error:
-        return Expectation(op, plan, None, str(error), planned)
+        return Expectation(op, plan, None, str(error), planned, by_rule=acted_on is not None)
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,16 +361,20 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
     return None if rule.name == "torch" else (rule, matmul_of(number))
 
 
-def _promoted_values(
-    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, matmul: bool
-) -> Mapping[str, Any]:
-    """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
+def _acted_on(runs: torch._ops.OpOverload, values: Mapping[str, Any], matmul: bool) -> JoinedOperands | None:
+    """Returns the operands of a call that the rule in force joins; None if it does not act on the call."""
     found = operands_of(runs, values)
     if found is None or (found.is_product and not matmul):
-        return values
+        return None
     given = (_at(values, path) for paths in found.joins(values) for path in paths)
-    if not _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)]):
-        return values
+    acts = _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)])
+    return found if acts else None
+
+
+def _promoted_values(
+    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, found: JoinedOperands
+) -> Mapping[str, Any]:
+    """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
     result = values
