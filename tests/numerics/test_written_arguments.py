@@ -162,7 +162,9 @@ FAULTS = {
     ),
     "custom": Fault(in_a_region, "writes::two_of_three", OP, ("product",)),
     "custom, cast by autocast": Fault(with_a_policy, "writes::two_of_three", CAST, ("product", "copy"), "x"),
-    "custom, list": Fault(lambda: scale([full(1.0), full(300.0)], 300.0), "writes::scale", OP, ("tensors[1]",)),
+    "custom, list": Fault(
+        lambda: scale([full(1.0), full(300.0)], torch.ones(()), 300.0), "writes::scale", OP, ("tensors[1]",)
+    ),
     "custom, into garbage": Fault(
         lambda: two_of_three(full(300.0), garbage(), full(0.0), 300.0), "writes::two_of_three", OP, ("product",)
     ),
@@ -266,7 +268,7 @@ class Writing(nn.Module):
             two_of_three(hidden, product, copy, 3.0)
             scaled = [hidden.clone(), hidden.clone()]
             torch._foreach_mul_(scaled, 1.1)
-            scale([copy], 1.3)
+            scale([copy], torch.ones(()), 1.3)
             torch.mul(hidden, 3.3, out=out)
         return hidden + product + copy + scaled[1] + out
 
