@@ -354,3 +354,15 @@ def test_optimizers_inside_of_a_region_have_sites_and_nothing_is_left(options: d
     assert sites["aten::linear"].impact
     assert all(map(torch.equal, (*model.parameters(), *average), before))
     assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_written_tensors_that_cannot_be_compared_are_named() -> None:
+    def step() -> Tensor:
+        with tp.my_autocast("cpu"):
+            sparse = torch.eye(4).to_sparse()
+            torch._foreach_mul_([sparse], 3.0)
+            return torch.mm(sparse.to_dense(), torch.ones(4, 4)).float().sum()
+
+    comparison = tp.compare(step, model=nn.Identity())
+    [text] = [text for text in comparison.not_seen if "_foreach_mul_" in text]
+    assert text == "The outputs of aten::_foreach_mul_.Scalar were not compared: a tensor is sparse_coo."
