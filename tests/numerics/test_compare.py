@@ -164,7 +164,9 @@ def test_calls_draw_the_same_random_numbers_in_all_runs() -> None:
 def test_error_sums(result: list[Any], reference: list[Any], relative: float, nonfinite: int) -> None:
     sums = ErrorSums()
     sums.add(torch.tensor(result), torch.tensor(reference))
-    assert sums.total()[:2] == (pytest.approx(relative), nonfinite)
+    errors = sums.total()
+    assert errors[:2] == (pytest.approx(relative), nonfinite)
+    assert (errors.ulp is None, errors.sqnr is None) == (nonfinite > 0, relative == math.inf)
 
 
 @given(
