@@ -132,8 +132,8 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         if block.compiled:
             sentences.append(
                 f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
-                "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the trace. "
-                "To see all, call the uncompiled function."
+                "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the "
+                "trace. To see all, call the uncompiled function."
             )
         if threads:
             sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
