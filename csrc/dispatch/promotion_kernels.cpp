@@ -153,7 +153,7 @@ torch::CppFunction kernel_among(const PromotingOp& op) {
 
 torch::CppFunction kernel_of(const PromotingOp& op) {
   return kernel_among<
-      OnTensors<T>, OnTensors<T, T>, OnTensors<T, T, T>, OnTensors<T, T, N>, OnTensors<T, T, T, N>,
+      OnTensors<T>, OnTensors<T, T>, OnTensors<T, T, T>, OnTensors<T, T, N>, OnTensors<T, N, T>, OnTensors<T, T, T, N>,
       OnTensors<T, T, OptS>, OnTensors<T, N>, OnTensors<T, N, N>, OnTensors<N, T>, OnTensors<T, OptN, OptN>,
       OnTensors<T, OptT, OptT>, OnTensors<T, T, T, N, N>, OnLists<L>, OnLists<L, L>, OnLists<L, N>, OnLists<L, S>,
       OnLists<L, T>, OnLists<L, L, N>, OnLists<L, T, N>, OnLists<L, L, L>, OnLists<L, L, L, N>, OnLists<L, L, L, S>,

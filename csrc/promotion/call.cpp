@@ -1,6 +1,7 @@
 // file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -94,7 +95,7 @@ class DtypeJoin {
   DtypeCode dtype_ = kNoDtype;
 };
 
-// The common dtype of the operands, at least one of which is a tensor; kNoDtype if they have none.
+// The common dtype of the operands; kNoDtype if they have none. Numbers alone promote like numbers with a bool tensor.
 // Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
   const PromotionTables& tables = promotion.tables();
@@ -109,6 +110,9 @@ DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
     } else {
       dims.add(operand.dtype);
     }
+  }
+  if (dims.is_empty() && zeros.is_empty()) {
+    dims.add(ScalarType::Bool);
   }
   const bool has_weak = !dims.is_empty() && !zeros.is_empty();
   DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
@@ -254,6 +258,9 @@ class Call {
 
   Promoted run() {
     std::vector<Operands> calls = arguments_.calls();
+    if (op_.written == 0 && op_.functional.has_value()) {
+      return run_on_tensors(calls.front());
+    }
     std::vector<std::optional<ScalarType>> computed;
     computed.reserve(calls.size());
     for (const Operands& operands : calls) {
@@ -411,6 +418,23 @@ class Call {
     if (!op_.handle.schema().returns().empty()) {
       stack_.emplace_back(written.at(0));
     }
+    return Promoted::done;
+  }
+
+  // For an op on numbers alone, as `where(condition, 2.5, 1)`: calls the overload that takes tensors. If the rule has no
+  // dtype for the numbers, PyTorch decides.
+  Promoted run_on_tensors(const Operands& numbers) {
+    const DtypeCode found = common_dtype(promotion_, numbers);
+    if (promotion_.options.is_stock || found == kNoDtype) {
+      return Promoted::as_it_was;
+    }
+    IValue* values = stack_.data() + (stack_.size() - op_.handle.schema().arguments().size());
+    const auto options = at::TensorOptions(values->toTensor().device()).dtype(static_cast<ScalarType>(found));
+    for (const Operand& number : numbers) {
+      values[number.argument] = at::scalar_tensor(*number.scalar, options);
+    }
+    const Scoped inside(tls_promotion.inside, true);
+    op_.functional->callBoxed(&stack_);
     return Promoted::done;
   }
 

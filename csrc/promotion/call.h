@@ -34,7 +34,8 @@ struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
   std::string name;
-  std::optional<c10::OperatorHandle> functional; // for an op that writes to an argument: its functional overload
+  // For an op that writes to an argument: its functional overload. For an op on numbers alone: its overload on tensors.
+  std::optional<c10::OperatorHandle> functional;
   uint64_t participants = 0;                     // a bit for each argument that takes part
   uint64_t written = 0;                          // a bit for each argument that the op writes to
   Computes computes = Computes::common;

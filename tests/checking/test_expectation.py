@@ -283,6 +283,15 @@ PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
     "aten::lt.Tensor": ("None", "torch.lt(ints, singles)", "strict", STRICT),  # its result is bool under every rule
     "aten::cat": ("None", "torch.cat([ints, singles])", "numpy", WIDER),
     "aten::sqrt": ("None", "torch.sqrt(ints)", "numpy", WIDER),
+    "aten::where.ScalarOther": ("None", "torch.where(halves > 0, ints, 2.5)", "numpy", WIDER),
+    "aten::where.ScalarSelf": ("None", "torch.where(halves > 0, 2.5, ints)", "strict", STRICT),
+    "aten::where.Scalar": ("None", "torch.where(halves > 0, 2.5, 1)", "numpy", WIDER),
+    "aten::special_hermite_polynomial_h.x_scalar": (
+        *("None", "torch.special.hermite_polynomial_h(2.5, ints)", "numpy", WIDER),
+    ),
+    "aten::special_hermite_polynomial_h.n_scalar_out": (
+        *("None", "torch.special.hermite_polynomial_h(ints, 2.5, out=singles.clone())", "strict", STRICT),
+    ),
     "aten::addcmul": (
         "op._replace(participants=(0, 1))",
         "torch.addcmul(halves, halves, torch.tensor(1.0))",

@@ -90,6 +90,15 @@ _OPAQUE = (
     "pairwise_distance",
 )
 
+#: Overloads on which no rule acts although it acts on another overload of the op, and why.
+LEFT_ALONE = {
+    "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(
+        (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
+        "the call names the result's dtype, which has to go with the operands' own",
+    ),
+}
+
 #: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
@@ -99,7 +108,8 @@ class PromotingOp(NamedTuple):
 
     Attributes:
         name: The overload, such as `aten::add.Tensor`.
-        functional: For an op that writes: the overload that computes the same without writing. Otherwise "".
+        functional: For an op that writes: the overload that computes the same without writing. For an op on numbers
+            alone: the overload that takes tensors for them. Otherwise "".
         participants: The places of the arguments that take part.
         computes: COMMON, FLOATS, BOOLEAN or OPAQUE.
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
@@ -140,7 +150,7 @@ def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
         schema = schemas.get(name.partition(".")[0], {}).get(name)
         made = None if schema is None else _of_entry(entry, schema)
         if made is not None:
-            yield made
+            yield made._replace(functional=_on_tensors(made, schema, schemas))
             yield from _writers(made, schema, schemas)
     for op in _PRODUCTS:
         for name, schema in schemas.get(f"aten::{op}", {}).items():
@@ -201,12 +211,27 @@ def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[in
 def _writers(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
     """Yields the overloads that write what another one returns: they have its arguments, and may have outputs."""
     operators = [f"aten::{name}" for name, op in _OPERATORS.items() if f"aten::{op}" == schema.name]
-    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    wanted = {argument.name: str(argument.type) for argument in schema.arguments}
     for op in (schema.name, f"{schema.name}_", *operators):
         for name, other in schemas.get(op, {}).items():
-            arguments = [(a.name, str(a.type)) for a in other.arguments if not (_is_written(a) and a.is_out)]
-            if any(_is_written(a) for a in other.arguments) and arguments == wanted:
-                yield made._replace(name=name, functional=made.name)
+            arguments = {a.name: str(a.type) for a in other.arguments if not (_is_written(a) and a.is_out)}
+            if arguments == wanted and any(_is_written(a) for a in other.arguments):
+                names = list(arguments)
+                places = tuple(names.index(schema.arguments[place].name) for place in made.participants)
+                functional = made.name if names == list(wanted) else ""  # polygamma_ has another order
+                yield made._replace(name=name, functional=functional, participants=places)
+
+
+def _on_tensors(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """Returns the overload of an op on numbers alone that takes tensors for them; "" for any other op."""
+    if {str(schema.arguments[place].type) for place in made.participants} != {"number"}:
+        return ""
+    names = [argument.name for argument in schema.arguments]
+    return next(
+        name
+        for name, other in schemas[schema.name].items()
+        if [a.name for a in other.arguments] == names and all(_is_tensor(other.arguments[p]) for p in made.participants)
+    )
 
 
 def _is_written(argument: Any) -> bool:
