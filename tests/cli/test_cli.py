@@ -95,6 +95,10 @@ def test_importing_the_package_imports_no_rich() -> None:
 # Exit statuses and errors
 
 
+LEGAL_DIFF = (
+    "Legal: two policies (stock, cpu, cuda, fp32_safe, off, or a file whose name ends with .toml or contains a /), or "
+    "two device types with autocast (cpu, cuda, mps, xpu)."
+)
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
     ("", "required: COMMAND. See `torch-promote --help`."),
@@ -140,7 +144,19 @@ WRONG = [
     ("policies --diff stock", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
     ("policies --diff cpu cuda --device cpu", "--diff with two devices does not accept --device."),
     ("policies --op sofmax --json", "If a library defines the op, import it: --import MODULE."),
-    ("policies --diff cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu',"),
+    ("policies --diff cpu tpu", f"--diff: 'tpu' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff stock nope", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff nope mine.toml", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    (
+        "policies --diff mine.toml fp32_saf",
+        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe. {LEGAL_DIFF}",
+    ),
+    ("policies --diff mine.tml", f"--diff: 'mine.tml' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff mine.toml xpu", "got the policy 'mine.toml' and the device type 'xpu'. Name two of a kind."),
+    ("policies --diff mine.toml", "got 'mine.toml'. To compare one policy with PyTorch's: --diff mine.toml stock."),
+    ("policies --diff xpu", "got 'xpu'. To compare one policy with PyTorch's: --diff POLICY stock."),
+    ("policies --diff mine.toml other.toml", "there is no policy file 'mine.toml'."),
+    ("policies --diff stock other.toml", "there is no policy file 'other.toml'."),
     ("policies --import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     # parity
     ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
 from helpers.policies import MINE, POLICIES, TEXT, TORCH, path
 from torch_promote import CastPolicy, PolicyError
+from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.op_table import TABLE_VERSION
 from torch_promote.policy.policy import Policy
 
@@ -194,3 +198,99 @@ def test_what_is_not_a_file(path: Path) -> None:
         with pytest.raises(PolicyError) as error:
             Policy.load(name)  # type: ignore[arg-type]
         assert message in str(error.value)
+
+
+# --- names and numbers that terminals and Python cannot take
+
+STRANGE = {
+    "escape": "mm\x1b[2J",
+    "C1 escape": "mm\x9b2J",
+    "bell": "mm\x07",
+    "right to left": "mm\u202egpj",
+    "line separator": "mm\u2028x",
+    "carriage return": "mm\rdone",
+    "delete": "mm\x7f",
+}
+#: Errors that contain a name.
+NAMED: dict[str, Callable[[str, Path], object]] = {
+    "an op": lambda name, _: Policy.stock().override({name: "fp32"}),
+    "a policy of an op": lambda name, _: Policy.stock().override({"mm": name}),
+    "a policy": lambda name, _: Policy.of(name),
+    "a path": lambda name, _: Policy.of(f"{name}.toml"),
+    "an op in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n{quoted(name)} = "fp32"'),
+    "an op in a file, with a number": lambda name, path: loaded(path, f"format = 1\n[all]\n{quoted(name)} = 3"),
+    "a policy in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n"mm" = {quoted(name)}'),
+    "a section": lambda name, path: loaded(path, f'format = 1\n[{quoted(name)}]\n"mm" = "fp32"'),
+    "a module in a file": lambda name, path: loaded(path, f'format = 2\n[modules.{quoted(name)}]\n"mm" = "fp33"'),
+    "a version": lambda name, path: loaded(path, f"format = 1\ntorch = {quoted(name)}"),
+    "a newer version": lambda name, path: loaded(path, f'format = 1\ntorch = {quoted("99." + name)}\n[al]\n"mm" = "x"'),
+    "a module": lambda name, _: tp.set_module_policy(torch.nn.Linear(1, 1), {name: "fp32"}),
+    "an op of a module": lambda name, _: tp.set_module_policy(torch.nn.Linear(1, 1), {"": {name: "fp32"}}),
+    "a module of a table": lambda name, _: Policy.stock().override_modules({name: "off"}).apply_to(torch.nn.ReLU()),
+    "a table without a model": lambda name, _: tp.my_autocast(
+        "cpu", policy=Policy.stock().override_modules({name: "off"})
+    ),
+}
+
+
+def loaded(path: Path, text: str) -> Policy:
+    path.write_text(text, encoding="utf-8")
+    return Policy.load(path)
+
+
+@pytest.mark.parametrize("name", STRANGE.values(), ids=STRANGE)
+@pytest.mark.parametrize("place", NAMED)
+def test_errors_escape_what_would_control_a_terminal(path: Path, place: str, name: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        NAMED[place](name, path)
+    assert str(error.value).replace("\n", "").isprintable()
+    assert "mm" in str(error.value)
+
+
+VERY_LONG = {
+    "one word": "x" * 1_000_000,
+    "words": "x y" * 300_000,
+    "a pattern": "*a" * 500_000,
+    "stars": "**." * 300_000 + "x",
+    "dots": "a." * 500_000,
+    "brackets": "[" * 1_000_000,
+    "in Python": "F." + "a" * 1_000_000,
+    "a namespace": "y" * 1_000_000 + "::x",
+    "an overload": "mm." + "y" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", VERY_LONG.values(), ids=VERY_LONG)
+@pytest.mark.parametrize("place", NAMED)
+def test_a_name_of_a_megabyte_is_refused_soon_and_shortened(path: Path, place: str, name: str) -> None:
+    start = time.process_time()
+    with pytest.raises(PolicyError) as error:
+        NAMED[place](name, path)
+    assert time.process_time() - start < 1  # it took 5 seconds; now it takes 0.02 to 0.2
+    assert len(str(error.value)) < 5_000
+    assert " characters ...]" in str(error.value)
+
+
+DIGITS = "9" * 5_000
+LONG_NUMBERS: dict[str, tuple[str, str]] = {
+    "torch": (f'format = 1\ntorch = "{DIGITS}"', "torch is a version such as"),
+    "table": (f'format = 1\ntable = "2.{DIGITS}"', f"table is a version such as '{TABLE_VERSION}', got '2.999"),
+    "format": (f"format = {DIGITS}", "not valid TOML: Exceeds the limit (4300 digits)"),
+    "format, hexadecimal": (f"format = 0x{DIGITS}", "is newer than 2, the newest that this torch_promote reads."),
+    "a policy": (f'format = 1\n[all]\n"mm" = 0x{DIGITS}', '[all] "mm": expected the name of a policy in quotes, got'),
+    "a section": (f"format = 1\nall = 0x{DIGITS}", "all is a section of ops, got a value of type int that cannot be"),
+    "modules": (f"format = 2\nmodules = 0x{DIGITS}", "modules holds the tables for modules, got a value of type int"),
+    "a table": (f"format = 2\n[modules]\nx = 0x{DIGITS}", '[modules] "x": expected a table of ops, got a value of'),
+    "an op of a module": (
+        f"format = 2\n[modules.x]\nmm = 0x{DIGITS}",
+        "'mm': a policy is a str, a CastPolicy",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), LONG_NUMBERS.values(), ids=LONG_NUMBERS)
+def test_a_number_that_python_does_not_convert(path: Path, text: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        loaded(path, text)
+    assert type(error.value) is PolicyError
+    assert message in str(error.value)

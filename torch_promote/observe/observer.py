@@ -54,10 +54,10 @@ from torch_promote.observe.ops import (
     is_traced,
     is_weight,
     is_wrapped,
-    leaves,
+    produced,
     read_arguments,
 )
-from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.op_table import CastPolicy
@@ -177,7 +177,7 @@ class CallObserver:
 
     Args:
         modules: Tracks which module runs.
-        add: The subscriber. It gets each call with the tensors among its results, in the thread of the call.
+        add: The subscriber. It gets each call with the tensors of its `outputs`, in the thread of the call.
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
@@ -302,7 +302,9 @@ class CallObserver:
             where = Origin(path, found.line)
         else:
             where = Origin(recorded.module, recorded.line or found.line)
-        origin = self._origins.setdefault(where, where)  # there are as many as the program has lines in modules
+        origin = self._origins.get(where)  # there are as many as the program has lines in modules
+        if origin is None:
+            origin = self._origins[where] = where._replace(line=shown_line(where.line))
         return origin, found.phase
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
@@ -331,7 +333,7 @@ class CallObserver:
             return
         self._pop(token)
         if isinstance(token, OpenCall):
-            self._close(token, [tensor for tensor in leaves(results) if tensor is not None], False)
+            self._close(token, produced(token.facts.op, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
@@ -348,7 +350,7 @@ class CallObserver:
         del tokens[tokens.index(token) :]
         return True
 
-    def _close(self, call: OpenCall, tensors: list[torch.Tensor], error: bool) -> None:
+    def _close(self, call: OpenCall, outputs: NamedTensors, error: bool) -> None:
         self._nodes.add(call.first_node, call.origin)
         casting = call if isinstance(call, CastingCall) and call.ran_with is not None else None
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
@@ -362,7 +364,7 @@ class CallObserver:
                 line=call.origin.line,
                 inputs=call.inputs,
                 ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
-                outputs=self._share([(str(i), tensor) for i, tensor in enumerate(tensors)]),
+                outputs=self._share(outputs),
                 casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
                 policy=call.policy,
                 said_by=call.said_by,
@@ -375,7 +377,7 @@ class CallObserver:
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
             ),
-            tensors,
+            [tensor for _, tensor in outputs],
         )
 
     def _casts(self, call: CastingCall) -> Iterator[Cast]:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, check_flag
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import CallObserver, observe
 from torch_promote.observe.places import RunningModules
@@ -34,8 +34,8 @@ def trace(
     Args:
         model: The module that the paths of modules start from. None: the first module that is called outside of other
             modules.
-        values: Whether to also record the ranges of results, in `Call.values` of the calls that are stored
-            individually. They are computed on the device of the result, and transferred at the next optimizer step or
+        values: Whether to also record the ranges of outputs, in `Call.values` of the calls that are stored
+            individually. They are computed on the device of the output, and transferred at the next optimizer step or
             at the end of the block, with one synchronization for all.
         where: "ops" records all calls, "casts" only those for which autocast has a policy.
         max_calls: The number of calls to store individually. The report's sums and tables include all calls.
@@ -58,6 +58,7 @@ def trace(
         raise OptionError(f'`where` is "ops" or "casts", got {where!r}.')
     if not isinstance(max_calls, int) or max_calls < 0:
         raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
+    check_flag("values", values)
     modules = RunningModules(model)
     del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)

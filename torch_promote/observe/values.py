@@ -221,10 +221,10 @@ def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
 
 
 class ValuesCollector:
-    """Counts the results of calls on their devices, and delivers the statistics after their transfer.
+    """Counts the outputs of calls on their devices, and delivers the statistics after their transfer.
 
     Args:
-        deliver: Called with the number of a call and the statistics of its results.
+        deliver: Called with the number of a call and the statistics of its outputs.
         most: The maximum number of results that wait for a transfer.
     """
 
@@ -236,11 +236,11 @@ class ValuesCollector:
         self._lock = threading.RLock()  # a signal handler may run ops
 
     def add(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Counts the results of a call. On a GPU this does not synchronize, unless the buffer is full.
+        """Counts the outputs of a call. On a GPU this does not synchronize, unless the buffer is full.
 
         Args:
             number: The call's number, for `deliver`.
-            tensors: The tensors among its results.
+            tensors: Its outputs.
         """
         counted: list[tuple[torch.Tensor | None, torch.dtype]] = []
         with unnoticed():

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import PolicyError, did_you_mean, shown
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
@@ -123,10 +123,10 @@ def _check_versions(data: Mapping[str, Any]) -> None:
         raise PolicyError("the key 'format' is missing. Start with: format = 1")
     written = data["format"]
     if type(written) is not int or written < 1:
-        raise PolicyError(f"format is an integer from 1 to {FORMAT}, got {written!r}.")
+        raise PolicyError(f"format is an integer from 1 to {FORMAT}, got {shown(written)}.")
     if written > FORMAT:
         raise PolicyError(
-            f"format {written} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
+            f"format {shown(written)} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
             f"torch_promote."
         )
     if MODULES in data and written < _FORMAT_OF_MODULES:
@@ -136,7 +136,7 @@ def _check_versions(data: Mapping[str, Any]) -> None:
         )
     for key, version in _VERSIONS.items():
         if key in data and not (isinstance(data[key], str) and _release(data[key])):
-            raise PolicyError(f"{key} is a version such as {version!r}, got {data[key]!r}.")
+            raise PolicyError(f"{key} is a version such as {version!r}, got {shown(data[key])}.")
 
 
 def _entries(data: Mapping[str, Any]) -> Entries:
@@ -146,15 +146,16 @@ def _entries(data: Mapping[str, Any]) -> Entries:
         if section in ("format", MODULES, *_VERSIONS):
             continue
         if section not in _SECTIONS:
-            close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
-            raise PolicyError(f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}")
+            asked = section if isinstance(section, str) else ""
+            close = did_you_mean(asked, [*_SECTIONS, MODULES, *_VERSIONS, "format"])
+            raise PolicyError(f"{shown(section)} is not a key of a policy.{close} {_LEGAL_KEYS}")
         if not isinstance(content, Mapping):
-            raise PolicyError(f"{section} is a section of ops, got {content!r}. Write [{section}].")
+            raise PolicyError(f"{section} is a section of ops, got {shown(content)}. Write [{section}].")
         items += [(section, key, value) for key, value in content.items()]
     entries: Entries = {}
     places: dict[tuple[str, str], tuple[object, str]] = {}
     for section, key, value in sorted(items, key=lambda item: is_pattern_key(item[1])):
-        place = f"[{section}] " + (quoted(key) if isinstance(key, str) else repr(key))
+        place = f"[{section}] " + (quoted(key) if isinstance(key, str) else shown(key))
         policy, overloads = _entry(key, value, place)
         device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
         for overload, device_type in itertools.product(overloads, device_types):
@@ -174,7 +175,7 @@ def _entry(key: object, value: object, place: str) -> tuple[Value, tuple[str, ..
         dotted = f'"{key}.{next(iter(value), "")}"'
         raise PolicyError(f"{place}: sections do not nest. Quote the names of ops: {dotted}.")
     if not isinstance(value, str):
-        raise PolicyError(f"{place}: expected the name of a policy in quotes, got {value!r}.")
+        raise PolicyError(f"{place}: expected the name of a policy in quotes, got {shown(value)}.")
     try:
         return select(key, parse_policy(value))
     except PolicyError as error:
@@ -183,13 +184,13 @@ def _entry(key: object, value: object, place: str) -> tuple[Value, tuple[str, ..
 
 def _tables(data: object) -> Tables:
     if not isinstance(data, Mapping):
-        raise PolicyError(f'{MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
+        raise PolicyError(f'{MODULES} holds the tables for modules, got {shown(data)}. Write [{MODULES}."NAME"].')
     tables: dict[str, Any] = {}
     for name, content in data.items():
         if not isinstance(content, Mapping) or any(isinstance(value, Mapping) for value in content.values()):
             raise PolicyError(
-                f"[{MODULES}] {quoted(str(name))}: expected a table of ops, got {content!r}. Quote names that contain "
-                f'dots: [{MODULES}."blocks.0"], "softmax.int".'
+                f"[{MODULES}] {quoted(name if isinstance(name, str) else shown(name))}: expected a table of ops, got "
+                f'{shown(content)}. Quote names that contain dots: [{MODULES}."blocks.0"], "softmax.int".'
             )
         if KEY_OF_WHOLE in content and len(content) > 1:
             raise PolicyError(
@@ -202,7 +203,9 @@ def _tables(data: object) -> Tables:
 
 def _release(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    parts = match[0].split(".") if match else []
+    # Python refuses to convert very long numbers.
+    return tuple(map(int, parts)) if all(len(part) < 10 for part in parts) else ()
 
 
 def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Tables = ()) -> None:
