@@ -194,7 +194,8 @@ void register_promoting_op(
     uint8_t computes,
     int rounding_mode,
     bool each,
-    bool matmul) {
+    bool matmul,
+    bool real) {
   const std::string name = join_overload(op_name, overload);
   const auto handle = find_overload(name);
   TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher has no overload ", name);
@@ -213,6 +214,7 @@ void register_promoting_op(
         rounding_mode,
         each,
         matmul,
+        real,
         boxed_kernel_of(number),
     };
   };

@@ -320,7 +320,10 @@ class Call {
   }
 
   ScalarType result_dtype(ScalarType computed) const {
-    return op_.computes == Computes::boolean ? ScalarType::Bool : computed;
+    if (op_.computes == Computes::boolean) {
+      return ScalarType::Bool;
+    }
+    return op_.real ? c10::toRealValueType(computed) : computed;
   }
 
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
@@ -421,8 +424,8 @@ class Call {
     return Promoted::done;
   }
 
-  // For an op on numbers alone, as `where(condition, 2.5, 1)`: calls the overload that takes tensors. If the rule has no
-  // dtype for the numbers, PyTorch decides.
+  // For an op on numbers alone, as `where(condition, 2.5, 1)`: calls the overload that takes tensors. If the rule has
+  // no dtype for the numbers, PyTorch decides.
   Promoted run_on_tensors(const Operands& numbers) {
     const DtypeCode found = common_dtype(promotion_, numbers);
     if (promotion_.options.is_stock || found == kNoDtype) {

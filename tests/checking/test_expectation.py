@@ -341,6 +341,15 @@ def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
         assert should_be.startswith(expected[1]), line
 
 
+def test_an_op_without_a_rule_is_no_product_that_should_raise() -> None:
+    calls = (lambda x: torch.equal(x, x.double()), lambda x: x.view_as(x.double()), lambda x: F.linear(x, x.double()))
+    with tp.crosscheck() as report, tp.promotion("strict", matmul=True):
+        for call in calls:
+            with contextlib.suppress(tp.errors.PromotionRuleError):
+                call(torch.ones(2, 2))
+    assert report.mismatches == []
+
+
 # --- custom ops: the registered fake is the rule
 
 

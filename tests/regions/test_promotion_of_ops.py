@@ -377,6 +377,21 @@ def test_a_higher_kind_is_not_written(rule: str) -> None:
     assert x._version == 0
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_real_results_of_complex_operands_are_written_to_real_tensors(rule: str) -> None:
+    z = operand(torch.complex64, (3,))
+    angles, distance = z.angle(), torch.dist(z, 2 * z)
+    with tp.promotion(rule):
+        assert torch.equal(torch.angle(z, out=torch.empty(3)), angles)
+        assert torch.equal(torch.ops.aten.dist.out(z, 2 * z, out=torch.empty(())), distance)
+    if rule == "numpy":
+        with tp.promotion(rule):
+            assert torch.dist(z.to(torch.complex128), z.real.int()).dtype is torch.float64
+            assert torch.dist(z.real, z.real.int()).dtype is torch.float64
+        with tp.promotion(rule), pytest.raises(PromotionWriteError):
+            torch.angle(z, out=torch.empty(3, dtype=torch.int32))
+
+
 def test_numpy_writes_unsigned_to_signed_and_not_back() -> None:
     x, y = torch.ones(3, dtype=torch.uint8), torch.ones(3, dtype=torch.int8)
     with tp.promotion("numpy"):

@@ -14,6 +14,7 @@ divides, as `true_divide` does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -188,7 +189,8 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             values = dict(_promoted_values(runs, values, rule, matmul))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
-                if_product = rule.common(list(planned.values()))
+                with contextlib.suppress(PromotionRuleError):  # not every op without a rule is a product
+                    if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)

@@ -51,6 +51,7 @@ _COMPUTES = {
     "power_of_number": COMMON,
     "where": COMMON,
     "promoted": COMMON,
+    "real_of_promoted": COMMON,
     "binary_float": FLOATS,
     "unary_float": FLOATS,
     "like_float": FLOATS,
@@ -58,6 +59,9 @@ _COMPUTES = {
     "quotient": FLOATS,
     "comparison": BOOLEAN,
 }
+
+#: Those of them whose results are real.
+_REAL = ("angle", "real_of_promoted")
 
 #: Tensor arguments that are not operands.
 _NO_OPERANDS = {"where": ("condition",)}
@@ -115,6 +119,7 @@ class PromotingOp(NamedTuple):
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
         each: Whether its lists go in step: each element is a call of its own.
         matmul: Whether it is a matrix product.
+        real: Whether its result is real, also of complex operands.
     """
 
     name: str
@@ -124,6 +129,7 @@ class PromotingOp(NamedTuple):
     rounding_mode: int = -1
     each: bool = False
     matmul: bool = False
+    real: bool = False
 
 
 @functools.cache
@@ -191,7 +197,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
         return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
-    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, real=term.rule in _REAL)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
@@ -325,7 +331,7 @@ def _register_ops(report: Report) -> None:
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
         _C.register_promoting_op(
-            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.real
         )
 
 
