@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 // Declared as Python.h declares it, so that no more of that header is needed here.
@@ -46,6 +47,11 @@ namespace torch_promote {
 // `tensor.to(dtype)`, or an earlier cast if this thread's cache mode allows it. The caller has checked that the tensor
 // is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
+
+enum class CacheMode : uint8_t; // in thread_casts.h
+
+// Whether a mode would keep a cast of the tensor for later uses in the region, or with `persistent` beyond it.
+bool would_keep(const at::Tensor& tensor, CacheMode mode);
 
 // Whether the thread casts for an op that may return a view of its argument. The op's caller may write into that view,
 // so the caches then share no data beyond what stock shares.

@@ -46,7 +46,7 @@ class TypedKernel<Result(Args...)> {
       }
       keep_if_traced(table);
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
-        const Scoped inside(tls_promotion.inside, true);
+        const Scoped inside(tls_promotion.only, &kNoIntegers);
         if constexpr ((is_tensor_list<Args> || ...)) {
           // On the CPU these ops call another op for each element. With autocast off, the kernels on kAutocastKey would
           // do nothing for those calls.

@@ -24,6 +24,18 @@ bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
 }
 
+bool is_integral(ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/true);
+}
+
+// Whether the tensors differ in their dtypes, or a number would promote them.
+bool have_several_dtypes(const Operands& operands) {
+  const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
+  return first != operands.end() && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+           return is_tensor(operand) ? operand.dtype != first->dtype : raises(*operand.number, first->dtype);
+         });
+}
+
 // A scalar that raises the dtype, as a number of the dtype's own kind.
 c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
   switch (number_of_dtype(dtype)) {
@@ -60,6 +72,26 @@ bool is_readable(const at::Tensor& number) {
       {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
        c10::DispatchKey::Functionalize});
   return number.is_cpu() && !number.key_set().has_any(kOpaque);
+}
+
+// What identifies the data of a tensor and of its views.
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+                              : static_cast<const void*>(tensor.unsafeGetTensorImpl());
+}
+
+void add_to(CompositeArguments& arguments, const IValue& value) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      arguments.add(value.toTensor());
+    }
+  } else if (value.isScalar()) {
+    arguments.add(number_of_dtype(value.toScalar().type()));
+  } else if (value.isList()) {
+    for (const IValue& element : value.toListRef()) {
+      add_to(arguments, element);
+    }
+  }
 }
 
 // The common dtype of tensors of one state: those with dimensions, or 0-dim ones under a rule where these are weak.
@@ -258,7 +290,12 @@ class Call {
 
   Promoted run() {
     std::vector<Operands> calls = arguments_.calls();
-    if (op_.written == 0 && op_.functional.has_value()) {
+    const auto may_change = [this](const Operands& operands) { return this->may_change(operands); };
+    if ((tls_promotion.only != nullptr || std::any_of(calls.begin(), calls.end(), may_change)) &&
+        std::none_of(calls.begin(), calls.end(), acts_on_operands)) {
+      return Promoted::as_it_was;
+    }
+    if (is_on_numbers()) {
       return run_on_tensors(calls.front());
     }
     std::vector<std::optional<ScalarType>> computed;
@@ -297,6 +334,16 @@ class Call {
     }
     const size_t count = op_.handle.schema().arguments().size();
     return stack_[stack_.size() - count + static_cast<size_t>(op_.rounding_mode)].isNone();
+  }
+
+  bool is_on_numbers() const {
+    return op_.written == 0 && op_.functional.has_value();
+  }
+
+  // Whether the rule may change the call.
+  bool may_change(const Operands& operands) const {
+    const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
+    return is_on_numbers() || have_several_dtypes(operands) || (computes_floats() && first != operands.end() && is_integral(first->dtype));
   }
 
   // nullopt if the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
@@ -410,7 +457,7 @@ class Call {
     arguments_.write_back();
     const size_t count = op_.handle.schema().arguments().size();
     Stack inner(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-    const Scoped inside(tls_promotion.inside, true);
+    const Scoped inside(tls_promotion.only, &kNoIntegers);
     op_.functional->callBoxed(&inner);
     const std::vector<at::Tensor> computed =
         inner.back().isTensor() ? std::vector<at::Tensor>{inner.back().toTensor()} : inner.back().toTensorVector();
@@ -436,7 +483,7 @@ class Call {
     for (const Operand& number : numbers) {
       values[number.argument] = at::scalar_tensor(*number.scalar, options);
     }
-    const Scoped inside(tls_promotion.inside, true);
+    const Scoped inside(tls_promotion.only, &kNoIntegers);
     op_.functional->callBoxed(&stack_);
     return Promoted::done;
   }
@@ -449,6 +496,72 @@ class Call {
 };
 
 } // namespace
+
+void CompositeArguments::add(const at::Tensor& tensor) {
+  const ScalarType dtype = tensor.scalar_type();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    add(number_of_dtype(dtype));
+    return;
+  }
+  DtypeCode& known = is_integral(dtype) ? integral_ : floating_;
+  bool& one = is_integral(dtype) ? one_integral_ : one_floating_;
+  one &= known == kNoDtype || known == to_code(dtype);
+  known = to_code(dtype);
+  if (is_integral(dtype)) {
+    integers_.push_back(storage_of(tensor));
+  }
+}
+
+bool CompositeArguments::have_one_dtype() const {
+  const DtypeCode dtype = are_floating() ? floating_ : one_integral_ ? integral_ : kNoDtype;
+  return one_floating_ && dtype != kNoDtype && !raises(number_, static_cast<ScalarType>(dtype));
+}
+
+const Integers& CompositeArguments::integers() const {
+  return are_floating() ? integers_ : kNoIntegers;
+}
+
+bool acts_on_operands(const Operands& operands) {
+  std::optional<CompositeArguments> caller;
+  const Integers* only = tls_promotion.only;
+  if (only == nullptr) {
+    caller = python_caller();
+    if (!caller.has_value() || !caller->have_one_dtype()) {
+      return true;
+    }
+    if (!caller->are_floating() && !have_several_dtypes(operands)) {
+      return true; // the rule says which floating dtype integers become
+    }
+    only = &caller->integers();
+  }
+  return std::any_of(operands.begin(), operands.end(), [only](const Operand& operand) {
+    return operand.tensor != nullptr &&
+           std::find(only->begin(), only->end(), storage_of(*operand.tensor)) != only->end();
+  });
+}
+
+InsideOp::InsideOp(const PromotingOp& op, const Stack& stack) {
+  if (op.computes != Computes::composite) {
+    scoped_.emplace(tls_promotion.only, &kNoIntegers);
+    return;
+  }
+  if (tls_promotion.only != nullptr || !promotion_acts_here()) {
+    return;
+  }
+  CompositeArguments arguments;
+  const size_t count = op.handle.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    if (op.takes_part(i) || op.writes(i)) {
+      add_to(arguments, stack[stack.size() - count + i]);
+    }
+  }
+  if (op.participants == 0) {
+    scoped_.emplace(tls_promotion.only, &kNoIntegers);
+  } else if (arguments.have_one_dtype()) {
+    integers_ = arguments.integers();
+    scoped_.emplace(tls_promotion.only, integers_.empty() ? &kNoIntegers : &integers_);
+  }
+}
 
 std::optional<c10::Scalar> Operand::value() const {
   if (scalar != nullptr) {
@@ -470,12 +583,12 @@ std::optional<c10::Scalar> Operand::value() const {
 }
 
 bool promotion_acts_here() {
-  return !tls_promotion.inside && !inside_kernel() &&
+  return tls_promotion.only != &kNoIntegers && !inside_kernel() &&
          torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
 }
 
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, Stack& stack) {
-  if (op.computes == Computes::opaque || !promotion_acts_here()) {
+  if (op.computes == Computes::composite || !promotion_acts_here()) {
     return Promoted::as_it_was;
   }
   return Call(op, promotion, stack).run();

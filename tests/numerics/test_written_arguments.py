@@ -84,6 +84,11 @@ def in_a_region() -> None:
         two_of_three(torch.mm(full(5.0), full(5.0)), product, copy, 1e3)
 
 
+def with_a_policy() -> None:
+    with tp.my_autocast("cpu", HALF, overrides={"writes::two_of_three": "match_self"}):
+        two_of_three(full(1e6, torch.float32), full(0.0), full(0.0), 1.0)
+
+
 def compiled() -> None:
     function = torch.compile(lambda x, rows: store(x * 300.0, rows, 1), backend="aot_eager")
     function(torch.full((4,), 300.0, dtype=torch.float32), full(0.0))
@@ -156,6 +161,7 @@ FAULTS = {
         lambda: nn.BatchNorm1d(4)(torch.eye(4) * 1e30), "aten::batch_norm", MATHS, ("running_var",)
     ),
     "custom": Fault(in_a_region, "writes::two_of_three", OP, ("product",)),
+    "custom, cast by autocast": Fault(with_a_policy, "writes::two_of_three", CAST, ("product", "copy"), "x"),
     "custom, list": Fault(lambda: scale([full(1.0), full(300.0)], 300.0), "writes::scale", OP, ("tensors[1]",)),
     "custom, into garbage": Fault(
         lambda: two_of_three(full(300.0), garbage(), full(0.0), 300.0), "writes::two_of_three", OP, ("product",)
@@ -188,6 +194,8 @@ def test_the_op_that_wrote_the_first_nonfinite_value_is_the_origin(name: str) ->
 
 def test_the_text_names_the_places_of_long_lists() -> None:
     origin = find(lambda: optimizer(torch.optim.Adam, 2e4, fused=True, eps=0.01)).origin
+    assert origin is not None
+    assert origin.phase == "optimizer"
     assert [line.partition(": ")[0].strip() for line in str(origin).splitlines()[2:]] == [
         "input self[5]",
         "input grads[5]",

@@ -68,7 +68,8 @@ def test_the_policies_of_every_op_of_the_dispatcher() -> None:
             continue
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
         assert (CastPolicy.banned in legal) == takes_tensors, name
-        assert (CastPolicy.match_self in legal) == (takes_tensors and schema.is_mutable), name
+        steps = name.startswith(("aten::_fused_ada", "aten::_fused_sgd", "aten::_amp_"))  # in float32
+        assert (CastPolicy.match_self in legal) == (takes_tensors and schema.is_mutable and not steps), name
         shares = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
         if schema.is_mutable or not takes_tensors or name in moving or (shares and name not in rows_by_name()):
             assert FP32 not in legal, name
@@ -158,6 +159,7 @@ ERRORS: list[tuple[Any, str]] = [
     ({"mm.default": "complex64"}, "torch.complex64 is not a floating dtype."),
     ({"mm.default": "fp32_set_opt_dtype"}, "its schema has no optional dtype argument. Legal: lower_precision_fp,"),
     ({"mm.default": CastPolicy.fp32_append_dtype}, "the op table names no overload of it that takes an output dtype."),
+    ({"_fused_adam_": "match_self"}, "it counts steps or scales in float32 beside tensors of any dtype"),
     ({"mm.default": "match_self"}, "it does not write to an argument, so there is no dtype to match."),
     ({"mm.out": "fp32"}, "aten::mm.out cannot use 'fp32': it writes to an argument,"),
     ({"aten::view": "fp32"}, "Override the op that computes with the result"),

@@ -189,7 +189,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             values = dict(_promoted_values(runs, values, rule, matmul))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
-                with contextlib.suppress(PromotionRuleError):  # not every op without a rule is a product
+                with contextlib.suppress(PromotionRuleError):
                     if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
@@ -361,6 +361,9 @@ def _promoted_values(
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
     found = operands_of(runs, values)
     if found is None or (found.is_product and not matmul):
+        return values
+    given = (_at(values, path) for paths in found.joins(values) for path in paths)
+    if not _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)]):
         return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}

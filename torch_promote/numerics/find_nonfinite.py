@@ -180,11 +180,12 @@ class NonfiniteReport(Report):
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:
-    """Finds the first call in a block that has finite inputs and a non-finite output, in the forward or a backward.
+    """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
     scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
-    results do not change. Until the first fault, each call costs a check of its results, which synchronizes on a GPU.
+    results do not change. Until the first fault, each call costs a check of its results and of the arguments that it
+    wrote to, which synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.

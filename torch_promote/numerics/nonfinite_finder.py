@@ -732,9 +732,11 @@ def _is_part(token: Any) -> bool:
 
 
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:
-    """The verdict on a call that another one made, with the argument that the other one passed on."""
+    """The verdict on a call that another one made, with the argument that the other one passed on; "" if it did not."""
+    if overload_name(watched.op) == overload_name(parent.op):
+        return verdict
     passed = dict(watched.tensors).get(verdict.argument)
-    argument = next((name for name, tensor in parent.tensors if tensor is passed), verdict.argument)
+    argument = next((name for name, tensor in parent.tensors if tensor is passed), "")
     return Verdict(verdict.kind, verdict.inner, argument)
 
 

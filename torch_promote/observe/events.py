@@ -106,6 +106,8 @@ class Cast:
         tensor: The number of the cast tensor in this trace; views have the number of their base.
         earlier: The number of earlier casts of this tensor to this dtype with unchanged content.
         cache: For a reused cast, the mode of the cache: "weights", "persistent", "all", or "PyTorch's".
+        avoidable: The cache mode, "persistent" for weights or "all" for activations, in which an earlier cast would
+            have been reused instead. "": none, or the mode is set already.
     """
 
     argument: str
@@ -117,6 +119,7 @@ class Cast:
     tensor: int = 0
     earlier: int = 0
     cache: str = ""
+    avoidable: Literal["", "persistent", "all"] = ""
 
     def __str__(self) -> str:
         text = f"{self.argument}: {dtype_name(self.from_dtype)} -> {dtype_name(self.to_dtype)}, {self.bytes:,} bytes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +97,6 @@ def time_in_casts(report: Recording) -> float | None:
     return report.total.cast_time / outermost if outermost else None
 
 
-_REMEMBERED = 4  # the number of activations that cache="all" keeps
 _FP32_POLICIES = ("fp32", "float32", "float64")
 
 
@@ -106,23 +105,24 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
     A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
     """
-    activations, weights = _saved_by_caches(calls)
+    avoidable: dict[str, list[int]] = {"all": [], "persistent": []}
+    for cast in (cast for call in calls for cast in call.casts if cast.avoidable):
+        avoidable[cast.avoidable].append(cast.bytes)
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
         if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
-    reused = "These casts of {} would be reused, "
     found = [
         (
             'my_autocast(..., cache="all")',
-            activations,
-            reused.format("activations") + "if the earlier cast is in the same region.",
+            avoidable["all"],
+            "These casts of activations would be reused within their region.",
         ),
         (
             'my_autocast(..., cache="persistent")',
-            weights,
-            reused.format("weights") + "because the weights did not change in between.",
+            avoidable["persistent"],
+            "These casts of weights would be reused, because the weights did not change in between.",
         ),
     ]
     effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
@@ -133,26 +133,6 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
 def _widens(cast: Cast) -> bool:
     return _is_lower(dtype_name(cast.from_dtype)) and not _is_lower(dtype_name(cast.to_dtype))
-
-
-def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
-    """The sizes of the casts that cache="all" and "persistent" would reuse."""
-    activations, weights = [], []
-    last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-    for call in calls:
-        for cast in call.casts:
-            if cast.reused or cast.kind == "gradient":
-                continue
-            if cast.kind == "weight":
-                weights += [cast.bytes] if cast.earlier and not _widens(cast) else []
-                continue
-            key, recent = (cast.tensor, dtype_name(cast.to_dtype)), last[call.thread]
-            if cast.earlier and key in recent and not _widens(cast):
-                activations.append(cast.bytes)
-            if key in recent:
-                recent.remove(key)
-            recent.append(key)
-    return activations, weights
 
 
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:

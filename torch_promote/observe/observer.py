@@ -33,17 +33,17 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Cast, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -157,10 +157,14 @@ Token = OpenCall | Part
 
 
 class _Thread(threading.local):
-    """The open calls of a thread, the outermost first."""
+    """The open calls of a thread, the outermost first; its last casts of activations, as cache="all" would keep them.
+
+    A cast has its tensor, the tensor's version, the target dtype, and how often the thread's casts had ended before.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
+        self.activations: deque[tuple[weakref.ref[torch.Tensor], int, torch.dtype, int]] = deque(maxlen=4)
 
 
 @dataclass(slots=True)
@@ -392,17 +396,35 @@ class CallObserver:
             if made:
                 call.conversions[key] = made - 1
             number, earlier = self._numbers.count(tensor, got.dtype)
+            kind: Kind = "weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation"
+            mode = _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's"
+            avoidable = self._avoidable(tensor, got.dtype, kind, mode, earlier) if made else ""
             yield Cast(
                 argument=before.name,
                 from_dtype=before.dtype,
                 to_dtype=got.dtype,
                 bytes=call.sizes[before.name],
-                kind="weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation",
+                kind=kind,
                 reused=not made,
                 tensor=number,
                 earlier=earlier,
-                cache="" if made else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's",
+                cache="" if made else mode,
+                avoidable=avoidable,
             )
+
+    def _avoidable(
+        self, tensor: torch.Tensor, to: torch.dtype, kind: Kind, mode: str, earlier: int
+    ) -> Literal["", "persistent", "all"]:
+        """The cache mode in which a cast would have been reused. None keeps casts of activations to a larger dtype."""
+        if kind == "weight":
+            return "persistent" if earlier and mode != "persistent" and _C.would_keep(tensor, True) else ""
+        if kind == "gradient" or mode == "all" or tensor.is_inference() or to.itemsize > tensor.dtype.itemsize:
+            return ""
+        state = tensor._version, to, _C.casts_ended()
+        if any(known() is tensor and tuple(then) == state for known, *then in self._thread.activations):
+            return "all" if _C.would_keep(tensor, False) else ""
+        self._thread.activations.append((weakref.ref(tensor), *state))
+        return ""
 
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""
