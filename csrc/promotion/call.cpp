@@ -343,7 +343,8 @@ class Call {
   // Whether the rule may change the call.
   bool may_change(const Operands& operands) const {
     const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
-    return is_on_numbers() || have_several_dtypes(operands) || (computes_floats() && first != operands.end() && is_integral(first->dtype));
+    return is_on_numbers() || have_several_dtypes(operands) ||
+           (computes_floats() && first != operands.end() && is_integral(first->dtype));
   }
 
   // nullopt if the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
