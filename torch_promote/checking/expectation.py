@@ -371,6 +371,9 @@ def _promoted_values(
     result = values
     for paths in found.joins(values):
         operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
+        if operands and all(isinstance(operand, _NUMBERS) for operand in operands):  # as where(condition, 2.5, 1)
+            operands = [Operand(rule.common(operands, name, found.divides), (), ())] * len(operands)
+            result = {**result, **dict(zip(found.names, operands, strict=True))}
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = rule.common(operands, name, found.divides)
