@@ -145,6 +145,27 @@ def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
                 assert agree(derivation, result), str(derivation)
 
 
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "F.cross_entropy(f4[4, 5], int64[4], label_smoothing=0.1)",
+        "F.rms_norm(half[4, 5], [5])",
+        "F.cosine_similarity(half[4, 5], half[4, 5])",
+        "F.normalize(c4[4, 5])",
+    ],
+)
+def test_a_rule_does_not_act_where_pytorch_mixes_dtypes(expression: str, rule: str) -> None:
+    derivation = tp.why(expression, rule=rule)
+    assert agree(derivation, run(expression)), str(derivation)
+    assert "NumPy's table" not in str(derivation)
+
+
+def test_a_rule_acts_on_integers_that_are_operands_of_a_composite() -> None:
+    assert tp.why("kron(half[3], int64[3])", rule="numpy").dtype is torch.float64
+    assert tp.why("kron(half[3], int64[3])", rule="strict").by_rule
+
+
 def test_large_tensors_are_not_allocated() -> None:
     assert tp.why("f4[100000, 100000] @ f4[100000, 100000] + f8[]").shape == (100000, 100000)
 

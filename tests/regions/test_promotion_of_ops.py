@@ -273,6 +273,7 @@ def outcome(function: Callable[[], Any]) -> Outcome:
 
 def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        value = value.to_dense() if value.layout is not torch.strided else value
         dense = value.detach().resolve_conj().resolve_neg()
         data = torch.empty(value.numel(), dtype=value.dtype).copy_(dense.reshape(-1))
         return str(value.dtype), tuple(value.shape), value.stride(), bytes(data.view(torch.uint8).tolist())

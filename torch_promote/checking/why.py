@@ -546,8 +546,9 @@ class _StepWriter:
         if not operands:
             return False
         refused = self.error is not None
+        rule = call.expectation.rule or promotion_rule("torch", self.rule.default_dtype)  # it does not act everywhere
         for step in explain_promotion(
-            call.name, operands, results, self.rule, divides=found.divides, symbol=self.symbol, refused=refused
+            call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused
         ):
             self.steps.append(step)
         return True
