@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_promote as tp
-from helpers.writing_ops import scale, store, two_of_three
+from helpers.writing_ops import copy_to, scale, store, two_of_three
 from torch_promote.observe.ops import writes_of
 from torch_promote.observe.values import Values
 
@@ -118,13 +118,20 @@ def custom() -> dict[str, Tensor]:
 @case("writes::scale")
 def custom_with_a_list() -> dict[str, Tensor]:
     tensors, count = ones(), torch.zeros(())
-    return {"0": scale(tensors, 2.0, count), "tensors[0]": tensors[0], "tensors[1]": tensors[1], "count": count}
+    return {"0": scale(tensors, count, 2.0), "tensors[0]": tensors[0], "tensors[1]": tensors[1], "count": count}
 
 
-@case("writes::scale")
-def custom_without_the_optional_one() -> dict[str, Tensor]:
-    tensors = ones(1)
-    return {"0": scale(tensors, 2.0), "tensors[0]": tensors[0]}
+@case("writes::copy_to")
+def custom_with_optional_ones() -> dict[str, Tensor]:
+    one, several = torch.zeros(3), ones()
+    copy_to(torch.full((3,), 5.0), one, several)
+    return {"one": one, "several[0]": several[0], "several[1]": several[1]}
+
+
+@case("writes::copy_to")
+def custom_without_the_optional_ones() -> dict[str, Tensor]:
+    copy_to(torch.ones(3), None, None)
+    return {}
 
 
 @case("writes::store")

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
-from helpers.policies import MINE, POLICIES, TEXT, TORCH, path
+from helpers.policies import MINE, POLICIES, TEXT, TORCH, WAYS, path
 from torch_promote import CastPolicy, PolicyError
+from torch_promote.policy.files import to_toml
 from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.op_table import TABLE_VERSION
+from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 
 __all__ = ["path"]  # a fixture
@@ -42,7 +44,8 @@ def test_any_policy_comes_back(tmp_path_factory: pytest.TempPathFactory, policy:
     policy.save(path)
     assert Policy.load(path) == policy
     sections = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('"')]
-    assert len(sections) <= len(policy.changes), "no op is named twice for a device"
+    patterns = {line for line in sections if "*" in line}
+    assert len(sections) <= len(policy.changes) + len(patterns), "no op is named twice for a device"
 
 
 def test_what_a_person_writes(path: Path) -> None:
@@ -121,6 +124,116 @@ def test_where_nothing_can_be_written(path: Path) -> None:
             MINE.save(target)
         assert str(error.value) == f"cannot write the policy file {target!r}: {why}."
     assert os.listdir() == ["p.toml"]
+
+
+# --- patterns
+
+
+def lines_of(policy: Policy) -> list[str]:
+    """The sections and entries of the policy's file."""
+    return to_toml(policy.to_dict()).splitlines()[5:]
+
+
+#: The ops of the namespace that can have the policy "keep", except join.
+LEFT = [
+    f"{op}{'' if '.' in op else '.default'}"
+    for op in sorted(name.partition("::")[2] for name in select(f"{NAMESPACE}::*", "keep")[1])
+    if not op.startswith("jo")
+]
+#: Policies, and the entries that their files have.
+PATTERNS: dict[str, tuple[Policy, list[str]]] = {
+    "a pattern": (Policy.stock().override({"linalg_*": "fp32"}), ["[all]", '"linalg_*" = "fp32"']),
+    "for one device": (
+        Policy.stock().override({"linalg_*": FP64}, device_type="cuda"),
+        ["[cuda]", '"linalg_*" = "float64"'],
+    ),
+    "with an exception": (
+        Policy.stock().override({"linalg_*": "fp32", "linalg_norm.default": "lower"}),
+        ["[all]", '"linalg_*" = "fp32"', '"aten::linalg_norm.default" = "lower_precision_fp"'],
+    ),
+    "an exception that is stock's policy": (
+        Policy.stock().override({"*mm": "fp32"}).override({"mm.default": "lower"}),
+        ["[all]", '"*mm" = "fp32"', '"aten::mm.default" = "lower_precision_fp"'],
+    ),
+    "an exception on one device": (
+        Policy.stock().override({"linalg_*": "fp32"}).override({"linalg_norm.default": "keep"}, device_type="cpu"),
+        ["[all]", '"linalg_*" = "fp32"', "", "[cpu]", '"aten::linalg_norm.default" = "keep"'],
+    ),
+    "a pattern without effect": (
+        Policy.stock().override({"linea?": "lower"}, "cpu"),
+        ["[cpu]", '"linea?" = "lower_precision_fp"'],
+    ),
+    "two patterns": (
+        Policy.stock().override({f"{NAMESPACE}::j*": "fp32", f"{NAMESPACE}::m*": "keep"}),
+        ["[all]", '"policy_tests::j*" = "fp32"', '"policy_tests::m*" = "keep"'],
+    ),
+    "a pattern with a policy of its own on each device": (
+        Policy.stock().override({"linalg_*": "fp32"}, "cpu").override({"linalg_*": "lower"}, "cuda"),
+        ["[cpu]", '"linalg_*" = "fp32"', "", "[cuda]", '"linalg_*" = "lower_precision_fp"'],
+    ),
+    "a pattern again": (
+        Policy.stock().override({"linalg_*": "fp32"}).override({"linalg_*": "keep"}),
+        ["[all]", '"linalg_*" = "keep"'],
+    ),
+    "a pattern that another covers": (
+        Policy.stock().override({f"{NAMESPACE}::join*": "fp32"}).override({f"{NAMESPACE}::*": "keep"}),
+        ["[all]", '"policy_tests::*" = "keep"'],
+    ),
+    "a later pattern takes a part": (
+        Policy.stock().override({f"{NAMESPACE}::*": "keep"}).override({f"{NAMESPACE}::jo*": "fp32"}),
+        ["[all]", '"policy_tests::jo*" = "fp32"', *(f'"policy_tests::{op}" = "keep"' for op in LEFT)],
+    ),
+    "of modules": (
+        Policy.stock().override_modules(
+            {"blocks.*": {"linalg_*": "fp32"}, "**.head": "off", "a?[bc]": {"*mm": "keep"}}
+        ),
+        [
+            '[modules."**.head"]', 'policy = "off"', "", '[modules."a?[bc]"]', '"*mm" = "keep"', "",
+            '[modules."blocks.*"]', '"linalg_*" = "fp32"',
+        ],
+    ),
+    "of modules, with an exception": (
+        Policy.stock()
+        .override({"linalg_*": "lower"})
+        .override_modules({"head": {"linalg_*": "fp32", "linalg_norm.default": "keep"}}),
+        [
+            "[all]", '"linalg_*" = "lower_precision_fp"', "", '[modules."head"]', '"linalg_*" = "fp32"',
+            '"aten::linalg_norm.default" = "keep"',
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "lines"), PATTERNS.values(), ids=PATTERNS)
+def test_a_file_keeps_the_patterns_of_a_policy(policy: Policy, lines: list[str], path: Path) -> None:
+    assert lines_of(policy) == lines
+    policy.save(path)
+    for read in (Policy.load(path), *(way(policy) for way in WAYS.values())):
+        assert read == policy
+        assert hash(read) == hash(policy)
+        assert lines_of(read) == lines
+    changed = Policy.load(path).override({"relu.default": "fp32"}).override_modules({"z": "off"})
+    added = {"[all]", '"aten::relu.default" = "fp32"', "", '[modules."z"]', 'policy = "off"'}
+    assert set(lines_of(changed)) == {*lines, *added}
+
+
+@given(POLICIES, POLICIES)
+@settings(max_examples=30, deadline=None)
+def test_patterns_say_nothing_besides(first: Policy, second: Policy) -> None:
+    """Equal policies are equal, also if one was made of patterns; and a file of either gives the same policy."""
+    by_name = Policy(first.changes, first.modules)
+    assert (by_name == first, hash(by_name) == hash(first), repr(by_name) == repr(first)) == (True,) * 3
+    assert (first == second) == (first.changes == second.changes)
+    assert Policy.from_dict(first.to_dict()) == Policy.from_dict(by_name.to_dict()) == first
+
+
+def test_a_pattern_of_a_library_that_is_not_imported_is_not_saved(path: Path) -> None:
+    namespace = "torch_promote_test_patterns"
+    with torch.library._scoped_library(namespace, "DEF") as library:
+        library.define("one(Tensor x) -> Tensor")
+        policy = Policy.stock().override({f"{namespace}::*": "fp32"})
+        assert lines_of(policy) == ["[all]", f'"{namespace}::*" = "fp32"']
+    assert lines_of(policy) == ["[all]", f'"{namespace}::one.default" = "fp32"']
 
 
 # --- invalid files

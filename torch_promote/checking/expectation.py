@@ -26,9 +26,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
+from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
-from torch_promote.reference import Operand, PromotionError, PromotionRule
+from torch_promote.reference import Operand, PromotionError, PromotionRule, ShapeError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.ops.call import Call, TensorLike, described
@@ -201,7 +202,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
         return Expectation(op, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
-    except (PromotionError, PromotionRuleError) as error:
+    except (PromotionError, PromotionRuleError, ShapeError) as error:
         return Expectation(op, plan, None, str(error), planned, rule=rule)
 
 
@@ -351,7 +352,7 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
 
     None if there is none, or if it is PyTorch's own.
     """
-    number = _C.promotion_in_force()
+    number = _C.promotion_in_force() if my_autocast_is_in_force() else None
     if number is None:
         return None
     from torch_promote.regions.promotion_tables import matmul_of, rule_of
@@ -369,6 +370,9 @@ def _promoted_values(
     result = values
     for paths in found.joins(values):
         operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
+        if operands and all(isinstance(operand, _NUMBERS) for operand in operands):  # as where(condition, 2.5, 1)
+            operands = [Operand(rule.common(operands, name, found.divides), (), ())] * len(operands)
+            result = {**result, **dict(zip(found.names, operands, strict=True))}
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = rule.common(operands, name, found.divides)

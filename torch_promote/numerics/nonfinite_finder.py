@@ -36,6 +36,7 @@ from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.checking.crosscheck import UNINITIALIZED
+from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, Part
@@ -231,11 +232,16 @@ class FinderState:
         benign: The benign non-finite values, by place.
         checked: The number of checked calls.
         forward_ops: The names of the ops that the forward called, by module and line.
+        scaler: The steps of GradScaler.
+        scaled: In the last step that GradScaler skipped, the first call whose result is not finite because of the
+            scale.
     """
 
     benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)
     checked: int = 0
     forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    scaler: ScalerSteps = field(default_factory=ScalerSteps)
+    scaled: NonfiniteOrigin | None = None
 
 
 # --- verdicts on calls
@@ -468,6 +474,8 @@ class NonfiniteFinder(CallObserver):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
         elif name == "aten::_amp_update_scale_":
+            (_, scale), (_, found_inf) = extremes([args[0], args[2]])
+            self.seen.scaler.add(scale, found_inf > 0, *args[4:])
             self._scale, self._scaled_overflow = None, False
 
     def _look_before(self, watched: WatchedCall) -> None:
@@ -559,11 +567,12 @@ class NonfiniteFinder(CallObserver):
         else:
             self._report(watched, verdict)
 
-    def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
-        call, results = watched.call, watched.results
+    @staticmethod
+    def _origin(watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
+        call = watched.call
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         outs = watched.outs
-        origin = NonfiniteOrigin(
+        return NonfiniteOrigin(
             op=call.op,
             inner=verdict.inner,
             module=call.module,
@@ -576,12 +585,15 @@ class NonfiniteFinder(CallObserver):
                 if name not in outs
             ),
             outputs=tuple(
-                TensorRange.of(info.name, tensor) for info, tensor in zip(call.outputs, results, strict=True)
+                TensorRange.of(info.name, tensor) for info, tensor in zip(call.outputs, watched.results, strict=True)
             ),
             argument=verdict.argument,
             node="" if node is None else node.name(),
             call=call,
         )
+
+    def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
+        origin = self._origin(watched, verdict)
         with self._lock:
             if self.done:
                 return
@@ -676,6 +688,8 @@ class NonfiniteFinder(CallObserver):
         ]
         if any(size / self._scale > largest for size, largest in sizes):
             return False
+        if not self._scaled_overflow:
+            self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled_overflow = True
         self._add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
         return True

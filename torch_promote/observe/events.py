@@ -22,6 +22,8 @@ from torch_promote.report.codec import decode_fields, encode
 
 __all__ = [
     "AUTOCAST_OFF",
+    "COMPILED",
+    "COMPILED_CALLS",
     "Call",
     "CallGroup",
     "Calls",
@@ -39,6 +41,10 @@ __all__ = [
 
 #: The start of `Call.said_by` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
+#: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
+COMPILED = "compiled code"
+#: The start of the sentence in `not_seen` if compiled functions ran.
+COMPILED_CALLS = "Calls of compiled functions: "
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.
@@ -148,7 +154,7 @@ class Call:
             "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
             off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
             NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
-            registered one; or "".
+            registered one; "compiled code", whose graph contains the casts; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised.

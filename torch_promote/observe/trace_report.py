@@ -15,7 +15,17 @@ from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import TENSORS, Call, CallGroup, CastGroup, Phase, Recording, TensorInfo
+from torch_promote.observe.events import (
+    COMPILED,
+    COMPILED_CALLS,
+    TENSORS,
+    Call,
+    CallGroup,
+    CastGroup,
+    Phase,
+    Recording,
+    TensorInfo,
+)
 from torch_promote.observe.explanation import Explanation, explain
 from torch_promote.observe.findings import (
     OPTIMIZER,
@@ -115,6 +125,11 @@ class TraceReport(Recording, Report):
             return "Only optimizers called ops." if self.total.calls else "No call was recorded."
         raised = f" Calls that raised: {total.errors:,}." if total.errors else ""
         having = total.policies.total()
+        if not having and (total.rules[COMPILED] or any(one.startswith(COMPILED_CALLS) for one in self.not_seen)):
+            return (
+                f"Autocast had no policy for the calls in this trace ({total.calls:,}). The casts of compiled "
+                f"functions are part of their graphs.{raised}"
+            )
         if not having:
             return (
                 f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their dtypes.{raised}"

@@ -101,7 +101,7 @@ class ModulePolicy:
         if isinstance(self.value, dict) or self.value in ("fp32", "off"):
             return str(self)
         policy = Policy.of(self.value)
-        return f"{policy!r} {policy.to_dict()}"
+        return f"{policy!r} {Policy(policy.changes, policy.modules).to_dict()}"
 
     def __str__(self) -> str:
         if isinstance(self.value, dict):
