@@ -46,16 +46,16 @@ __all__ = [
 class TorchPromoteError(Exception):
     """Base class of the errors of this package.
 
-    Errors contain names of files, ops and modules. Control characters in them are escaped, so that they cannot change
-    what a terminal shows, and a very long text is shortened.
+    Errors contain names of files, ops and modules. `str` escapes control characters in them, so that they cannot change
+    what a terminal shows, and shortens a very long text.
 
     Example:
         >>> len(str(TorchPromoteError("x" * 1_000_000)))
         150
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(_shortened(one)) if isinstance(one, str) else one for one in args))
+    def __str__(self) -> str:
+        return printable(_shortened(super().__str__()))
 
 
 #: The lengths from which words, and texts, are shortened, in characters.

@@ -1,6 +1,7 @@
 // file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -126,7 +127,7 @@ class DtypeJoin {
   DtypeCode dtype_ = kNoDtype;
 };
 
-// The common dtype of the operands, at least one of which is a tensor; kNoDtype if they have none.
+// The common dtype of the operands; kNoDtype if they have none. Numbers alone promote like numbers with a bool tensor.
 // Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
   const PromotionTables& tables = promotion.tables();
@@ -141,6 +142,9 @@ DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
     } else {
       dims.add(operand.dtype);
     }
+  }
+  if (dims.is_empty() && zeros.is_empty()) {
+    dims.add(ScalarType::Bool);
   }
   const bool has_weak = !dims.is_empty() && !zeros.is_empty();
   DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
@@ -291,6 +295,9 @@ class Call {
         std::none_of(calls.begin(), calls.end(), acts_on_operands)) {
       return Promoted::as_it_was;
     }
+    if (is_on_numbers()) {
+      return run_on_tensors(calls.front());
+    }
     std::vector<std::optional<ScalarType>> computed;
     computed.reserve(calls.size());
     for (const Operands& operands : calls) {
@@ -329,10 +336,15 @@ class Call {
     return stack_[stack_.size() - count + static_cast<size_t>(op_.rounding_mode)].isNone();
   }
 
+  bool is_on_numbers() const {
+    return op_.written == 0 && op_.functional.has_value();
+  }
+
   // Whether the rule may change the call.
   bool may_change(const Operands& operands) const {
     const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
-    return have_several_dtypes(operands) || (computes_floats() && first != operands.end() && is_integral(first->dtype));
+    return is_on_numbers() || have_several_dtypes(operands) ||
+           (computes_floats() && first != operands.end() && is_integral(first->dtype));
   }
 
   // nullopt if the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
@@ -356,7 +368,10 @@ class Call {
   }
 
   ScalarType result_dtype(ScalarType computed) const {
-    return op_.computes == Computes::boolean ? ScalarType::Bool : computed;
+    if (op_.computes == Computes::boolean) {
+      return ScalarType::Bool;
+    }
+    return op_.real ? c10::toRealValueType(computed) : computed;
   }
 
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
@@ -454,6 +469,23 @@ class Call {
     if (!op_.handle.schema().returns().empty()) {
       stack_.emplace_back(written.at(0));
     }
+    return Promoted::done;
+  }
+
+  // For an op on numbers alone, as `where(condition, 2.5, 1)`: calls the overload that takes tensors. If the rule has
+  // no dtype for the numbers, PyTorch decides.
+  Promoted run_on_tensors(const Operands& numbers) {
+    const DtypeCode found = common_dtype(promotion_, numbers);
+    if (promotion_.options.is_stock || found == kNoDtype) {
+      return Promoted::as_it_was;
+    }
+    IValue* values = stack_.data() + (stack_.size() - op_.handle.schema().arguments().size());
+    const auto options = at::TensorOptions(values->toTensor().device()).dtype(static_cast<ScalarType>(found));
+    for (const Operand& number : numbers) {
+      values[number.argument] = at::scalar_tensor(*number.scalar, options);
+    }
+    const Scoped inside(tls_promotion.only, &kNoIntegers);
+    op_.functional->callBoxed(&stack_);
     return Promoted::done;
   }
 

@@ -48,13 +48,15 @@ struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
   std::string name;
-  std::optional<c10::OperatorHandle> functional; // for an op that writes to an argument: its functional overload
-  uint64_t participants = 0;                     // a bit for each argument that takes part
-  uint64_t written = 0;                          // a bit for each argument that the op writes to
+  // For an op that writes to an argument: its functional overload. For an op on numbers alone: its overload on tensors.
+  std::optional<c10::OperatorHandle> functional;
+  uint64_t participants = 0; // a bit for each argument that takes part
+  uint64_t written = 0;      // a bit for each argument that the op writes to
   Computes computes = Computes::common;
   int rounding_mode = -1; // the argument that turns `floats` into `common` if it is given
   bool each = false;      // the op iterates over its lists in parallel: each element is a separate call
   bool matmul = false;    // a matrix product, which PyTorch does not promote
+  bool real = false;      // the result is real, also of complex operands
   c10::BoxedKernel boxed; // for calls that are not plain; see PlainCall
 
   bool takes_part(size_t argument) const {

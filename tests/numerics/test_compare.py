@@ -575,6 +575,9 @@ def test_nested_tensors_are_not_run_alone() -> None:
 
     comparison = tp.compare(step, model=model)
     assert any("NestedTensor has no data of its own" in note for note in comparison.notes)
+    [text] = [text for text in comparison.not_seen if "aten::linear" in text]
+    assert text.startswith("The outputs of ")
+    assert text.endswith(" were not compared: NestedTensor has no data of its own.")
     assert by_place(comparison)["", "aten::linear"].impact is None
 
 

@@ -162,7 +162,9 @@ FAULTS = {
     ),
     "custom": Fault(in_a_region, "writes::two_of_three", OP, ("product",)),
     "custom, cast by autocast": Fault(with_a_policy, "writes::two_of_three", CAST, ("product", "copy"), "x"),
-    "custom, list": Fault(lambda: scale([full(1.0), full(300.0)], 300.0), "writes::scale", OP, ("tensors[1]",)),
+    "custom, list": Fault(
+        lambda: scale([full(1.0), full(300.0)], torch.ones(()), 300.0), "writes::scale", OP, ("tensors[1]",)
+    ),
     "custom, into garbage": Fault(
         lambda: two_of_three(full(300.0), garbage(), full(0.0), 300.0), "writes::two_of_three", OP, ("product",)
     ),
@@ -230,6 +232,19 @@ def skipped_step() -> None:
     assert not optimizer.state[weight]["exp_avg"].any()
 
 
+def steps_of_a_fused_optimizer_that_unscales() -> None:
+    weight, scaler = nn.Parameter(full(1.0, torch.float32)), torch.amp.GradScaler("cpu", init_scale=2.0**17)
+    optimizer = torch.optim.Adam([weight], fused=True)
+    for _ in range(3):  # the first one is skipped
+        with tp.my_autocast("cpu", HALF):
+            loss = torch.mm(weight, weight).float().sum() / 8
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert optimizer.state[weight]["exp_avg"].any()
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -241,6 +256,7 @@ def skipped_step() -> None:
         lambda: torch._foreach_add_([full(0.0)], [-math.inf]),  # a mask
         lambda: nn.BatchNorm1d(4).eval()(torch.eye(4) * 1e30),
         skipped_step,
+        steps_of_a_fused_optimizer_that_unscales,
     ],
 )
 def test_what_was_there_before_and_what_the_program_asked_for_is_no_fault(program: Callable[[], Any]) -> None:
@@ -266,7 +282,7 @@ class Writing(nn.Module):
             two_of_three(hidden, product, copy, 3.0)
             scaled = [hidden.clone(), hidden.clone()]
             torch._foreach_mul_(scaled, 1.1)
-            scale([copy], 1.3)
+            scale([copy], torch.ones(()), 1.3)
             torch.mul(hidden, 3.3, out=out)
         return hidden + product + copy + scaled[1] + out
 
@@ -352,3 +368,15 @@ def test_optimizers_inside_of_a_region_have_sites_and_nothing_is_left(options: d
     assert sites["aten::linear"].impact
     assert all(map(torch.equal, (*model.parameters(), *average), before))
     assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_written_tensors_that_cannot_be_compared_are_named() -> None:
+    def step() -> Tensor:
+        with tp.my_autocast("cpu"):
+            sparse = torch.eye(4).to_sparse()
+            torch._foreach_mul_([sparse], 3.0)
+            return torch.mm(sparse.to_dense(), torch.ones(4, 4)).float().sum()
+
+    comparison = tp.compare(step, model=nn.Identity())
+    [text] = [text for text in comparison.not_seen if "_foreach_mul_" in text]
+    assert text == "The outputs of aten::_foreach_mul_.Scalar were not compared: a tensor is sparse_coo."

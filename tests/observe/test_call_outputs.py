@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_promote as tp
-from helpers.writing_ops import scale, store, two_of_three
+from helpers.writing_ops import copy_to, scale, store, two_of_three
 from torch_promote.observe.ops import writes_of
 from torch_promote.observe.values import Values
 
@@ -118,13 +118,20 @@ def custom() -> dict[str, Tensor]:
 @case("writes::scale")
 def custom_with_a_list() -> dict[str, Tensor]:
     tensors, count = ones(), torch.zeros(())
-    return {"0": scale(tensors, 2.0, count), "tensors[0]": tensors[0], "tensors[1]": tensors[1], "count": count}
+    return {"0": scale(tensors, count, 2.0), "tensors[0]": tensors[0], "tensors[1]": tensors[1], "count": count}
 
 
-@case("writes::scale")
-def custom_without_the_optional_one() -> dict[str, Tensor]:
-    tensors = ones(1)
-    return {"0": scale(tensors, 2.0), "tensors[0]": tensors[0]}
+@case("writes::copy_to")
+def custom_with_optional_ones() -> dict[str, Tensor]:
+    one, several = torch.zeros(3), ones()
+    copy_to(torch.full((3,), 5.0), one, several)
+    return {"one": one, "several[0]": several[0], "several[1]": several[1]}
+
+
+@case("writes::copy_to")
+def custom_without_the_optional_ones() -> dict[str, Tensor]:
+    copy_to(torch.ones(3), None, None)
+    return {}
 
 
 @case("writes::store")
@@ -185,3 +192,18 @@ def test_an_op_without_writes_costs_no_more_calls() -> None:
     assert "produced" in called
     assert not {"written", "writes_of", "_not_returned"} & set(called)
     assert len(called) <= 205
+
+
+def test_running_statistics_are_written_by_the_ops_that_normalize_with_them() -> None:
+    """Names the others, so that somebody decides whether an op of a new PyTorch writes to them."""
+    statistics = {"running_mean", "running_var"}
+    undeclared = set()
+    for schema in torch._C._jit_get_all_schemas():
+        if any(one.name in statistics and one.alias_info is None for one in schema.arguments):
+            op = getattr(getattr(aten, schema.name.removeprefix("aten::")), schema.overload_name or "default")
+            if not statistics & {write.name for write in writes_of(op)}:
+                undeclared.add(schema.name.removeprefix("aten::"))
+    assert {name for name in undeclared if "backward" not in name and "functional" not in name} == {
+        "_batch_norm_no_update",
+        "_native_batch_norm_legit_no_training",
+    }

@@ -13,6 +13,7 @@ import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
 from helpers.subprocesses import plain_environment, run_python
 from torch_promote import CastPolicy
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_table import rows_by_name, schema_of
 from torch_promote.policy.overrides import parse_overrides, parse_policy, select
@@ -200,6 +201,9 @@ PLACES: dict[str, Callable[[Any, Path], object]] = {
     "Policy.from_dict": lambda dtype, _: tp.Policy.from_dict({"format": 1, "all": {"linear": spelled(dtype)}}),
     "set_module_policy": lambda dtype, _: tp.set_module_policy(torch.nn.Linear(1, 1), {"": {"linear": dtype}}),
     "register_policy": lambda dtype, _: tp.register_policy("relu", dtype),
+    "a policy made without checks": lambda dtype, _: tp.my_autocast(
+        "cpu", policy=tp.Policy((("aten::linear", "cpu", parse_dtype(dtype)),))
+    ),
     "install": lambda dtype, _: tp.install(overrides={"linear": dtype}),
     "installed_as": lambda dtype, _: tp.installed_as(overrides={"linear": dtype}),
     "a file": lambda dtype, folder: tp.my_autocast(

@@ -68,9 +68,9 @@ class Expectation:
         if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
             the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
+        rule: The promotion rule that acts on the call; None if PyTorch's own does.
         fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
             the fake raises, there are none, and `error` says so.
-        by_rule: Whether a promotion rule in force acts on the call.
     """
 
     op: torch._ops.OpOverload
@@ -80,8 +80,8 @@ class Expectation:
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
+    rule: PromotionRule | None = None
     fake: tuple[torch.Tensor | None, ...] | None = None
-    by_rule: bool = False
 
     @property
     def has_policy(self) -> bool:
@@ -185,13 +185,14 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
-    in_force, if_product, acted_on = rule_in_force(), None, None
+    (rule, matmul), if_product = rule_in_force() or (None, False), None
     try:
-        if in_force is not None:
-            rule, matmul = in_force
-            acted_on = _acted_on(runs, values, matmul)
-            if acted_on is not None:
-                values = dict(_promoted_values(runs, values, rule, acted_on))
+        found = None if rule is None else operands_of(runs, values)
+        if found is not None and not _C.promotion_acts_on(found.tensors(values)):
+            rule = found = None
+        if rule is not None:
+            if found is not None and (matmul or not found.is_product):
+                values = dict(_promoted_values(runs, values, found, rule))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
                 with contextlib.suppress(PromotionRuleError):
@@ -200,10 +201,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
-        by_rule = acted_on is not None
-        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake, by_rule=by_rule)
+        return Expectation(op, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
     except (PromotionError, PromotionRuleError, ShapeError) as error:
-        return Expectation(op, plan, None, str(error), planned, by_rule=acted_on is not None)
+        return Expectation(op, plan, None, str(error), planned, rule=rule)
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,18 +361,8 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
     return None if rule.name == "torch" else (rule, matmul_of(number))
 
 
-def _acted_on(runs: torch._ops.OpOverload, values: Mapping[str, Any], matmul: bool) -> JoinedOperands | None:
-    """Returns the operands of a call that the rule in force joins; None if it does not act on the call."""
-    found = operands_of(runs, values)
-    if found is None or (found.is_product and not matmul):
-        return None
-    given = (_at(values, path) for paths in found.joins(values) for path in paths)
-    acts = _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)])
-    return found if acts else None
-
-
 def _promoted_values(
-    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, found: JoinedOperands
+    runs: torch._ops.OpOverload, values: Mapping[str, Any], found: JoinedOperands, rule: PromotionRule
 ) -> Mapping[str, Any]:
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
     name = overload_name(runs)
@@ -380,6 +370,9 @@ def _promoted_values(
     result = values
     for paths in found.joins(values):
         operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
+        if operands and all(isinstance(operand, _NUMBERS) for operand in operands):  # as where(condition, 2.5, 1)
+            operands = [Operand(rule.common(operands, name, found.divides), (), ())] * len(operands)
+            result = {**result, **dict(zip(found.names, operands, strict=True))}
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = rule.common(operands, name, found.divides)
@@ -405,6 +398,11 @@ class JoinedOperands:
     divides: bool = False
     in_step: bool = False
     is_product: bool = False
+
+    def tensors(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Returns the operands that are tensors."""
+        operands = (_at(values, path) for name in self.names for path in _paths(name, values[name]))
+        return [operand for operand in operands if isinstance(operand, torch.Tensor)]
 
     def joins(self, values: Mapping[str, Any]) -> Iterator[list[_Path]]:
         """Yields the operands that are joined: once, or once for each position of lists that go in step."""

@@ -674,7 +674,7 @@ class _StepWriter:
         if not operands:
             return False
         refused = self.error is not None
-        rule = self.rule if call.expectation.by_rule else promotion_rule("torch", self.rule.default_dtype)
+        rule = call.expectation.rule or promotion_rule("torch", self.rule.default_dtype)
         try:
             for step in explain_promotion(
                 call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused

@@ -204,6 +204,12 @@ def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
+def _why_unread(tensor: torch.Tensor) -> str:
+    if not can_be_read(tensor):
+        return f"{type(tensor).__name__} has no data of its own"
+    return f"a tensor is {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')}"
+
+
 @dataclass(slots=True, eq=False)
 class KeptCall:
     """A call of the reference.
@@ -260,6 +266,7 @@ class CompareCandidate(ForwardCalls):
         calls: The candidate's calls.
         errors: The accumulated errors, by module and overload.
         only_here: The number of calls that the reference did not make, by module and overload.
+        unread: The overloads in regions with outputs that cannot be compared, by the reason.
     """
 
     def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
@@ -267,6 +274,7 @@ class CompareCandidate(ForwardCalls):
         self.calls: dict[CallKey, Call] = {}
         self.errors: dict[tuple[str, str], ErrorSums] = {}
         self.only_here: Counter[tuple[str, str]] = Counter()
+        self.unread: dict[str, dict[str, None]] = {}
         self._reference = reference
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> None:
@@ -279,6 +287,9 @@ class CompareCandidate(ForwardCalls):
         """Called after a call."""
         self.calls[key] = call
         kept, ours = self._reference.get(key), _floating(results)
+        for one in results if call.autocast and len(ours) < len(results) else ():
+            if one.is_floating_point() and not _floating([one]):
+                self.unread.setdefault(_why_unread(one), {})[key.name] = None
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
             return

@@ -51,6 +51,7 @@ _COMPUTES = {
     "power_of_number": COMMON,
     "where": COMMON,
     "promoted": COMMON,
+    "real_of_promoted": COMMON,
     "binary_float": FLOATS,
     "unary_float": FLOATS,
     "like_float": FLOATS,
@@ -58,6 +59,9 @@ _COMPUTES = {
     "quotient": FLOATS,
     "comparison": BOOLEAN,
 }
+
+#: Those of them whose results are real.
+_REAL = ("angle", "real_of_promoted")
 
 #: Tensor arguments that are not operands.
 _NO_OPERANDS = {"where": ("condition",)}
@@ -83,6 +87,15 @@ _LEFT_ALONE = (
     *("linalg_polar", "linalg_vector_norm", "logsumexp", "mvlgamma", "native_dropout", "native_dropout_backward"),
 )
 
+#: Overloads on which no rule acts although it acts on another overload of the op, and why.
+UNPROMOTED = {
+    "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(
+        (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
+        "the call names the result's dtype, which has to go with the operands' own",
+    ),
+}
+
 #: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
@@ -92,12 +105,14 @@ class PromotingOp(NamedTuple):
 
     Attributes:
         name: The overload, such as `aten::add.Tensor`.
-        functional: For an op that writes: the overload that computes the same without writing. Otherwise "".
+        functional: For an op that writes: the overload that computes the same without writing. For an op on numbers
+            alone: the overload that takes tensors for them. Otherwise "".
         participants: The places of the arguments that take part.
         computes: COMMON, FLOATS or BOOLEAN.
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
         each: Whether its lists go in step: each element is a call of its own.
         matmul: Whether it is a matrix product.
+        real: Whether its result is real, also of complex operands.
     """
 
     name: str
@@ -107,6 +122,7 @@ class PromotingOp(NamedTuple):
     rounding_mode: int = -1
     each: bool = False
     matmul: bool = False
+    real: bool = False
 
 
 @functools.cache
@@ -145,7 +161,7 @@ def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
         schema = schemas.get(name.partition(".")[0], {}).get(name)
         made = None if schema is None else _of_entry(entry, schema)
         if made is not None:
-            yield made
+            yield made._replace(functional=_on_tensors(made, schema, schemas))
             yield from _writers(made, schema, schemas)
     for op in _PRODUCTS:
         for name, schema in schemas.get(f"aten::{op}", {}).items():
@@ -182,7 +198,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
         return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
-    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, real=term.rule in _REAL)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
@@ -202,12 +218,27 @@ def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[in
 def _writers(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
     """Yields the overloads that write what another one returns: they have its arguments, and may have outputs."""
     operators = [f"aten::{name}" for name, op in _OPERATORS.items() if f"aten::{op}" == schema.name]
-    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    wanted = {argument.name: str(argument.type) for argument in schema.arguments}
     for op in (schema.name, f"{schema.name}_", *operators):
         for name, other in schemas.get(op, {}).items():
-            arguments = [(a.name, str(a.type)) for a in other.arguments if not (_is_written(a) and a.is_out)]
-            if any(_is_written(a) for a in other.arguments) and arguments == wanted:
-                yield made._replace(name=name, functional=made.name)
+            arguments = {a.name: str(a.type) for a in other.arguments if not (_is_written(a) and a.is_out)}
+            if arguments == wanted and any(_is_written(a) for a in other.arguments):
+                names = list(arguments)
+                places = tuple(names.index(schema.arguments[place].name) for place in made.participants)
+                functional = made.name if names == list(wanted) else ""  # polygamma_ has another order
+                yield made._replace(name=name, functional=functional, participants=places)
+
+
+def _on_tensors(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """Returns the overload of an op on numbers alone that takes tensors for them; "" for any other op."""
+    if {str(schema.arguments[place].type) for place in made.participants} != {"number"}:
+        return ""
+    names = [argument.name for argument in schema.arguments]
+    return next(
+        name
+        for name, other in schemas[schema.name].items()
+        if [a.name for a in other.arguments] == names and all(_is_tensor(other.arguments[p]) for p in made.participants)
+    )
 
 
 def _is_written(argument: Any) -> bool:
@@ -311,7 +342,7 @@ def _register_ops(report: Report) -> None:
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
         _C.register_promoting_op(
-            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.real
         )
 
 
