@@ -145,6 +145,27 @@ def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
                 assert agree(derivation, result), str(derivation)
 
 
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "F.cross_entropy(f4[4, 5], int64[4], label_smoothing=0.1)",
+        "F.rms_norm(half[4, 5], [5])",
+        "F.cosine_similarity(half[4, 5], half[4, 5])",
+        "F.normalize(c4[4, 5])",
+    ],
+)
+def test_a_rule_does_not_act_where_pytorch_mixes_dtypes(expression: str, rule: str) -> None:
+    derivation = tp.why(expression, rule=rule)
+    assert agree(derivation, run(expression)), str(derivation)
+    assert "NumPy's table" not in str(derivation)
+
+
+def test_a_rule_acts_on_integers_that_are_operands_of_a_composite() -> None:
+    assert tp.why("kron(half[3], int64[3])", rule="numpy").dtype is torch.float64
+    assert tp.why("kron(half[3], int64[3])", rule="strict").by_rule
+
+
 #: What PyTorch does with real tensors, where fake tensors, or the calls inside of the call, suggest something else.
 REAL = {
     "ldexp(int64[3], float16[])": ({}, "float16"),
@@ -172,7 +193,8 @@ REAL = {
     "block_diag(f4[2, 2], i8[1, 1])": ({}, "float32"),
     "bool[3] - int32[3]": ({"rule": "jax"}, "int32"),
     "bool[2] - uint8[2]": ({"rule": "numpy"}, "uint8"),
-    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "float64"),
+    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "aten::sub.Tensor: the promotion rule"),
+    "float_power(half[2, 2], f4[2, 2])": ({"rule": "strict"}, "float64"),
     "F.cross_entropy(f8[2, 2], f4[2, 2])": ({"rule": "strict", "autocast": "cpu"}, "float64"),
     "ldexp(int64[2], float16[])": ({"autocast": "cuda"}, "float16"),
     "linalg.pinv(float32[3, 2])": ({"autocast": "cuda"}, "float16"),

@@ -113,7 +113,8 @@ def has_one_dtype(entry: Any, sample: Any) -> bool:
 def test_a_call_of_one_dtype_runs_unchanged(dtype: torch.dtype, rule: str, inference: bool) -> None:
     region, calls = tp.promotion(rule, matmul=True), 0
     for entry in op_db:
-        if dtype not in entry.dtypes or "empty" in entry.name:
+        # The bits of linalg.lstsq depend on where its arguments lie in memory.
+        if dtype not in entry.dtypes or "empty" in entry.name or entry.name == "linalg.lstsq":
             continue
         for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, False), 16):
             if not has_one_dtype(entry, sample):
@@ -124,8 +125,7 @@ def test_a_call_of_one_dtype_runs_unchanged(dtype: torch.dtype, rule: str, infer
                 stock = outcome(call)
                 with region:
                     ours = outcome(call)
-                # PyTorch does not repeat the bits of a few: linalg.lstsq returns uninitialized memory.
-                assert ours == stock or outcome(call) != stock, (entry.name, sample)
+                assert ours == stock, (entry.name, sample)
             calls += stock[0] == "result"
     assert calls > 4000
 
@@ -298,6 +298,7 @@ def outcome(function: Callable[[], Any]) -> Outcome:
 
 def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        value = value.to_dense() if value.layout is not torch.strided else value
         dense = value.detach().resolve_conj().resolve_neg()
         data = torch.empty(value.numel(), dtype=value.dtype).copy_(dense.reshape(-1))
         return str(value.dtype), tuple(value.shape), value.stride(), bytes(data.view(torch.uint8).tolist())

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_promote.observe.values import Values
+from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
@@ -22,6 +22,8 @@ from torch_promote.report.codec import decode_fields, encode
 
 __all__ = [
     "AUTOCAST_OFF",
+    "COMPILED",
+    "COMPILED_CALLS",
     "Call",
     "CallGroup",
     "Calls",
@@ -39,6 +41,10 @@ __all__ = [
 
 #: The start of `Call.said_by` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
+#: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
+COMPILED = "compiled code"
+#: The start of the sentence in `not_seen` if compiled functions ran.
+COMPILED_CALLS = "Calls of compiled functions: "
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.
@@ -148,7 +154,7 @@ class Call:
             "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
             off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
             NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
-            registered one; or "".
+            registered one; "compiled code", whose graph contains the casts; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised.
@@ -471,6 +477,7 @@ class Recording:
         self.device_names: list[str] = []
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
+        self.nonfinite = NonfiniteValues()
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
@@ -523,6 +530,12 @@ class Recording:
     def total(self) -> CallGroup:
         """All calls."""
         return next(iter(self._by(lambda place: "")), CallGroup(""))
+
+    @property
+    def first_nonfinite(self) -> Call | None:
+        """The call that made the inf or NaN that `nonfinite` counts; None without, or without values."""
+        number = self.nonfinite.first_call
+        return None if number is None else self.calls[number]
 
     def by_op(self) -> GroupTable:
         """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""

@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Cast, Kind, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -56,6 +56,7 @@ from torch_promote.observe.ops import (
     is_wrapped,
     produced,
     read_arguments,
+    tensors_in,
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
@@ -240,7 +241,7 @@ class CallObserver:
         where = self._locate(around)
         if where is None:
             return None
-        origin, phase = where
+        origin, phase, is_compiled = where
         first_node = torch._C._autograd._get_sequence_nr()
         if around is None:
             self._nodes.add_between(first_node, origin)
@@ -267,7 +268,10 @@ class CallObserver:
         call.policy_is_known = around is not None and around.policy_is_known
         if asked is not None:
             call.autocast = asked.devices
-        self._explain_policy(call, plan, asked)
+        if is_compiled:
+            call.said_by, call.policy_is_known = COMPILED, True
+        else:
+            self._explain_policy(call, plan, asked)
         tokens.append(call)
         return call
 
@@ -293,10 +297,10 @@ class CallObserver:
         self._thread.tokens.append(part)
         return part
 
-    def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase] | None:
-        """The origin and the phase of a call; None while PyTorch prints a tensor."""
+    def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase, bool] | None:
+        """The origin and the phase of a call, and whether it is compiled; None while PyTorch prints a tensor."""
         if around is not None:
-            return around.origin, around.phase
+            return around.origin, around.phase, around.said_by == COMPILED
         found = place()
         if found is None:
             return None
@@ -309,7 +313,7 @@ class CallObserver:
         origin = self._origins.get(where)  # there are as many as the program has lines in modules
         if origin is None:
             origin = self._origins[where] = where._replace(line=shown_line(where.line))
-        return origin, found.phase
+        return origin, found.phase, found.is_compiled
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
         """Fills in the policy of a call, and its source or why there is none."""
@@ -329,7 +333,9 @@ class CallObserver:
                 call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.said_by)
         if call.policy is None and not call.said_by and call.facts.promotes(info.dtype for info in call.inputs):
-            call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
+            rule = _C.promotion_rule()
+            acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
+            call.said_by = f"promotion rule {rule if acts else 'torch'}"
 
     def end(self, token: Token | _Through, results: list[Any]) -> None:
         """Called after a call."""
