@@ -12,7 +12,7 @@ import contextlib
 import math
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import torch
 
 from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.codec import decode_record
 
 __all__ = ["EMPTY", "FINITE", "Extremes", "TensorRange", "Values", "ValuesCollector", "extremes", "is_finite"]
 
@@ -189,9 +190,10 @@ class Values:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Values:
         """Returns the statistics from the data of `to_dict`."""
-        exponents = tuple((int(exponent), count) for exponent, count in data["exponents"].items())
-        rest = {name: data[name] for name in ("count", "amax", "min_nonzero", *_SHARES)}
-        return cls(**rest, exponents=exponents)
+        kinds = {"count": int, **dict.fromkeys(("amax", "min_nonzero"), float | None), **dict.fromkeys(_SHARES, float)}
+        read = decode_record({**kinds, "exponents": Mapping[str, int]}, data)
+        exponents = tuple((int(exponent), count) for exponent, count in read.pop("exponents").items())
+        return cls(**read, exponents=exponents)
 
 
 EMPTY = Values()
