@@ -145,6 +145,27 @@ def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
                 assert agree(derivation, result), str(derivation)
 
 
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "F.cross_entropy(f4[4, 5], int64[4], label_smoothing=0.1)",
+        "F.rms_norm(half[4, 5], [5])",
+        "F.cosine_similarity(half[4, 5], half[4, 5])",
+        "F.normalize(c4[4, 5])",
+    ],
+)
+def test_a_rule_does_not_act_where_pytorch_mixes_dtypes(expression: str, rule: str) -> None:
+    derivation = tp.why(expression, rule=rule)
+    assert agree(derivation, run(expression)), str(derivation)
+    assert "NumPy's table" not in str(derivation)
+
+
+def test_a_rule_acts_on_integers_that_are_operands_of_a_composite() -> None:
+    assert tp.why("kron(half[3], int64[3])", rule="numpy").dtype is torch.float64
+    assert tp.why("kron(half[3], int64[3])", rule="strict").by_rule
+
+
 #: What PyTorch does with real tensors, where fake tensors, or the calls inside of the call, suggest something else.
 REAL = {
     "ldexp(int64[3], float16[])": ({}, "float16"),
@@ -172,7 +193,8 @@ REAL = {
     "block_diag(f4[2, 2], i8[1, 1])": ({}, "float32"),
     "bool[3] - int32[3]": ({"rule": "jax"}, "int32"),
     "bool[2] - uint8[2]": ({"rule": "numpy"}, "uint8"),
-    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "float64"),
+    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "aten::sub.Tensor: the promotion rule"),
+    "float_power(half[2, 2], f4[2, 2])": ({"rule": "strict"}, "float64"),
     "F.cross_entropy(f8[2, 2], f4[2, 2])": ({"rule": "strict", "autocast": "cpu"}, "float64"),
     "ldexp(int64[2], float16[])": ({"autocast": "cuda"}, "float16"),
     "linalg.pinv(float32[3, 2])": ({"autocast": "cuda"}, "float16"),
@@ -524,6 +546,28 @@ int8[3] * (uint8[] + int8[]) + 2 * 1.5
 13. + computes in float32 and returns float32.
 Result: float32 of shape [3]""",
     )
+
+
+#: The dtype by each rule, of calls for which PyTorch has overloads that take numbers; None: the rule raises.
+OF_NUMBERS = {
+    "where(bool[3], int32[3], 2.5)": ("float32", "float32", "float64", None, None),
+    "where(bool[3], 2.5, int32[3])": ("float32", "float32", "float64", None, None),
+    "float16[3].where(bool[3], 1j)": ("complex32", "complex64", "complex64", None, None),
+    "where(bool[3], 2.5, 1)": ("float32", "float32", "float64", "float32", "float32"),
+    "special.hermite_polynomial_h(2.5, int32[3])": ("float32", "float32", "float64", None, None),
+    "special.hermite_polynomial_h(int32[3], 2)": ("float32", "float32", "float64", None, "float32"),
+    "dist(int32[3], float32[3])": ("float32", "float32", "float64", None, None),
+    "1 - bool[3]": (None, "int64", "int64", None, None),
+}
+
+
+@pytest.mark.parametrize("expression", OF_NUMBERS)
+def test_overloads_of_numbers_by_each_rule(expression: str) -> None:
+    for rule, dtype in zip(RULE_NAMES, OF_NUMBERS[expression], strict=True):
+        derivation = tp.why(expression, rule=rule)
+        assert derivation.dtype is (None if dtype is None else getattr(torch, dtype)), (rule, str(derivation))
+        assert derivation.by_rule is (dtype is None and rule != "torch")
+        assert "wrong" not in str(derivation)
 
 
 def test_a_derivation_by_jaxs_rule() -> None:

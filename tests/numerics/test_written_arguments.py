@@ -232,6 +232,19 @@ def skipped_step() -> None:
     assert not optimizer.state[weight]["exp_avg"].any()
 
 
+def steps_of_a_fused_optimizer_that_unscales() -> None:
+    weight, scaler = nn.Parameter(full(1.0, torch.float32)), torch.amp.GradScaler("cpu", init_scale=2.0**17)
+    optimizer = torch.optim.Adam([weight], fused=True)
+    for _ in range(3):  # the first one is skipped
+        with tp.my_autocast("cpu", HALF):
+            loss = torch.mm(weight, weight).float().sum() / 8
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert optimizer.state[weight]["exp_avg"].any()
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -243,6 +256,7 @@ def skipped_step() -> None:
         lambda: torch._foreach_add_([full(0.0)], [-math.inf]),  # a mask
         lambda: nn.BatchNorm1d(4).eval()(torch.eye(4) * 1e30),
         skipped_step,
+        steps_of_a_fused_optimizer_that_unscales,
     ],
 )
 def test_what_was_there_before_and_what_the_program_asked_for_is_no_fault(program: Callable[[], Any]) -> None:

@@ -163,6 +163,7 @@ PATTERNS: dict[str, tuple[Policy, list[str]]] = {
         Policy.stock().override({"linea?": "lower"}, "cpu"),
         ["[cpu]", '"linea?" = "lower_precision_fp"'],
     ),
+    "beyond 16 bits": (Policy.stock().override({"[\U0001f600m]m": "fp32"}), ["[all]", '"[\U0001f600m]m" = "fp32"']),
     "two patterns": (
         Policy.stock().override({f"{NAMESPACE}::j*": "fp32", f"{NAMESPACE}::m*": "keep"}),
         ["[all]", '"policy_tests::j*" = "fp32"', '"policy_tests::m*" = "keep"'],
@@ -358,6 +359,15 @@ def test_errors_escape_what_would_control_a_terminal(path: Path, place: str, nam
         NAMED[place](name, path)
     assert str(error.value).replace("\n", "").isprintable()
     assert "mm" in str(error.value)
+
+
+@pytest.mark.parametrize("name", STRANGE.values(), ids=STRANGE)
+def test_a_policy_with_a_strange_name_of_a_module_is_printed_and_saved(path: Path, name: str) -> None:
+    policy = Policy.stock().override_modules({name: "off"})
+    policy.save(path)
+    assert Policy.load(path) == policy
+    for text in (path.read_text(encoding="utf-8"), str(policy.diff("stock")), repr(policy)):
+        assert text.replace("\n", "").isprintable()
 
 
 VERY_LONG = {

@@ -68,6 +68,7 @@ class Expectation:
         if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
             the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
+        rule: The promotion rule that acts on the call; None if PyTorch's own does.
         fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
             the fake raises, there are none, and `error` says so.
     """
@@ -79,6 +80,7 @@ class Expectation:
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
+    rule: PromotionRule | None = None
     fake: tuple[torch.Tensor | None, ...] | None = None
 
     @property
@@ -183,11 +185,14 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
-    in_force, if_product = rule_in_force(), None
+    (rule, matmul), if_product = rule_in_force() or (None, False), None
     try:
-        if in_force is not None:
-            rule, matmul = in_force
-            values = dict(_promoted_values(runs, values, rule, matmul))
+        found = None if rule is None else operands_of(runs, values)
+        if found is not None and not _C.promotion_acts_on(found.tensors(values)):
+            rule = found = None
+        if rule is not None:
+            if found is not None and (matmul or not found.is_product):
+                values = dict(_promoted_values(runs, values, found, rule))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
                 with contextlib.suppress(PromotionRuleError):
@@ -196,9 +201,9 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
-        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake)
+        return Expectation(op, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
     except (PromotionError, PromotionRuleError, ShapeError) as error:
-        return Expectation(op, plan, None, str(error), planned)
+        return Expectation(op, plan, None, str(error), planned, rule=rule)
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,15 +362,9 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
 
 
 def _promoted_values(
-    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, matmul: bool
+    runs: torch._ops.OpOverload, values: Mapping[str, Any], found: JoinedOperands, rule: PromotionRule
 ) -> Mapping[str, Any]:
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
-    found = operands_of(runs, values)
-    if found is None or (found.is_product and not matmul):
-        return values
-    given = (_at(values, path) for paths in found.joins(values) for path in paths)
-    if not _C.promotion_acts_on([operand for operand in given if isinstance(operand, torch.Tensor)]):
-        return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
     result = values
@@ -399,6 +398,11 @@ class JoinedOperands:
     divides: bool = False
     in_step: bool = False
     is_product: bool = False
+
+    def tensors(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Returns the operands that are tensors."""
+        operands = (_at(values, path) for name in self.names for path in _paths(name, values[name]))
+        return [operand for operand in operands if isinstance(operand, torch.Tensor)]
 
     def joins(self, values: Mapping[str, Any]) -> Iterator[list[_Path]]:
         """Yields the operands that are joined: once, or once for each position of lists that go in step."""

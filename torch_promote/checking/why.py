@@ -29,7 +29,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of, rule_in_force
+from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
 from torch_promote.observe.autocast_state import state_in_force
@@ -218,7 +218,6 @@ class _Call:
         args: Its arguments, in the schema's order.
         expectation: What the reference expects.
         overridden: Whether an override gives the op's policy.
-        by_rule: Whether the promotion rule acts on it. It does not inside ops on which it acts.
         inner: The ops that it called.
         results: Its results; None if it raised.
     """
@@ -227,7 +226,6 @@ class _Call:
     args: list[Any]
     expectation: Expectation
     overridden: bool
-    by_rule: bool
     inner: list[_Call] = field(default_factory=list)
     results: list[Any] | None = None
     stock_too: bool = False
@@ -325,7 +323,7 @@ class _Run:
         device, name = expectation.plan and expectation.plan.device, overload_name(op)
         override = state.override(name, device) if state and device else None
         overridden = override is not None and not (self.stands_in and override is stock_policy(name, "cuda"))
-        call = _Call(op, args, expectation, overridden, rule_in_force() is not None)
+        call = _Call(op, args, expectation, overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._all.append(call)
         self._open.append(call)
@@ -676,7 +674,7 @@ class _StepWriter:
         if not operands:
             return False
         refused = self.error is not None
-        rule = self.rule if call.by_rule else promotion_rule("torch", self.rule.default_dtype)
+        rule = call.expectation.rule or promotion_rule("torch", self.rule.default_dtype)
         try:
             for step in explain_promotion(
                 call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused

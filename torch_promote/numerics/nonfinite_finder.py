@@ -470,7 +470,9 @@ class NonfiniteFinder(CallObserver):
         if writes_of(op) and not _is_part(token):  # a part is not judged by itself
             self._look_before(watched)
         name = overload_name(op)
-        if name == "aten::mul.Tensor" and len(calls) == 1 and _called_by_grad_scaler(sys._getframe()):
+        # A number as the other factor is the scale that the scaler hands to a fused optimizer.
+        is_scaling = name == "aten::mul.Tensor" and len(calls) == 1 and isinstance(args[1], torch.Tensor)
+        if is_scaling and _called_by_grad_scaler(sys._getframe()):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
         elif name == "aten::_amp_update_scale_":

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_promote.observe.values import Values
+from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
@@ -478,6 +478,7 @@ class Recording:
         self.device_names: list[str] = []
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
+        self.nonfinite = NonfiniteValues()
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
@@ -530,6 +531,12 @@ class Recording:
     def total(self) -> CallGroup:
         """All calls."""
         return next(iter(self._by(lambda place: "")), CallGroup(""))
+
+    @property
+    def first_nonfinite(self) -> Call | None:
+        """The call that made the inf or NaN that `nonfinite` counts; None without, or without values."""
+        number = self.nonfinite.first_call
+        return None if number is None else self.calls[number]
 
     def by_op(self) -> GroupTable:
         """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""

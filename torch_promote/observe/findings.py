@@ -23,6 +23,8 @@ __all__ = [
     "casts_chart",
     "dtypes_chart",
     "exponents_chart",
+    "is_uninitialized",
+    "is_view",
     "module_tree",
     "modules_and_optimizer",
     "result_dtypes",
@@ -140,7 +142,7 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
 
     Ops that return a view of their argument, such as transpose, come last.
     """
-    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, _is_view(group.key), -group.calls))
+    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, is_view(group.key), -group.calls))
 
 
 #: The name of the group of the calls that optimizers made.
@@ -234,7 +236,6 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 
-#: Ops that return uninitialized memory: torch.empty, empty_like, new_empty_strided and others.
 _UNINITIALIZED = re.compile(r"\w+::_*(new_)?empty")
 #: The exponents of the smallest subnormal, the smallest normal and the largest number of float16.
 _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
@@ -248,7 +249,7 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     """
     measured: dict[str, list[Any]] = {}
     for call in calls:
-        if not call.composite and not _is_view(call.name) and not _UNINITIALIZED.match(call.op):
+        if not call.composite and not is_view(call.name) and not is_uninitialized(call.op):
             measured.setdefault(call.name, []).extend(values for values in call.values if values.count)
     rows = []
     for op, found in measured.items():
@@ -279,8 +280,13 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")
 
 
+def is_uninitialized(op: str) -> bool:
+    """Whether an op returns uninitialized memory, as torch.empty, empty_like and new_empty_strided do."""
+    return _UNINITIALIZED.match(op) is not None
+
+
 @functools.lru_cache(maxsize=4096)
-def _is_view(name: str) -> bool:
+def is_view(name: str) -> bool:
     """Whether an op returns a view of an argument, whose values another call has computed."""
     if name.startswith(("aten::to.", "aten::contiguous")):
         return False  # only if there is nothing to do

@@ -56,6 +56,7 @@ from torch_promote.observe.ops import (
     is_wrapped,
     produced,
     read_arguments,
+    tensors_in,
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
@@ -332,7 +333,9 @@ class CallObserver:
                 call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.said_by)
         if call.policy is None and not call.said_by and call.facts.promotes(info.dtype for info in call.inputs):
-            call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
+            rule = _C.promotion_rule()
+            acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
+            call.said_by = f"promotion rule {rule if acts else 'torch'}"
 
     def end(self, token: Token | _Through, results: list[Any]) -> None:
         """Called after a call."""

@@ -167,14 +167,18 @@ class Write(NamedTuple):
     flag: int | None = None
 
 
-#: Ops that write to `running_mean` and `running_var`, which their schemas do not declare, and the flag that asks them.
+#: Ops that write to `running_mean` and `running_var` although their schemas do not say so, and the argument that asks
+#: for it; "" if they always do.
 _STATISTICS = {
-    **dict.fromkeys(("batch_norm", "_batch_norm_impl_index", "native_batch_norm"), "training"),
-    **dict.fromkeys(("cudnn_batch_norm", "miopen_batch_norm"), "training"),
-    **dict.fromkeys(
-        (f"batch_norm_{name}" for name in ("update_stats", "gather_stats", "gather_stats_with_counts")), ""
-    ),
-    "instance_norm": "use_input_stats",
+    "aten::_batch_norm_impl_index": "training",
+    "aten::batch_norm": "training",
+    "aten::batch_norm_gather_stats": "",
+    "aten::batch_norm_gather_stats_with_counts": "",
+    "aten::batch_norm_update_stats": "",
+    "aten::cudnn_batch_norm": "training",
+    "aten::instance_norm": "use_input_stats",
+    "aten::miopen_batch_norm": "training",
+    "aten::native_batch_norm": "training",
 }
 #: Ops whose schemas declare a write to their argument, of which they leave the elements as they are.
 _NOT_WRITING = ("aten::record_stream", "aten::retain_grad")
@@ -193,7 +197,7 @@ def writes_of(op: torch._ops.OpOverload) -> tuple[Write, ...]:
         return ()
     returned = {alias for one in schema.returns if one.alias_info is not None for alias in one.alias_info.before_set}
     names = argument_names(op)
-    flag = _STATISTICS.get(schema.name.removeprefix("aten::"))
+    flag = _STATISTICS.get(schema.name)
     found = []
     for place, argument in enumerate(schema.arguments):
         alias = argument.alias_info

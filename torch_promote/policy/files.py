@@ -301,7 +301,7 @@ def to_toml(data: Mapping[str, Any]) -> str:
     sections |= {section_of(name): each for name, each in data.get(MODULES, {}).items()}
     for section, entries in sections.items():
         lines += ["", section]
-        lines += [f"{k if k == KEY_OF_WHOLE else json.dumps(k)} = {json.dumps(v)}" for k, v in entries.items()]
+        lines += [f"{k if k == KEY_OF_WHOLE else quoted(k)} = {json.dumps(v)}" for k, v in entries.items()]
     return "\n".join(lines) + "\n"
 
 

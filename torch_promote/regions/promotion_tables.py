@@ -90,6 +90,7 @@ _LEFT_ALONE = (
 #: Overloads on which no rule acts although it acts on another overload of the op, and why.
 UNPROMOTED = {
     "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(("aten::cat.names", "aten::cat.names_out"), "it calls cat"),  # up to 2.11
     **dict.fromkeys(
         (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
         "the call names the result's dtype, which has to go with the operands' own",

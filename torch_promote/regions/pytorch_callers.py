@@ -21,12 +21,16 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 #: PyTorch's files and this package's. A frame of any other file is the user's.
 FOLDERS = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
 
-#: The files whose functions compute with what they were given, and with nothing else. Methods do not count: a module
-#: also computes with its weights.
+#: The files whose functions compute with what they were given, and with nothing else. A method of a module also
+#: computes with the module's weights.
 _COMPUTE = tuple(
     _TORCH + path.replace("/", os.sep)
     for path in ("functional.py", "masked/", "nn/", "_linalg_utils.py", "_lobpcg.py", "_lowrank.py")
 )
+
+
+#: Optimizers, whose steps are given nothing: PyTorch chose the dtypes of their states and steps.
+_OPTIMIZERS = _TORCH + "optim" + os.sep
 
 
 def arguments_of_caller() -> list[Any] | None:
@@ -41,7 +45,11 @@ def arguments_of_caller() -> list[Any] | None:
     while frame is not None and frame.f_code.co_filename.startswith(FOLDERS):
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if code.co_filename.startswith(_COMPUTE) and names[:1] != ("self",):
+        if code.co_filename.startswith(_OPTIMIZERS):
+            found = []
+        elif code.co_filename.startswith(_COMPUTE):
+            if names[:1] == ("self",):
+                break
             given = tree_leaves([frame.f_locals.get(name) for name in names])
             if any(isinstance(value, torch.Tensor) for value in given):
                 found = [value for value in given if isinstance(value, torch.Tensor | int | float | complex)]
