@@ -249,7 +249,7 @@ class NonfiniteValues:
             return ""
         if bad == self.losses:
             return f"all {bad:,} losses are {kind}" if bad > 1 else f"the only loss is {kind}"
-        since = f"from step {self.loss_step:,}" if steps else f"from loss {self.first_loss:,}, counted from 0"
+        since = f"from step {self.loss_step:,}" if steps else f"from loss {self.first_loss or 0:,}, counted from 0"
         return f"{bad:,} of {self.losses:,} losses {'are' if bad > 1 else 'is'} {kind}, {since}"
 
 
