@@ -417,7 +417,7 @@ class _Hooks:
             _known[number].rule.name,
             map(describe, map(_operand, operands)),
             f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
-            f"Write to a {dtype_name(computed)} tensor, or cast the result of the op that does not write: "
+            f"Write to a tensor of {dtype_name(computed)}, or cast the result of the op that does not write: "
             f".to({written}).",
             op,
         )

@@ -493,13 +493,13 @@ def spell(value: Cell, kind: Kind) -> str:
         >>> spell(1536, "bytes"), spell(1200, "count"), spell("/home/a/train.py:41", "line")
         ('1.5 KiB', '1,200', 'train.py:41')
         >>> spell({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes")
-        'fp32 -> bf16 (+1)'
+        'fp32 -> bf16; 1 more'
     """
     if value is None:
         return ""
     if isinstance(value, Mapping | list | tuple):
         texts = texts_of(value)
-        more = f" (+{len(texts) - 1})" if len(texts) > 1 else ""
+        more = f"; {len(texts) - 1} more" if len(texts) > 1 else ""
         return f"{spell(texts[0][0], kind)}{more}" if texts else ""
     if not isinstance(value, float | int):
         return _SPELL_TEXT[kind](str(value)) if kind in _SPELL_TEXT else str(value)
@@ -602,7 +602,7 @@ def _short_dtypes(text: str) -> str:
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
         parts.append(_FLOATING.sub(lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating)))
-    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2].partition(" (+")[0] else parts)
+    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2].partition(";")[0] else parts)
 
 
 def _short_policy(text: str) -> str:
