@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.policy.files import write_atomically
-from torch_promote.report.codec import decode_fields, encode
+from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -374,8 +374,9 @@ class Report:
             )
         try:
             return cls.from_dict(data)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
-            broken = f"it is incomplete or was changed ({type(error).__name__}: {error})"
+        except WRONG_DATA as error:
+            at = place_of(error)
+            broken = f"it is incomplete or was changed ({type(error).__name__}: {error}{f', at {at}' if at else ''})"
             raise OptionError(f"{cannot} {broken}. {saved}") from error
 
     def plot(self) -> Figure:
