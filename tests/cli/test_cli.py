@@ -367,7 +367,7 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_info_fits_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Whatever is set, 28 lines of 80 columns; --all and --json shorten nothing."""
+    """Whatever is set, 30 lines of 80 columns; --all and --json shorten nothing."""
     long = ",".join(f"linalg_{letter}*=fp32" for letter in "abcdefghijklmnopqrstuvwxyz")
     monkeypatch.setenv("COLUMNS", str(columns))
     for variable in ("POLICY", "OVERRIDES", "CACHE", "AUTOCAST"):
@@ -379,7 +379,7 @@ def test_info_fits_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch, co
             stack.enter_context(tp.register_policy(op, "fp64"))
         stack.enter_context(tp.installed_as(policy=policy, overrides={"mm": "fp64"}))
         text, in_full, info = text_of(capsys, "info"), text_of(capsys, "info", "--all"), json_of(capsys, "info")
-    assert len(text.splitlines()) <= 28
+    assert len(text.splitlines()) <= 30  # 28 without the row for a CUDA build of PyTorch and what it lacks
     assert "(--all)" in text
     assert "(--all)" not in in_full
     assert len(in_full.splitlines()) > 40

@@ -204,3 +204,21 @@ def test_a_cache_avoids_what_is_said(program: Callable[[Region], None]) -> None:
     assert advised(reports["persistent"])[1] == 0
     stock = traced(program, lambda: torch.autocast("cpu"))
     assert advised(stock) == expected
+
+
+@pytest.mark.parametrize("fused", [True, False, None])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("where", ["ops", "casts"])
+def test_a_step_changes_its_weights(optimizer: Any, fused: bool | None, where: Any) -> None:
+    """Also where a fused optimizer leaves the versions of weights as they were. Frozen weights do not change."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False))
+    steps = optimizer([*model[0].parameters(), *model[1].parameters()], lr=0.1, fused=fused)
+    with tp.trace(model, where=where) as report:
+        for _ in range(3):
+            with tp.my_autocast("cpu"):
+                loss = model(Y).float().sum()
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+    advised = {(call.module, cast.argument) for call in report.calls for cast in call.casts if cast.avoidable}
+    assert advised == {("1", "weight"), ("1", "bias")}

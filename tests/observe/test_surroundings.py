@@ -147,10 +147,10 @@ def test_listeners_come_and_go_at_a_step() -> None:
     weight, before = torch.nn.Parameter(torch.ones(1)), len(torchs._global_optimizer_post_hooks)
     with contextlib.ExitStack() as blocks, contextlib.ExitStack() as inner:
 
-        def first() -> None:
+        def first(optimizer: torch.optim.Optimizer) -> None:
             told.append("first")
             if len(told) == 1:
-                inner.enter_context(watch_steps(lambda: told.append("inner")))
+                inner.enter_context(watch_steps(lambda optimizer: told.append("inner")))
             else:
                 inner.close()
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torch_promote.errors import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
@@ -126,7 +128,7 @@ class _Process:
             with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
                 block.__exit__(None, None, None)
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1
         if self._block is not None and self._steps == self._request.end:
             self._end()

@@ -34,7 +34,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -211,6 +211,11 @@ class CallObserver:
     def open_calls(self) -> list[Token]:
         """The open calls of this thread, the outermost first."""
         return self._thread.tokens
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after a step of an optimizer. A fused one may leave the versions of the weights as they were."""
+        parameters = (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None)
+        self._numbers.forget_uses(parameters)
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | _Through | None:
         """Called before a call."""
@@ -527,3 +532,10 @@ class TensorNumbers:
         before = known.uses.get((what, part), 0)
         known.uses[what, part] = before + 1
         return known.number, before
+
+    def forget_uses(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Counts the uses of tensors anew: their contents have changed, perhaps with no new version."""
+        for tensor in tensors:
+            known = self._known.get(id(tensor))
+            if known is not None and known.reference() is tensor:
+                known.uses = Counter()

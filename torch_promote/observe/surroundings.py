@@ -27,7 +27,7 @@ from torch_promote.observe.places import RunningModules
 __all__ = ["Listener", "watch_steps", "watch_unseen"]
 
 
-Listener = Callable[[], None]
+Listener = Callable[[Optimizer], None]
 
 _lock = fork_safe_lock()
 _listeners: list[Listener] = []
@@ -39,13 +39,13 @@ def watch_steps(listener: Listener) -> Iterator[None]:
     """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
 
     Args:
-        listener: The function to call. The newest listeners are called first.
+        listener: The function to call with the optimizer. The newest listeners are called first.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> with watch_steps(lambda: print("a step")):
+        >>> with watch_steps(lambda optimizer: print(type(optimizer).__name__)):
         ...     torch.optim.SGD([weight], lr=0.1).step()
-        a step
+        SGD
     """
     global _hook
     try:
@@ -72,7 +72,7 @@ def _remove(listener: Listener) -> None:
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         for listener in reversed(tuple(_listeners)):
-            listener()
+            listener(optimizer)
 
 
 _NOT_TRACED = "Their ops are not in the trace."

@@ -136,8 +136,9 @@ def trace(
         if number is not None:
             collector.add(number, tensors)
 
-    def stepped() -> None:
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
         report.steps += 1
+        observer.stepped(optimizer)
         flow.stepped(len(report.calls))
         collector.transfer()
 
