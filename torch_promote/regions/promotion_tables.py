@@ -87,8 +87,8 @@ _LEFT_ALONE = (
     *("linalg_polar", "linalg_vector_norm", "logsumexp", "mvlgamma", "native_dropout", "native_dropout_backward"),
 )
 
-#: Composite ops on whose parts a rule always acts. They mix no dtypes themselves, and the differences of an integer `x`,
-#: which are other tensors than `x`, are operands.
+#: Composite ops on whose parts a rule always acts. They mix no dtypes themselves, and the differences of an integer x,
+#: which are other tensors than x, are operands.
 _OF_DIFFERENCES = ("cumulative_trapezoid", "trapezoid", "trapz")
 
 #: Overloads on which no rule acts although it acts on another overload of the op, and why.
