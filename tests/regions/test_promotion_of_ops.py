@@ -263,8 +263,6 @@ MIXED: dict[str, Callable[[torch.Tensor], Any]] = {
     "hstack": lambda x: torch.hstack([x[0], INTEGERS[0]]),
     "clip": lambda x: torch.clip(x, INTEGERS),
     "diff": lambda x: torch.diff(x, dim=0, append=INTEGERS),
-    "trapezoid": lambda x: torch.trapezoid(x, INTEGERS[0]),
-    "cumulative_trapezoid": lambda x: torch.cumulative_trapezoid(x, INTEGERS[0]),
     "l1_loss": lambda x: F.l1_loss(x, INTEGERS.expand(4, 5)),
     "gaussian_nll_loss": lambda x: F.gaussian_nll_loss(x, INTEGERS.expand(4, 5), x.abs() + 1),
     "poisson_nll_loss": lambda x: F.poisson_nll_loss(x, INTEGERS.expand(4, 5)),

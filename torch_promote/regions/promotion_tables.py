@@ -87,10 +87,6 @@ _LEFT_ALONE = (
     *("linalg_polar", "linalg_vector_norm", "logsumexp", "mvlgamma", "native_dropout", "native_dropout_backward"),
 )
 
-#: Composite ops on whose parts a rule always acts. They mix no dtypes themselves, and the differences of an integer x,
-#: which are other tensors than x, are operands.
-_OF_DIFFERENCES = ("cumulative_trapezoid", "trapezoid", "trapz")
-
 #: Overloads on which no rule acts although it acts on another overload of the op, and why.
 UNPROMOTED = {
     "aten::where": "it has no operands beside the condition, and returns indices",
@@ -140,10 +136,7 @@ def _composite_ops() -> Iterator[PromotingOp]:
     """Yields the other ops that compute by calling ops; see NOTE [ Composite calls ] in csrc/promotion/call.h."""
     known = {op.name for op in promoting_ops()}
     for name, schema in itertools.chain.from_iterable(overloads.items() for overloads in _schemas().values()):
-        op = schema.name.removeprefix("aten::").removesuffix("_")
-        if op in _OF_DIFFERENCES:
-            continue
-        left_alone = op in _LEFT_ALONE
+        left_alone = schema.name.removeprefix("aten::").removesuffix("_") in _LEFT_ALONE
         is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
         shares = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
         computes = not schema.returns or any("Tensor" in str(result.type) for result in schema.returns)
