@@ -47,7 +47,7 @@ class TorchPromoteError(Exception):
     """Base class of the errors of this package.
 
     Errors contain names of files, ops and modules. `str` escapes control characters in them, so that they cannot change
-    what a terminal shows, and shortens a very long text.
+    what a terminal shows, and shortens a very long line.
 
     Example:
         >>> len(str(TorchPromoteError("x" * 1_000_000)))
@@ -58,13 +58,14 @@ class TorchPromoteError(Exception):
         return printable(_shortened(super().__str__()))
 
 
-#: The lengths from which words, and texts, are shortened, in characters.
-_LONG_WORD, _LONG_TEXT = 1_000, 4_000
+#: The lengths from which words, and lines, are shortened, in characters.
+_LONG_WORD, _LONG_LINE = 1_000, 4_000
 
 
 def _shortened(text: str) -> str:
     text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda word: _without_middle(word[0], 120), text)
-    return text if len(text) < _LONG_TEXT else _without_middle(text, _LONG_TEXT)
+    lines = text.split("\n")
+    return "\n".join(line if len(line) < _LONG_LINE else _without_middle(line, _LONG_LINE) for line in lines)
 
 
 def _without_middle(text: str, length: int) -> str:

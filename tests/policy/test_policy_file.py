@@ -394,6 +394,11 @@ def test_a_name_of_a_megabyte_is_refused_soon_and_shortened(path: Path, place: s
     assert " characters ...]" in str(error.value)
 
 
+def test_a_long_listing_is_not_shortened() -> None:
+    listing = "\n".join(f"mismatch {number}: expected float32, got bfloat16" for number in range(1_000))
+    assert str(tp.TorchPromoteError(listing)) == listing
+
+
 DIGITS = "9" * 5_000
 LONG_NUMBERS: dict[str, tuple[str, str]] = {
     "torch": (f'format = 1\ntorch = "{DIGITS}"', "torch is a version such as"),
