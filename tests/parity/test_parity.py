@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -216,6 +217,27 @@ def test_json_there_and_back(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(OptionError, match=r"a\.json was not written by `torch-promote parity --json`"):
             ParityReport.load(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (lambda data: data["totals"].update(entries_chosen="7"), "entries_chosen"),
+        (lambda data: data["totals"].update(seconds=None), "seconds"),
+        (lambda data: data.update(shards=[1]), "[0]"),
+        (lambda data: data.update(interrupted="no"), "expected bool, got 'no'"),
+        (lambda data: data.update(torch=2.13), "torch"),
+        (lambda data: data["entries"][0].update(position="0"), "expected int, got '0'"),
+        (lambda data: data["entries"][0].update(rows={"aten::mm": 1}), "rows"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[Any], None], place: str) -> None:
+    data = report(*NAMES).to_dict()
+    damage(data)
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(OptionError, match=r"a\.json was not written by `torch-promote parity --json`") as error:
+        ParityReport.load(tmp_path / "a.json")
+    assert place in str(error.value)
 
 
 def test_reports_that_are_not_shards_of_one_run_are_refused() -> None:

@@ -24,7 +24,7 @@ from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, re
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import spell_default_policy
 from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
-from torch_promote.report.codec import decode_fields, encode
+from torch_promote.report.codec import decode, decode_fields, decode_record, encode, place_of
 
 __all__ = ["ParityReport", "about", "junit", "merged"]
 
@@ -257,19 +257,20 @@ class ParityReport(Report):
         for mismatch in data["mismatches"]:
             mismatches.setdefault(mismatch["entry"], []).append(mismatch)
         results = {
-            entry["position"]: decode_fields(
+            decode(int, entry["position"]): decode_fields(
                 EntryResult, {**entry, "entry": entry, "mismatches": mismatches.get(entry["name"], [])}
             )
             for entry in data["entries"]
         }
+        totals = decode_record({"entries_chosen": int, "seconds": float}, data["totals"])
         return cls(
-            about={name: data[name] for name in about("")},
+            about=decode_record(dict.fromkeys(about(""), str), data),
             options=decode_fields(Options, data["options"]),
-            entries=data["totals"]["entries_chosen"],
+            entries=totals["entries_chosen"],
             results=results,
-            shards=tuple(data["shards"]),
-            seconds=data["totals"]["seconds"],
-            interrupted=data["interrupted"],
+            shards=decode(tuple[str, ...], data["shards"]),
+            seconds=totals["seconds"],
+            interrupted=decode(bool, data["interrupted"]),
         )
 
     @classmethod
@@ -286,7 +287,8 @@ class ParityReport(Report):
         except OSError as error:
             raise OptionError(f"cannot read {path}: {error}.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise OptionError(f"{path} was not written by `torch-promote parity --json` ({error!r}).") from error
+            at = f" at {place_of(error)}" if place_of(error) else ""
+            raise OptionError(f"{path} was not written by `torch-promote parity --json` ({error!r}{at}).") from error
         raise OptionError(f"{path} has format {data['format']}; this version reads format {_FORMAT}.")
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
