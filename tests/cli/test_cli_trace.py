@@ -125,10 +125,13 @@ def test_find_nan_of_an_origin(script: Path, capfd: Capture) -> None:
 
 
 def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> None:
-    code = "step == 1 and torch.mm(torch.full((2, 2), 300.0).half(), torch.full((2, 2), 300.0).half())"
+    arguments = "(torch.full((2, 2), 300.0).half(), torch.full((2, 2), 300.0).half())"
+    code = f"step == 1 and torch.autocast('cpu', torch.float16)(torch.mm){arguments}"
     status, _, err = command_run(capfd, "find-nan", "train.py", "2", code)
     assert status == 1
     assert err.endswith("run it again with --override mm.default=fp32\n")
+    outside = command_run(capfd, "find-nan", "train.py", "2", f"step == 1 and torch.mm{arguments}")
+    assert (outside[0], "run it again" in outside[2]) == (1, False)  # no region, in which an override would act
     assert "run it again" not in command_run(capfd, "find-nan", "--override=exp=fp32,mm=fp16", "train.py", "2", code)[2]
 
 

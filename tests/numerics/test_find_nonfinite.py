@@ -25,7 +25,7 @@ from helpers.counted_collectives import counted_collective
 from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
-from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite, next_attempts
 from torch_promote.observe.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
@@ -714,6 +714,40 @@ def test_suggest_prefers_the_narrowest(
         exec(expected, {"tp": tp, "model": model})
         assert not find(step).found
         tp.remove_module_policy(model)
+
+
+def test_suggest_narrows_a_policy_that_it_found_everywhere() -> None:
+    """The first fault is outside of modules, and the one that the policy cures is in one."""
+    model = Body(head=1.0, body=100.0)
+
+    def step() -> Tensor:
+        model.zero_grad()
+        with tp.my_autocast("cpu", HALF):
+            loss = (model(torch.ones(1, 4)) * 200).sum()
+        loss.backward()
+        return loss
+
+    report = find(step)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.module) == ("aten::mul", "")
+    assert report.suggest(step) is not None
+    assert report.cure is not None
+    assert (report.cure.code, report.cure.finite) == (HEAD, True), str(report)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool) -> None:
+    x = big(6e4, HALF).requires_grad_()
+
+    def step() -> None:
+        if is_backward:
+            (torch.sum(x * 1) * 3e4).backward(torch.tensor(60000.0, dtype=HALF))
+        else:
+            x * 2
+
+    report = find(step)
+    assert report.found
+    assert next_attempts(report) == []
 
 
 def test_suggest_keeps_policies_of_modules() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
+from torch_promote.errors import RegionError
 from torch_promote.observe.findings import (
     by_weight,
     casts_chart,
@@ -201,12 +204,26 @@ def test_the_page_of_a_traced_step_is_small_and_survives_a_file(tmp_path: Path) 
     assert page.render(TraceReport.load(tmp_path / "run.json").content()) == source
 
 
-@pytest.mark.parametrize("name", ["calls", "save", "explain", "total"])
-def test_a_trace_without_with_says_how_to_get_the_report(name: str) -> None:
-    block = tp.trace(torch.nn.Linear(2, 2))
-    assert repr(block) == "<a trace, which `with trace(...) as report:` starts>"
-    with pytest.raises(AttributeError, match=rf"has no '{name}'. Write `with trace\(...\) as report:`"):
-        getattr(block, name)
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (tp.trace, "calls"),
+        (tp.trace, "save"),
+        (tp.trace, "explain"),
+        (tp.trace, "total"),
+        (tp.find_nonfinite, "origin"),
+        (tp.find_nonfinite, "suggest"),
+    ],
+)
+def test_a_block_without_with_says_how_to_get_the_report(function: Any, name: str) -> None:
+    block = function(torch.nn.Linear(2, 2))
+    usage = f"`with {function.__name__}(...) as report:`"
+    assert repr(block) == f"<a {function.__name__}, which {usage} starts>"
+    for one in (block, copy.copy(block)):
+        with pytest.raises(AttributeError, match=re.escape(f"has no {name!r}. Write {usage}")):
+            getattr(one, name)
     with block as report:
         torch.ones(2)
-    assert report.calls
+    assert "1" in str(report)
+    with pytest.raises(RegionError, match=re.escape(f"this block was opened before. Write {usage} for each block.")):
+        block.__enter__()

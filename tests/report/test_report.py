@@ -230,6 +230,7 @@ def test_decode_rejects(kind: object, data: object) -> None:
         ("a.txt", None, "Legal: .html (a page), .json (to read it again)"),
         ("none/a.json", None, "there is no folder"),
         ("a.json", "{", "it is not JSON"),
+        ("a.json", '{"min": NaN}', "it is not JSON (JSON has no NaN)"),
         ("a.json", "[1]", 'its "format" is None'),
         ("a.json", '{"format": "torch_promote example", "version": 7}', "its version is 7"),
         ("a.json", '{"format": "torch_promote example", "version": 1}', "it is incomplete or was changed"),

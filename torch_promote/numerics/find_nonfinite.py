@@ -31,6 +31,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.module_policies import set_module_policy
 from torch_promote.report.base import Code, Content, Listing, Report, module_name
+from torch_promote.report.block import block
 from torch_promote.report.codec import decode, encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite", "next_attempts"]
@@ -130,7 +131,7 @@ class NonfiniteReport(Report):
         return self._seen.checked
 
     def ops_at(self, module: str, line: str) -> list[str]:
-        """Returns the names of the ops that the forward called in a module at a line."""
+        """Returns the names of the ops that the forward called in a region of autocast, in a module at a line."""
         return list(self._seen.forward_ops.get((module, line), ()))
 
     def suggest(self, step: Callable[[], Any], *, budget: int = 32) -> Policy | None:
@@ -294,7 +295,7 @@ class NonfiniteReport(Report):
         return f"<NonfiniteReport: {'no origin' if self.origin is None else f'{self.origin.kind}, {self.origin.op}'}>"
 
 
-@contextlib.contextmanager
+@block
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:
@@ -410,7 +411,7 @@ def _fault(report: NonfiniteReport) -> NonfiniteOrigin | None:
 def _suspects(report: NonfiniteReport) -> Iterator[list[str]]:
     """The ops whose dtype may be at fault, most likely first."""
     fault = _fault(report)
-    if fault is None:
+    if fault is None or not (fault.call.autocast or fault.phase == "backward"):  # no region was open
         return
     if fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = report.ops_at(fault.module, fault.line)
@@ -478,6 +479,7 @@ class _Search:
         self._step, self._model, self._allow, self._tried, self._budget = step, model, allow, tried, budget
         self._state = StepState(model, step=step)
         self._reports: dict[frozenset[tuple[Any, str]], NonfiniteReport | None] = {}
+        self._faulty: dict[str, str] = {}  # the module of the last fault that an op was changed for, by op
         self._devices: tuple[str, ...] = DEVICE_TYPES
         self._may_skip = True  # whether a run is good in which GradScaler skips the step
         self.cure: Attempt | None = None
@@ -491,7 +493,7 @@ class _Search:
             if before is not None and fault is not None:
                 self._devices, self._may_skip = _devices_of(fault), before.found
                 try:
-                    self._remove_needless(self._widen(before, fault))
+                    self._remove_needless(self._narrow(self._remove_needless(self._widen(before, fault))))
                 except _OutOfRunsError:
                     last = self._tried[-1]
                     self._tried[-1] = replace(last, result=f"{last.result}. The budget ({self._budget} runs) is spent")
@@ -576,15 +578,9 @@ class _Search:
         if fault.phase != "backward" and _converts(exact_key(fault.call.name)):
             return {}
         for way in _WAYS:
-            changes: _Changes = {}
-            report: NonfiniteReport | None = before
-            while report is not None and len(changes) < way.most:
-                more = changes | self._changes(way, report, changes)
-                if more == changes:
-                    break
-                changes, report = more, self._run(more)
-                if self.cure is not None:
-                    return changes
+            changes = self._add(way, before, {})
+            if changes:
+                return changes
         parts = fault.module.split(".")
         for path in (".".join(parts[:end]) for end in reversed(range(len(parts)))):
             whole: _Changes = {(path, _WHOLE): "fp32"}
@@ -595,6 +591,26 @@ class _Search:
                         return changes
         return {}
 
+    def _add(self, way: _Way, report: NonfiniteReport | None, changes: _Changes) -> _Changes:
+        """Adds changes for one fault after another until a run is good; none if that does not help."""
+        before = self.cure
+        while report is not None and len(changes) < way.most:
+            more = changes | self._changes(way, report, changes)
+            if more == changes:
+                break
+            changes, report = more, self._run(more)
+            if self.cure is not before:
+                return changes
+        return {}
+
+    def _narrow(self, changes: _Changes) -> _Changes:
+        """Returns good changes with each op in the modules whose calls overflow, instead of everywhere, or none."""
+        if not changes or not all(path is None and self._faulty.get(op) for path, op in changes):
+            return {}
+        narrow: _Changes = {(self._faulty[op], op): value for (_, op), value in changes.items()}
+        before, report = self.cure, self._run(narrow)
+        return self._add(_WAYS[0], report, narrow) if self.cure is before else narrow
+
     def _changes(self, way: _Way, report: NonfiniteReport, known: _Changes) -> _Changes:
         """The changes for the call at fault in a run that had the known ones."""
         fault = _fault(report)
@@ -603,16 +619,21 @@ class _Search:
         if way.in_module and (not fault.module or self._table_of(fault.module) is None):
             return {}
         path = fault.module if way.in_module else None
-        return {(path, _WHOLE): way.value} if way.whole else self._ops(path, way.value, report, known)
+        if way.whole:
+            return {(path, _WHOLE): way.value}
+        changes = self._ops(path, way.value, report, known)
+        self._faulty.update({op: fault.module for _, op in changes})
+        return changes
 
     def _ops(self, path: str | None, value: str, report: NonfiniteReport, known: _Changes) -> _Changes:
         done = {op for place, op in known if place == path}
         names = next((names for names in _suspects(report) if not set(names) <= done), [])
         return {(path, name): value for name in _legal(names, value, self._devices)}
 
-    def _remove_needless(self, changes: _Changes) -> None:
+    def _remove_needless(self, changes: _Changes) -> _Changes:
         for key in list(changes) if len(changes) > 1 else []:
             fewer = {one: value for one, value in changes.items() if one != key}
             before, _ = self.cure, self._run(fewer)
             if self.cure is not before:
                 changes = fewer
+        return changes

@@ -231,7 +231,7 @@ class FinderState:
     Attributes:
         benign: The benign non-finite values, by place.
         checked: The number of checked calls.
-        forward_ops: The names of the ops that the forward called, by module and line.
+        forward_ops: The names of the ops that the forward called in a region, by module and line.
         scaler: The steps of GradScaler.
         scaled: In the last step that GradScaler skipped, the first call whose result is not finite because of the
             scale.
@@ -514,7 +514,7 @@ class NonfiniteFinder(CallObserver):
             return
         assert self._watching.ended is not None
         (watched.call, watched.results), self._watching.ended = self._watching.ended, None
-        if parent is None and watched.call.phase != "backward":
+        if parent is None and watched.call.autocast and watched.call.phase != "backward":
             self.seen.forward_ops.setdefault((watched.call.module, watched.call.line), {})[watched.call.name] = None
         self._check(watched, parent)
 

@@ -359,7 +359,7 @@ class Report:
         cannot = f"cannot read the {cls.NOUN} {os.fspath(path)!r}:"
         saved = 'Pass a file that report.save("NAME.json") wrote.'
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
         except OSError as error:
             raise OptionError(f"{cannot} {error.strerror or error}. {saved}") from error
         except (ValueError, RecursionError) as error:
@@ -469,6 +469,11 @@ def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
         if values and column.where in ("all", where):
             found.append((index, column.name, column.kind or _kind_of(values)))
     return found
+
+
+def _refuse(constant: str) -> None:
+    """Refuses NaN and infinities, which Python's reader accepts. `encode` writes them as strings."""
+    raise ValueError(f"JSON has no {constant}")
 
 
 def _kind_of(values: Sequence[Cell]) -> Kind:
