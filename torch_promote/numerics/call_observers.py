@@ -142,7 +142,7 @@ class ForwardCalls(CallObserver):
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
         """Called after a call with its record, its arguments, and the tensors of its outputs."""
 
-    def _remember(self, call: Call, tensors: list[torch.Tensor]) -> None:
+    def _remember(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         self._ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:

@@ -443,7 +443,7 @@ class NonfiniteFinder(CallObserver):
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self.done = False
 
-    def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
+    def _remember_call(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         self._watching.ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
