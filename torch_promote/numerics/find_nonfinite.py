@@ -71,12 +71,14 @@ class Attempt:
 
 def _short(overrides: Mapping[str, str]) -> dict[str, str]:
     """Returns overrides with the keys that people write: "linear" if it means the same as "aten::linear.default"."""
-    shown = {}
-    for key, value in overrides.items():
-        name, _, overload = key.removeprefix("aten::").rpartition(".")
-        others = [one for one in find_overloads(name) if not one.endswith("out")] if key.startswith("aten::") else []
-        shown[name if others == [f"aten::{name}.{overload}".removesuffix(".default")] else key] = value
-    return {key.removeprefix("aten::"): value for key, value in shown.items()}
+
+    def short(key: str) -> str:
+        bare = key.removeprefix("aten::")
+        name = bare.rpartition(".")[0]
+        overloads = [one for one in find_overloads(name) if not one.endswith("out")] if bare != key else []
+        return name if overloads == [key.removesuffix(".default")] else bare
+
+    return {short(key): value for key, value in overrides.items()}
 
 
 class NonfiniteReport(Report):
