@@ -15,7 +15,6 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from torch_promote.errors import OptionError, check_flag
 from torch_promote.observe.events import Call, Recording
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import CallObserver, observe
-from torch_promote.observe.ops import can_be_read, tensors_in
+from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in
 from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
@@ -182,10 +181,10 @@ class _ValueFlow:
         if number is not None and not is_uninitialized(call.op):
             read = tensors_in(args)
             writers = (self._writers_of(tensor) for tensor in read)
-            asked = not read or any(isinstance(arg, float) and math.isinf(arg) for arg in args)
+            asked = not read or asks_for_infinity(args)
             self._waiting[number] = {writer for one in writers for writer in one}, asked
         for tensor in tensors:
-            if _is_followed(tensor):
+            if has_storage(tensor):
                 storage = tensor.untyped_storage()
                 is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
                 before = self._writers_of(tensor)[-_MOST_WRITERS:] if is_part else ()
@@ -205,7 +204,7 @@ class _ValueFlow:
         return args[0]
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        known = self._writers.get(tensor.untyped_storage()._cdata) if _is_followed(tensor) else None
+        known = self._writers.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
         return () if known is None else known[1]
 
     def stepped(self, calls: int) -> None:
@@ -250,7 +249,3 @@ class _ValueFlow:
     def _name(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
-
-
-def _is_followed(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor)
