@@ -73,6 +73,7 @@ def test_calls_are_a_table() -> None:
     assert str(small_report().calls.where(phase="backward")) == (
         "op  module          phase     line         dtypes\nmm  blocks.0.query  backward  model.py:12  bf16 -> bf16"
     )
+    assert "mse_loss    (model)" in str(small_report().calls)
     assert repr(small_report().calls.where(op="nothing")) == "no calls"
 
 

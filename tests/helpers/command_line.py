@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from torch_promote.cli.program import main
 
 Capture = pytest.CaptureFixture[str]
-needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 
 
 @pytest.fixture(autouse=True)

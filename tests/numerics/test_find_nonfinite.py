@@ -815,6 +815,7 @@ def test_steps_that_the_scaler_skips() -> None:
     )
     assert cure.endswith(f"To keep a high scale, run the op in float32: {HEAD}. suggest(step) tries it.")
     assert "Steps that GradScaler skipped" in report.text()
+    assert "The narrowest policy" not in report.text()
     assert report.suggest(step) == tp.Policy.stock().override({"linear": "fp32"})
     skips = "GradScaler skips the step: overflow in the op in aten::"
     assert list(map(str, report.tried)) == [

@@ -198,6 +198,7 @@ def test_the_text_names_the_places_of_long_lists() -> None:
     origin = find(lambda: optimizer(torch.optim.Adam, 2e4, fused=True, eps=0.01)).origin
     assert origin is not None
     assert origin.phase == "optimizer"
+    assert ", optimizer, " in str(origin)
     assert [line.partition(": ")[0].strip() for line in str(origin).splitlines()[2:]] == [
         "input self[5]",
         "input grads[5]",

@@ -308,16 +308,6 @@ def test_a_block_with_nothing_but_an_optimizer() -> None:
     assert report.content().verdict == "Only optimizers called ops."
 
 
-def test_find_nonfinite_names_the_phase() -> None:
-    weight = nn.Parameter(torch.full((2,), 3e38))
-    weight.grad = torch.full((2,), -3e38)
-    with tp.find_nonfinite() as report:
-        torch.optim.SGD([weight], lr=2.0, foreach=False).step()
-    assert report.origin is not None
-    assert report.origin.phase == "optimizer"
-    assert ", optimizer, " in str(report.origin)
-
-
 def test_compare_has_sites_of_the_forward() -> None:
     model = nn.Linear(8, 8)
     optimizer = Plain(model.parameters())

@@ -134,6 +134,7 @@ def masked_rows() -> Tensor:
         (lambda: torch.ones(2).log(), None, False),
         (lambda: torch.full((2,), -INF).exp(), None, False),
         (lambda: torch.zeros(2).fill_(INF).neg(), None, False),
+        (lambda: torch._foreach_add_([torch.zeros(2)], [-INF]), None, False),
         (
             lambda: functional.scaled_dot_product_attention(
                 *[torch.ones(2, 2)] * 3, attn_mask=torch.zeros(2, 2).fill_(-1)

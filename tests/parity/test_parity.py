@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from helpers import stand_in_runner
-from helpers.command_line import Capture, cells_of, error_of, needs_full, terminal_of_80_columns, text_of, wide
+from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_columns, text_of, wide
 from helpers.rows import ROWS, listed
 from helpers.stand_in_runner import stand_in
 from helpers.subprocesses import environment, run_python
@@ -432,7 +432,6 @@ def test_a_run_that_checks_no_call_is_no_pass(
     assert captured.err.count("\n") == 1
 
 
-@needs_full
 @pytest.mark.usefixtures("stand_in", "wide")
 @pytest.mark.parametrize("options", [["--json"], ["--junit"]])
 def test_a_file_that_cannot_be_written_costs_no_table(capsys: Capture, options: list[str], tmp_path: Path) -> None:

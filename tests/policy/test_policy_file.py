@@ -409,10 +409,7 @@ LONG_NUMBERS: dict[str, tuple[str, str]] = {
     "a section": (f"format = 1\nall = 0x{DIGITS}", "all is a section of ops, got a value of type int that cannot be"),
     "modules": (f"format = 2\nmodules = 0x{DIGITS}", "modules holds the tables for modules, got a value of type int"),
     "a table": (f"format = 2\n[modules]\nx = 0x{DIGITS}", '[modules] "x": expected a table of ops, got a value of'),
-    "an op of a module": (
-        f"format = 2\n[modules.x]\nmm = 0x{DIGITS}",
-        "'mm': a policy is a str, a CastPolicy",
-    ),
+    "an op of a module": (f"format = 2\n[modules.x]\nmm = 0x{DIGITS}", "'mm': a policy is a str, a CastPolicy"),
 }
 
 

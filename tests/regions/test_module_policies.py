@@ -67,6 +67,10 @@ def classes(model: nn.Module) -> list[type]:
     return [type(module) for module in model.modules()]
 
 
+BLOCK_0 = ["blocks.0", "blocks.0.attn", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.norm"]
+BLOCK_1 = ["blocks.1", "blocks.1.attn", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.norm"]
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -77,42 +81,12 @@ def classes(model: nn.Module) -> list[type]:
         ("*", ["lm_head"]),  # the ModuleList is never called
         ("blocks.?", ["blocks.0", "blocks.1"]),
         ("**.norm", ["blocks.0.norm", "blocks.1.norm"]),
-        (
-            "**",
-            [
-                "blocks.0",
-                "blocks.0.attn",
-                "blocks.0.attn.qkv",
-                "blocks.0.attn.proj",
-                "blocks.0.norm",
-                "blocks.1",
-                "blocks.1.attn",
-                "blocks.1.attn.qkv",
-                "blocks.1.attn.proj",
-                "blocks.1.norm",
-                "lm_head",
-            ],
-        ),
-        (
-            "**.**",
-            [
-                "blocks.0",
-                "blocks.0.attn",
-                "blocks.0.attn.qkv",
-                "blocks.0.attn.proj",
-                "blocks.0.norm",
-                "blocks.1",
-                "blocks.1.attn",
-                "blocks.1.attn.qkv",
-                "blocks.1.attn.proj",
-                "blocks.1.norm",
-                "lm_head",
-            ],
-        ),
+        ("**", [*BLOCK_0, *BLOCK_1, "lm_head"]),
+        ("**.**", [*BLOCK_0, *BLOCK_1, "lm_head"]),
         ("**.**.qkv", ["blocks.0.attn.qkv", "blocks.1.attn.qkv"]),
         ("**.lm_head", ["lm_head"]),
         ("**.blocks.**.norm.**", ["blocks.0.norm", "blocks.1.norm"]),
-        ("blocks.1.**", ["blocks.1", "blocks.1.attn", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.norm"]),
+        ("blocks.1.**", BLOCK_1),
         (nn.LayerNorm, ["blocks.0.norm", "blocks.1.norm"]),
         (Model, [""]),
     ],

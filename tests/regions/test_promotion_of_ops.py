@@ -24,9 +24,19 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
-from torch_promote.regions.promotion_tables import UNPROMOTED, promoting_ops
+from torch_promote.regions.promotion_tables import promoting_ops
 
 # --- Every overload of an op that promotes does, or has a reason
+
+#: Overloads on which no rule acts although it acts on another overload of the op, and why.
+UNPROMOTED = {
+    "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(("aten::cat.names", "aten::cat.names_out"), "it calls cat"),  # up to 2.11
+    **dict.fromkeys(
+        (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
+        "the call names the result's dtype, which has to go with the operands' own",
+    ),
+}
 
 
 def overloads_without_a_decision() -> set[str]:

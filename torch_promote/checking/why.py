@@ -48,7 +48,7 @@ from torch_promote.regions.promotion import promotion
 
 __all__ = ["Derivation", "why"]
 
-_Fill = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
+_Fill = Callable[..., torch.Tensor]
 
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 #: What fake tensors raise where the results depend on values.
@@ -479,10 +479,10 @@ class _Explainer:
             refused = PromotionError(run.expected_error)
         calls = [call for call in run.calls if not call.is_view] or run.calls
         symbol = node.symbol if self.autocast is None and len(calls) == 1 and len(node.args) == 2 else ""
-        writer = _StepWriter(self.rule, self.steps, symbol, refused, real is not None)
+        writer = _StepWriter(self.rule, self.steps, run.names, symbol, refused, real is not None)
         with self._region():
             for call in calls:
-                writer.write(call, run.names)
+                writer.write(call)
         if refused is not None:
             raise refused
         return run.result if real is not None or not calls else _by_reference(calls[-1], run.result)
@@ -494,7 +494,7 @@ class _Explainer:
         size 1. So PyTorch refuses the call if it does with each fill.
         """
         devices = [torch.cuda.current_device()] if self._device == "cuda" else []
-        for fill in (_ones, _identities, _zeros):
+        for fill in (torch.ones, _identities, torch.zeros):
             with torch.random.fork_rng(devices=devices):
                 try:
                     run = self._tried(function, args, kwargs, fill, observed=False)
@@ -524,7 +524,10 @@ class _Explainer:
             mode.cache_enabled = False  # the cache makes tensors by ops that the call does not run
 
         def tensor(operand: Operand) -> torch.Tensor:
-            made = (fill or _empty)(operand.shape, operand.dtype, self._device)
+            if fill is None:
+                made = torch.empty(operand.shape, dtype=operand.dtype, device=self._device)
+            else:  # more dtypes can be converted to than filled
+                made = fill(operand.shape, dtype=torch.uint8, device=self._device).to(operand.dtype)
             if id(operand) in spelled:
                 run.names[id(made)] = spelled[id(operand)]
             run.operands.append(made)
@@ -533,7 +536,7 @@ class _Explainer:
         with self._region():
             try:
                 with mode:
-                    tensors, tensor_kwargs = _replaced(args, tensor), _replaced(kwargs, tensor)
+                    tensors, tensor_kwargs = _replaced((args, kwargs), tensor)
             except RuntimeError as error:
                 raise _NoTensorError(
                     f"no tensors for {function.__name__} can be made here: {_one_line(error)}"
@@ -558,24 +561,10 @@ def _says_nothing(error: Exception | None, stands_in: bool) -> bool:
     return re.search(rf"Could not run '|can't allocate memory|out of memory{ours}", str(error)) is not None
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    # More dtypes can be converted to than filled.
-    return torch.ones(shape, dtype=torch.uint8, device=device).to(dtype)
-
-
-def _identities(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+def _identities(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
     if len(shape) < 2:
-        return _ones(shape, dtype, device)
-    one = torch.eye(shape[-2], shape[-1], dtype=torch.uint8, device=device)
-    return one.expand(shape).contiguous().to(dtype)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.uint8, device=device).to(dtype)
+        return torch.ones(shape, **options)
+    return torch.eye(*shape[-2:], **options).expand(shape).contiguous()
 
 
 def _by_reference(call: _Call, result: Any) -> Any:
@@ -594,6 +583,7 @@ class _StepWriter:
     Attributes:
         rule: The promotion rule.
         steps: The steps so far, to which it adds.
+        names: The tensors as the expression spells them, by `id`.
         symbol: The operator of Python that calls the op; "" for a function, or for an operator that calls several ops.
         error: Why PyTorch or the rule refuses the call, or None.
         is_real: Whether the tensors were real.
@@ -601,56 +591,58 @@ class _StepWriter:
 
     rule: PromotionRule
     steps: list[str]
+    names: Mapping[int, str]
     symbol: str
     error: Exception | None
     is_real: bool
 
-    def write(self, call: _Call, names: Mapping[int, str]) -> None:
-        """Writes the steps of a call. `names` has the tensors as the expression spells them, by `id`."""
+    def write(self, call: _Call) -> None:
+        """Writes the steps of a call."""
         plan = call.expectation.plan
         if call.is_cast and call.results is not None:
-            self.steps.append(f"{_spell(call.args[0], names)} is cast to {_dtypes(call.results)}.")
+            self.steps.append(f"{self._spell(call.args[0])} is cast to {_dtypes(call.results)}.")
             return
         if plan is not None and plan.policy is not None:
-            spelled = {path: names[id(t)] for path, t in tensor_arguments(call.op, call.args) if id(t) in names}
+            arguments = tensor_arguments(call.op, call.args)
+            spelled = {path: self.names[id(t)] for path, t in arguments if id(t) in self.names}
             self.steps.append(explain_plan(call.name, plan, call.overridden, spelled))
             again = next((inner for inner in call.inner if inner.name == plan.runs), None)
             if again is not None:
-                self.write(again, names)
+                self.write(again)
             elif call.results is not None:
-                self._without_autocast(call, names)
+                self._without_autocast(call)
             return
         if plan is not None and not call.is_view and (plan.left_to_stock or not call.is_composite):
             own = "PyTorch's own kernel for the op decides."
             what = own if plan.left_to_stock else "It runs in the dtypes of its operands."
             self.steps.append(f"Autocast has no policy for {call.name}. {what}")
-        self._without_autocast(call, names)
+        self._without_autocast(call)
 
-    def _without_autocast(self, call: _Call, names: Mapping[int, str]) -> None:
+    def _without_autocast(self, call: _Call) -> None:
         """Writes how the op arrives at its result's dtype, without autocast's casts."""
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
         if call.expectation.error is not None:
             with contextlib.suppress(ShapeError):
-                self._promotion(call, (), names)
+                self._promotion(call, ())
             if self.is_real and call.results is not None:
                 self.steps.append(f"{call.expectation.error} {_WRONG}")
             elif call.expectation.error != str(self.error):
                 self.steps.append(call.expectation.error)
         elif isinstance(inference, Inference) and not casts_inside:
-            self._by_rule(call, inference, names)
+            self._by_rule(call, inference)
         elif inner and (call.is_composite or casts_inside):
             called = dict.fromkeys(one.name for one in inner)
             self.steps.append(f"{call.name} is a composite op: it calls {listed(list(called))}.")
             for one in inner:
-                self.write(one, names)
+                self.write(one)
         elif call.results is not None:
             who = "The registered fake of" if has_fake(call.op) else "The reference has no rule:"
             self.steps.append(f"{who} {call.name} returns {_dtypes(tensors_in(call.results))}.")
 
-    def _by_rule(self, call: _Call, inference: Inference, names: Mapping[int, str]) -> None:
-        if not self._promotion(call, inference.dtypes, names):
-            spelled = [_spell(tensor, names) for tensor in tensors_in(call.args)]
+    def _by_rule(self, call: _Call, inference: Inference) -> None:
+        if not self._promotion(call, inference.dtypes):
+            spelled = [self._spell(tensor) for tensor in tensors_in(call.args)]
             values = dict(zip(argument_names(call.op), call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
             self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
@@ -659,14 +651,14 @@ class _StepWriter:
                 f"PyTorch itself returns {_dtypes(call.returned)}: the reference is wrong here. Report it."
             )
 
-    def _promotion(self, call: _Call, results: Sequence[torch.dtype | None], names: Mapping[int, str]) -> bool:
+    def _promotion(self, call: _Call, results: Sequence[torch.dtype | None]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
         values = dict(zip(argument_names(call.op), call.args, strict=False))
         found = operands_of(call.op, values)
         if found is None or found.in_step or found.is_product:
             return False
         operands = [
-            (_spell(value, names), described(value) if isinstance(value, torch.Tensor) else value)
+            (self._spell(value), described(value) if isinstance(value, torch.Tensor) else value)
             for argument in found.names
             for value in tree_leaves(values[argument])
             if isinstance(value, torch.Tensor | bool | int | float | complex)
@@ -685,11 +677,10 @@ class _StepWriter:
                 self.steps.append(f"{error} {_WRONG}")
         return True
 
-
-def _spell(operand: Any, names: Mapping[int, str]) -> str:
-    if not isinstance(operand, torch.Tensor):
-        return str(operand)
-    return names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
+    def _spell(self, operand: Any) -> str:
+        if not isinstance(operand, torch.Tensor):
+            return str(operand)
+        return self.names.get(id(operand)) or f"{dtype_name(operand.dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
 def _dtypes(found: Sequence[Any]) -> str:

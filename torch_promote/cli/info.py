@@ -110,7 +110,7 @@ def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
         "default policy": value(info["default_policy"] or "PyTorch's own"),
         "registered policies": lines(given) or "none",
         "environment": "\n".join(variables) or f"none of {', '.join(VARIABLES)}",
-        "autoloading": info["autoloading"],
+        "autoloading": value(info["autoloading"]),
     }
     yield [
         {

@@ -38,7 +38,7 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import THROUGH, CallObserver
-from torch_promote.observe.ops import can_be_read, leaves, overload_name, unnoticed, writes_of
+from torch_promote.observe.ops import can_be_read, has_storage, leaves, overload_name, unnoticed, writes_of
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.legality import moves_data
 from torch_promote.policy.named_policies import Value
@@ -142,7 +142,7 @@ class ForwardCalls(CallObserver):
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
         """Called after a call with its record, its arguments, and the tensors of its outputs."""
 
-    def _remember(self, call: Call, tensors: list[torch.Tensor]) -> None:
+    def _remember(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         self._ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
@@ -194,14 +194,7 @@ def _computes(op: torch._ops.OpOverload) -> bool:
 
 def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The results that can be compared: readable tensors of floating point or complex numbers."""
-    return [
-        tensor
-        for tensor in tensors
-        if (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and can_be_read(tensor)
-    ]
+    return [tensor for tensor in tensors if (tensor.is_floating_point() or tensor.is_complex()) and has_storage(tensor)]
 
 
 def _why_unread(tensor: torch.Tensor) -> str:

@@ -72,12 +72,14 @@ class Attempt:
 
 def _short(overrides: Mapping[str, str]) -> dict[str, str]:
     """Returns overrides with the keys that people write: "linear" if it means the same as "aten::linear.default"."""
-    shown = {}
-    for key, value in overrides.items():
-        name, _, overload = key.removeprefix("aten::").rpartition(".")
-        others = [one for one in find_overloads(name) if not one.endswith("out")] if key.startswith("aten::") else []
-        shown[name if others == [f"aten::{name}.{overload}".removesuffix(".default")] else key] = value
-    return {key.removeprefix("aten::"): value for key, value in shown.items()}
+
+    def short(key: str) -> str:
+        bare = key.removeprefix("aten::")
+        name = bare.rpartition(".")[0]
+        overloads = [one for one in find_overloads(name) if not one.endswith("out")] if bare != key else []
+        return name if overloads == [key.removesuffix(".default")] else bare
+
+    return {short(key): value for key, value in overrides.items()}
 
 
 class NonfiniteReport(Report):
@@ -244,9 +246,8 @@ class NonfiniteReport(Report):
         facts = [("checked calls", f"{self.checked:,}"), ("torch", self.torch_version)]
         if scaler.skipped:
             facts.insert(0, ("skipped steps", f"{scaler.skipped:,} of {scaler.count:,}"))
-        cure = []
-        if self.cure is not None:
-            cure.append(Code("The narrowest policy with which the step is finite", self.cure.code, where="all"))
+        title = "The narrowest policy that makes the step finite"
+        cure = [] if self.cure is None else [Code(title, self.cure.code, where="all")]
         return Content(
             title="find_nonfinite",
             verdict=first,
@@ -255,9 +256,7 @@ class NonfiniteReport(Report):
             parts=(
                 Listing("The first call with finite inputs and a non-finite output", [line.strip() for line in rest]),
                 Listing("Steps that GradScaler skipped", self._about_scaler()),
-                Code(
-                    "The narrowest policy that makes the step finite", self.cure.code if self.cure else "", where="all"
-                ),
+                *cure,
                 Listing("Benign", list(map(str, self.benign))),
                 Listing("Not seen", self.not_seen),
                 Listing(f"Tried (runs of the step: {len(self.tried)})", list(map(str, self.tried)), most=40),
@@ -401,11 +400,15 @@ def next_attempts(report: NonfiniteReport) -> list[Attempt]:
     return [_attempt({(path, name): "fp32" for name in names}) for path in paths if names]
 
 
+def _first_fault(report: NonfiniteReport) -> NonfiniteOrigin | None:
+    """The origin; without one, the call whose overflow made GradScaler skip a step."""
+    return report.origin or (report._seen.scaled if report.scaler.skipped else None)
+
+
 def _fault(report: NonfiniteReport) -> NonfiniteOrigin | None:
-    """The call that another dtype may cure: the origin, or the call whose overflow made GradScaler skip a step."""
-    if report.origin is None:
-        return report._seen.scaled if report.scaler.skipped else None
-    return None if report.origin.kind in ("mathematics", "data") else report.origin
+    """The same, if another dtype may cure it."""
+    first = _first_fault(report)
+    return None if first is None or first.kind in ("mathematics", "data") else first
 
 
 def _suspects(report: NonfiniteReport) -> Iterator[list[str]]:
@@ -530,7 +533,7 @@ class _Search:
             return self._reports.setdefault(key, None)
         if self._model is None and report._model is not None:
             self._model = report._model()
-        call = report.origin or (report._seen.scaled if report.scaler.skipped else None)
+        call = _first_fault(report)
         where = "" if call is None else f"{call.kind} in {call.call.name}, {module_name(call.module)}"
         is_good = not report.found and (self._may_skip or not report.scaler.skipped)
         skips = f"GradScaler skips the step{where and ': '}{where}"

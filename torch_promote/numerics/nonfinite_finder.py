@@ -41,7 +41,9 @@ from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, Part
 from torch_promote.observe.ops import (
+    asks_for_infinity,
     can_be_read,
+    has_storage,
     is_wrapped,
     overload_name,
     tensor_arguments,
@@ -219,9 +221,7 @@ _LOST = 0
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
-    if tensor.layout is not torch.strided or tensor.is_nested or not can_be_read(tensor):
-        return None
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
 
 @dataclass
@@ -443,7 +443,7 @@ class NonfiniteFinder(CallObserver):
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self.done = False
 
-    def _remember_call(self, call: Call, tensors: list[torch.Tensor]) -> None:
+    def _remember_call(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         self._watching.ended = call, tensors
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
@@ -652,13 +652,11 @@ class NonfiniteFinder(CallObserver):
 
     @staticmethod
     def _is_mask(watched: WatchedCall) -> bool:
-        passed = [one for arg in watched.args for one in (arg if isinstance(arg, list | tuple) else [arg])]
-        asked = any(isinstance(one, float) and math.isinf(one) for one in passed)
         numbers = [tensor for _, tensor in watched.tensors if tensor.dtype is not torch.bool]
         lowest = all(high != math.inf for _, high in watched.outputs) and any(
             _is_lowest(low, tensor.dtype) for (_, tensor), (low, _) in zip(watched.tensors, watched.inputs, strict=True)
         )
-        return asked or not numbers or lowest
+        return asks_for_infinity(watched.args) or not numbers or lowest
 
     @staticmethod
     def _exceeds_float32(watched: WatchedCall) -> bool:

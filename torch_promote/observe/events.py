@@ -448,7 +448,7 @@ class Calls(list[Call]):
         rows = [
             (
                 call.name,
-                call.module,
+                module_name(call.module),
                 call.phase,
                 call.line,
                 call.dtypes,

@@ -147,7 +147,9 @@ class _Explainer:
     """Explains the calls that a pattern selects: as a whole, by op, by op and module, and by line."""
 
     def __init__(self, report: Recording, kind: str, name: str, wants: Callable[[Place], bool]) -> None:
-        self.report, self.kind, self.name, self.wants = report, kind, name, wants
+        self.report, self.kind, self.name = report, kind, name
+        first = report.first_nonfinite
+        self.first_nonfinite = first if first is not None and wants((first.name, first.module, first.line)) else None
         self.whole = CallGroup("")
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
@@ -183,10 +185,9 @@ class _Explainer:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         whole, report = self.whole, self.report
-        first = report.first_nonfinite
-        if first is not None and self.wants((first.name, first.module, first.line)):
+        if self.first_nonfinite is not None:
             losses = report.nonfinite.about_losses(report.steps)
-            made = describe_call(first, report.nonfinite.call_step)
+            made = describe_call(self.first_nonfinite, report.nonfinite.call_step)
             yield _MADE, f"{made}{losses and '; '}{losses}"
         measured = [call for call in self.stored if call.values]
         bad = sum(any(one.infs or one.nans for one in call.values) for call in measured)
@@ -220,8 +221,7 @@ class _Explainer:
 
     def _advice(self) -> Iterator[str]:
         """Yields the suggested changes: of policies, then of the cache."""
-        first = self.report.first_nonfinite
-        if first is not None and self.wants((first.name, first.module, first.line)):
+        if self.first_nonfinite is not None:
             yield "tp.find_nonfinite() tells whether the dtype of that call is to blame, and finds a policy for it."
         backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
         if backward:

@@ -292,12 +292,6 @@ def is_view(name: str) -> bool:
         return False  # only if there is nothing to do
     try:
         schema = find_overload(name)._schema
-    except (
-        AttributeError,
-        RuntimeError,
-        KeyError,
-        ValueError,
-        TypeError,
-    ):  # an op of another PyTorch release or the program
-        return False
+    except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):
+        return False  # an op of another PyTorch release or the program
     return any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

@@ -182,7 +182,8 @@ class CallObserver:
 
     Args:
         modules: Tracks which module runs.
-        add: The subscriber. It gets each call with the tensors of its `outputs`, in the thread of the call.
+        add: The subscriber. It gets each call with the tensors of its `outputs` and its arguments in the schema's
+            order, in the thread of the call.
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
@@ -191,7 +192,10 @@ class CallObserver:
     """
 
     def __init__(
-        self, modules: RunningModules, add: Callable[[Call, list[torch.Tensor]], None], only_casting: bool = False
+        self,
+        modules: RunningModules,
+        add: Callable[[Call, list[torch.Tensor], list[Any]], None],
+        only_casting: bool = False,
     ) -> None:
         self.sources = PolicySources(modules)
         self.modules = modules
@@ -393,6 +397,7 @@ class CallObserver:
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
             ),
             [tensor for _, tensor in outputs],
+            call.args,
         )
 
     def _casts(self, call: CastingCall) -> Iterator[Cast]:
@@ -491,7 +496,7 @@ def observe(observer: CallObserver, not_seen: list[str]) -> Iterator[None]:
 
     Example:
         >>> calls: list[Call] = []
-        >>> with observe(CallObserver(RunningModules(), lambda call, results: calls.append(call)), []):
+        >>> with observe(CallObserver(RunningModules(), lambda call, *_: calls.append(call)), []):
         ...     _ = torch.ones(2).exp()
         >>> [call.name for call in calls]
         ['aten::ones', 'aten::exp']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,6 +19,7 @@ __all__ = [
     "NamedTensors",
     "OpFacts",
     "argument_names",
+    "asks_for_infinity",
     "autograd_may_call",
     "bytes_of",
     "can_be_read",
@@ -25,6 +27,7 @@ __all__ = [
     "find_overload",
     "has_our_kernel",
     "has_row",
+    "has_storage",
     "is_composite",
     "is_excluded",
     "is_fake",
@@ -144,6 +147,17 @@ def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
             yield from leaves(value)
         elif isinstance(value, Mapping):
             yield from leaves(tuple(value.values()))
+
+
+def asks_for_infinity(args: Iterable[Any]) -> bool:
+    """Whether an argument is an infinite number, as that of `masked_fill(mask, -inf)`, or a list with one.
+
+    Example:
+        >>> asks_for_infinity([torch.ones(2), float("-inf")]), asks_for_infinity([torch.ones(2).log()])
+        (True, False)
+    """
+    numbers = (one for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,)))
+    return any(isinstance(one, float) and math.isinf(one) for one in numbers)
 
 
 # --- what a call writes to
@@ -320,6 +334,11 @@ def can_be_read(tensor: torch.Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is strided, and its storage may be read now."""
+    return tensor.layout is torch.strided and not tensor.is_nested and can_be_read(tensor)
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

@@ -1,49 +1,39 @@
-"""`trace`: records which op ran in which dtype, and why."""
+"""`trace`: records which op ran in which dtype, and why, and follows inf and NaN.
+
+NOTE [ Which call made it ]
+Only the calls that the program made are followed, not the calls inside of them. A call reads the results of the earlier
+calls that wrote to the memory of its arguments. It makes a NaN if none of these results has one, and an infinite value
+if all of them are finite, unless the program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that a
+call makes of infinite values comes from the call that made those. Views and uninitialized memory make nothing.
+
+A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
+"""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import threading
-from collections.abc import Iterator
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.errors import OptionError, check_flag
-from torch_promote.observe.events import Call
-from torch_promote.observe.observer import CallObserver, OpenCall, observe
-from torch_promote.observe.ops import NamedTensors
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.events import Call, Recording
+from torch_promote.observe.findings import is_uninitialized, is_view
+from torch_promote.observe.observer import CallObserver, observe
+from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in
+from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.value_flow import ValueFlow
 from torch_promote.observe.values import Values, ValuesCollector
 from torch_promote.report.block import block
 
 __all__ = ["trace"]
-
-#: The number with which the collector delivers the value of a loss.
-_LOSS = -1
-
-
-class _ObserverWithArguments(CallObserver):
-    """Tells the subscriber the arguments of a call, too."""
-
-    _ending = threading.local()
-
-    @property
-    def args(self) -> list[Any]:
-        """The arguments of the call that the subscriber gets, in the schema's order."""
-        args: list[Any] = self._ending.args
-        return args
-
-    def _close(self, call: OpenCall, outputs: NamedTensors, error: bool) -> None:
-        self._ending.args = call.args
-        try:
-            super()._close(call, outputs, error)
-        finally:
-            del self._ending.args
 
 
 @block
@@ -87,8 +77,7 @@ def trace(
     modules = RunningModules(model)
     del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)
-
-    flow = ValueFlow(report)
+    flow = _ValueFlow(report)
 
     def deliver(number: int, found: tuple[Values, ...]) -> None:
         if number < 0:
@@ -99,15 +88,15 @@ def trace(
 
     collector = ValuesCollector(deliver)
 
-    def add(call: Call, tensors: list[torch.Tensor]) -> None:
+    def add(call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         number = report.add(call)
-        if with_arguments is None:  # no values are wanted
+        if not values:
             return
-        if not with_arguments.open_calls:  # the program's own
-            loss = flow.loss_of(call, with_arguments.args)
+        if not observer.open_calls:  # the program's own
+            loss = flow.loss_of(call, args)
             if loss is not None:
                 collector.add(_LOSS, [loss])
-            flow.add(number, call, with_arguments.args, tensors)
+            flow.add(number, call, args, tensors)
         if number is not None:
             collector.add(number, tensors)
 
@@ -117,8 +106,7 @@ def trace(
         flow.stepped(len(report.calls))
         collector.transfer()
 
-    with_arguments = _ObserverWithArguments(modules, add, where == "casts") if values else None
-    observer = with_arguments or CallObserver(modules, add, where == "casts")
+    observer = CallObserver(modules, add, where == "casts")
     try:
         with watch_steps(stepped), observe(observer, report.not_seen):
             yield report
@@ -128,3 +116,112 @@ def trace(
             observer.sources.ask_module(module, path)
         report.asked = observer.sources.asked(report.groups())
         report.name_devices()
+
+
+# --- inf and NaN
+
+#: The number with which the collector delivers the value of a loss.
+_LOSS = -1
+#: The maximum number of calls that count as writers of one tensor, each of a part of it.
+_MOST_WRITERS = 16
+_GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
+
+
+class _ValueFlow:
+    """Follows inf and NaN from results to arguments. It holds no tensors.
+
+    Args:
+        report: The report, whose `nonfinite` it keeps up to date.
+    """
+
+    def __init__(self, report: Recording) -> None:
+        self._report = report
+        self._writers: dict[int, tuple[StorageWeakRef, tuple[int, ...]]] = {}  # by storage, whose address it reserves
+        self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
+        self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
+        self._steps: list[int] = []  # the number of calls at the end of each step
+        #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
+        self._faults: dict[int, tuple[bool, int | None]] = {}
+
+    def add(self, number: int | None, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Adds a call that the program made, with its arguments and the tensors that it produced.
+
+        Args:
+            number: The call's index in `TraceReport.calls`; None if it is not stored.
+            call: Its record.
+            args: Its arguments.
+            tensors: The tensors of its `outputs`.
+        """
+        if is_view(call.name):
+            return
+        if number is not None and not is_uninitialized(call.op):
+            read = tensors_in(args)
+            writers = (self._writers_of(tensor) for tensor in read)
+            asked = not read or asks_for_infinity(args)
+            self._waiting[number] = {writer for one in writers for writer in one}, asked
+        for tensor in tensors:
+            if has_storage(tensor):
+                storage = tensor.untyped_storage()
+                is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
+                before = self._writers_of(tensor)[-_MOST_WRITERS:] if is_part else ()
+                reference = StorageWeakRef(storage)
+                self._writers[reference.cdata] = reference, before if number is None else (*before, number)
+
+    def loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
+        """Returns the loss if a call makes the gradient of one, and counts it."""
+        if call.op != "aten::ones_like":
+            return None
+        frame: Any = sys._getframe(1)
+        while frame is not None and is_ours(frame):
+            frame = frame.f_back
+        if frame is None or frame.f_code is not _GRADIENT_OF_LOSS or not isinstance(args[0], torch.Tensor):
+            return None
+        self._losses.append((self._writers_of(args[0]), len(self._steps)))
+        return args[0]
+
+    def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        known = self._writers.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+        return () if known is None else known[1]
+
+    def stepped(self, calls: int) -> None:
+        """Called after an optimizer step, with the number of calls so far."""
+        self._steps.append(calls)
+        self._writers = {key: one for key, one in self._writers.items() if not one[0].expired()}
+
+    def deliver(self, number: int, values: Sequence[Values]) -> None:
+        """Called with the values of a call's results, in the order of the calls."""
+        waiting = self._waiting.pop(number, None)
+        has_nan = any(one.nans for one in values)
+        if waiting is None or not (has_nan or any(one.infs for one in values)):
+            return
+        reads, asked = waiting
+        causes = [self._faults[read] for read in reads if read in self._faults]
+        causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
+        made = min((maker for _, maker in causes if maker is not None), default=None)
+        if made is None and (has_nan or not (causes or asked)):
+            made = number
+        self._faults[number] = has_nan, made
+        if made is not None:
+            self._report.nonfinite.calls += 1
+            self._report.nonfinite.nan_calls += has_nan
+            if self._report.nonfinite.first_call is None:
+                self._name(made)
+
+    def deliver_loss(self, values: Values) -> None:
+        """Called with the value of the next loss, after the values of the calls before it."""
+        found, (writers, step) = self._report.nonfinite, self._losses.popleft()
+        number = found.losses
+        found.losses += 1
+        if not (values.nans or values.infs):
+            return
+        found.nans += bool(values.nans)
+        found.infs += bool(values.infs)
+        if found.first_loss is None:
+            found.first_loss, found.loss_step = number, step
+            faults = {one: self._faults[one][1] for one in writers if one in self._faults}
+            for writer, made in list(faults.items())[:1]:
+                self._name(writer if made is None else made)
+
+    def _name(self, number: int) -> None:
+        self._report.nonfinite.first_call = number
+        self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)

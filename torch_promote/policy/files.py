@@ -112,15 +112,13 @@ def to_data(changes: Iterable[Change], modules: Tables = (), patterns: Sequence[
 
 
 def _table_to_data(name: str, table: Table, patterns: Sequence[Pattern]) -> dict[str, str]:
-    section = section_of(name)
-    if isinstance(table, str) or not any(one[0] == section for one in patterns):
+    if isinstance(table, str):
         return spell_table(table)
+    section = section_of(name)
     given = {(overload, section): value for overload, value in table}
     kept, named = _fold(given, [one for one in patterns if one[0] == section], lambda *_: None)
-    return {
-        **{key: spell_policy(value) for _, key, value in kept},
-        **spell_table(tuple((overload, value) for (overload, _), value in sorted(named.items(), key=lambda it: it[0]))),
-    }
+    spelled = {key: spell_policy(value) for _, key, value in kept}
+    return spelled | spell_table(tuple((overload, value) for (overload, _), value in named.items()))
 
 
 def _fold(

@@ -10,11 +10,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
@@ -26,7 +31,6 @@ from torch_promote.reference.ops.infer import EACH, Entry, rule_table
 from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
-from torch_promote.regions.pytorch_callers import FOLDERS, arguments_of_caller
 
 __all__ = [
     "BOOLEAN",
@@ -86,16 +90,6 @@ _LEFT_ALONE = (
     *("convolution", "linalg_matrix_exp", "linalg_matrix_sqrth", "_linalg_det", "_linalg_slogdet", "linalg_pinv"),
     *("linalg_polar", "linalg_vector_norm", "logsumexp", "mvlgamma", "native_dropout", "native_dropout_backward"),
 )
-
-#: Overloads on which no rule acts although it acts on another overload of the op, and why.
-UNPROMOTED = {
-    "aten::where": "it has no operands beside the condition, and returns indices",
-    **dict.fromkeys(("aten::cat.names", "aten::cat.names_out"), "it calls cat"),  # up to 2.11
-    **dict.fromkeys(
-        (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
-        "the call names the result's dtype, which has to go with the operands' own",
-    ),
-}
 
 #: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
@@ -388,11 +382,53 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
     return int(kind_of_dtype(dtype)), split and dtype.is_signed
 
 
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+
+#: The files whose functions compute with what they were given, and with nothing else. A method of a module also
+#: computes with the module's weights.
+_COMPUTE = tuple(
+    _TORCH + path.replace("/", os.sep)
+    for path in ("functional.py", "masked/", "nn/", "_linalg_utils.py", "_lobpcg.py", "_lowrank.py")
+)
+
+#: Optimizers and GradScaler: PyTorch chose the dtypes of states and scales, with which the user mixes nothing.
+_STEPS = (_TORCH + "optim" + os.sep, _TORCH + "amp" + os.sep)
+
+
 class _Hooks:
     """What the extension calls; csrc/promotion/rule.h and call.h."""
 
-    folders = FOLDERS
-    caller = staticmethod(arguments_of_caller)
+    #: PyTorch's files and this package's. A frame of any other file is the user's.
+    folders = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
+
+    @staticmethod
+    def caller() -> list[Any] | None:
+        """Returns what a function that PyTorch has written in Python was given, which makes the current call of an op.
+
+        These are the tensors and numbers that the outermost such function was given; None if the user calls the op. See
+        NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack tell.
+
+        Example:
+            >>> print(_Hooks.caller())
+            None
+        """
+        found = None
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and (
+            frame.f_code.co_filename.startswith(_Hooks.folders) or frame.f_code.co_name == "__torch_function__"
+        ):
+            code = frame.f_code
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if code.co_filename.startswith(_STEPS):
+                found = []
+            elif code.co_filename.startswith(_COMPUTE):
+                if names[:1] == ("self",):
+                    break
+                given = tree_leaves([frame.f_locals.get(name) for name in names])
+                if any(isinstance(value, torch.Tensor) for value in given):
+                    found = [value for value in given if isinstance(value, torch.Tensor | int | float | complex)]
+            frame = frame.f_back
+        return found
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "INFINITE_HEAT",
     "Branch",
     "Cell",
     "Chart",
@@ -557,7 +556,7 @@ def spell_number(value: float | None) -> str:
 
 _DECADES = 6.0
 #: The position of infinity on the scale of heat, which ends at 1.
-INFINITE_HEAT = 1.5
+_INFINITE_HEAT = 1.5
 
 
 def heat_shares(values: Sequence[float]) -> list[float]:
@@ -577,7 +576,7 @@ def heat_shares(values: Sequence[float]) -> list[float]:
         if not value > 0:
             return 0.0
         if value == math.inf:
-            return INFINITE_HEAT
+            return _INFINITE_HEAT
         if top == low:
             return 1.0
         return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))

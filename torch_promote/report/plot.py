@@ -187,7 +187,7 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
     shares = [heat_shares(series.y[:count]) for series in chart.series]
     image = [[column[row] for column in shares] for row in range(count)]
     colors = matplotlib.colormaps["YlOrRd"].with_extremes(over=_INFINITE)
-    axes.pcolormesh(image, cmap=colors, vmin=0, vmax=1.15)  # INFINITE_HEAT is beyond
+    axes.pcolormesh(image, cmap=colors, vmin=0, vmax=1.15)  # infinity is beyond
     for number, series in enumerate(chart.series):
         for row in range(count):
             # Texts lie on the colours of the map, which are the same in light and dark.

@@ -109,18 +109,18 @@ def rule_table() -> dict[str, Entry]:
 def _of_numbers(schemas: Sequence[Any], table: Mapping[str, Entry]) -> dict[str, Entry]:
     """The lines of an op's overloads without one that take numbers for the tensors of one with a line, or back."""
     named = {f"{s.name}.{s.overload_name}" if s.overload_name else s.name: s for s in schemas}
+    lines = {_with_tensors(named[name]): table[name] for name in reversed(named) if name in table}
     found = {}
     for name in named.keys() - table.keys():
-        same = (n for n in named if n in table and _with_tensors(named[n]) == _with_tensors(named[name]))
-        for entry in [table[n] for n in same][:1]:
+        if (entry := lines.get(_with_tensors(named[name]))) is not None:
             tensors = tuple(a.name for a in named[entry.op].arguments if str(a.real_type) == "Tensor")
             found[name] = Entry(name, tuple(Term(t.rule, t.names or tensors) for t in entry.terms), entry.family)
     return found
 
 
-def _with_tensors(schema: Any) -> list[tuple[str, str]]:
+def _with_tensors(schema: Any) -> tuple[tuple[str, str], ...]:
     """The names and types of arguments and results, where numbers count as tensors."""
-    return [(a.name, str(a.real_type).replace("number", "Tensor")) for a in (*schema.arguments, *schema.returns)]
+    return tuple((a.name, str(a.real_type).replace("number", "Tensor")) for a in (*schema.arguments, *schema.returns))
 
 
 def _terms(text: str) -> tuple[Term, ...]:
