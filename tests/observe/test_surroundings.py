@@ -66,7 +66,9 @@ def test_what_a_trace_says_of_a_compiled_model(backend: str, place: str) -> None
             y = compiled(x) if place == "around" else compiled()
         y.float().square().sum().backward()
 
-    step()
+    with trace(model) as first:  # it compiles
+        step()
+    assert [one.partition(". ")[0] for one in first.not_seen] == ["Calls of compiled functions: 1"]
     with trace(model) as report:
         step()
     text = f"{report}\n{report.explain('(model)')}"

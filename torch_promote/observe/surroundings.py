@@ -9,6 +9,7 @@ during notification.
 from __future__ import annotations
 
 import multiprocessing.process
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
     """
     global _before
     block = _Block(threading.get_ident())
-    before, started = set(threading.enumerate()), _started_so_far()
+    before, started, frames = set(threading.enumerate()), _started_so_far(), _compiled_so_far()
     with _lock:
         if not _blocks:
             _before = _set_hook(_compiled_code_ran)
@@ -129,6 +130,8 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         ]
         unnamed, processes = (now - then for now, then in zip(_started_so_far(), started, strict=True))
         threads = max(len(alive), unnamed)
+        if not block.compiled:  # the first call, which compiles, looks nothing up
+            block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
             sentences.append(
                 f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
@@ -152,6 +155,12 @@ def _started_so_far() -> tuple[int, int]:
     """The numbers of threads started without a name, and of processes. Named threads can only be found as they run."""
     threads = getattr(getattr(threading, "_counter", None), "__self__", None)
     return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
+
+
+def _compiled_so_far() -> int:
+    """The number of frames that torch.compile has compiled."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
 
 
 def _number(counter: Any) -> int:
