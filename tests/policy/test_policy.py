@@ -180,10 +180,10 @@ FP32_FORMS = {CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_ap
 
 @pytest.mark.parametrize("name", Policy.names())
 def test_the_entries_of_a_named_policy(name: str) -> None:
-    policy = Policy.named(name)
+    policy, on_stock = Policy.named(name), {device: registered(device) for device in DEVICE_TYPES}
     for row in (row for row in op_table() if schema_of(row) is not None):
         stock = {
-            device: row.policy(device) if row.name in registered(device) else CastPolicy.fallthrough
+            device: row.policy(device) if row.name in on_stock[device] else CastPolicy.fallthrough
             for device in DEVICE_TYPES
         }
         safe = FP32_FORMS & set(stock.values())

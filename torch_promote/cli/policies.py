@@ -245,6 +245,7 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
     known = rows_by_name()
     ops = _ops_of(policies, pattern)
     changed = {(op, device): value for policy in policies for op, device, value in policy.changes}
+    on_stock = {} if policies else {device: registered(device) for device in devices}
     rows: list[dict[str, Any]] = []
     for op in ops:
         if policies:
@@ -254,7 +255,8 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
         elif op in known:
             row = known[op]
             values = {device: row.policy(device) for device in devices}
-            differing = {device: what for device in devices if (what := _difference(row, device)) is not None}
+            found = ((device, _difference(row, device, op in on_stock[device])) for device in devices)
+            differing = {device: what for device, what in found if what is not None}
             redispatch = f"aten::{row.op}.{row.redispatch_overload}" if row.redispatch_overload else None
             notes = {"redispatch": redispatch, "running_torch_differs": differing}
         else:
@@ -303,10 +305,10 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
     return data, parts
 
 
-def _difference(row: Row, device: str) -> str | None:
-    """Returns how the running PyTorch differs from the row on one device type, or None."""
+def _difference(row: Row, device: str, is_registered: bool) -> str | None:
+    """Returns how the running PyTorch, which registers the op or does not, differs from the row on one device type."""
     has_policy = row.policy(device) is not CastPolicy.fallthrough
-    if has_policy == (row.name in registered(device)):
+    if has_policy == is_registered:
         return None
     if not has_policy:
         return "registered, left to stock"
@@ -374,7 +376,7 @@ def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> tuple[dict
     drawn = []
     for name in columns:
         missing = [row for row in missing_rows(name) if row.name in chosen]
-        found = [(row.name, row.policy(name).value, _difference(row, name)) for row in missing]
+        found = [(row.name, row.policy(name).value, _difference(row, name, False)) for row in missing]
         unlisted = [op for op in unlisted_ops(name) if op in chosen and op not in LEFT_TO_STOCK]
         devices[name] = {
             "missing": [{"op": op, "policy": policy, "why": why} for op, policy, why in found],
@@ -467,7 +469,7 @@ def _in_a_region(overloads: Sequence[str], devices: Sequence[str], policy: Polic
         if changed or given:
             source, values = ("The policy", changed) if changed else ("register_policy", given)
             yield f"{source} gives it {' or '.join(sorted(map(spell_policy, values)))} on {device}."
-        elif any(name in registered(device) for name in overloads):
+        elif not registered(device).isdisjoint(overloads):
             yield f"PyTorch or a library registers an autocast kernel for it on {device}, which stays in force."
         else:
             continue
