@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
 from torch.optim import optimizer as torchs
 from torch.utils.data import DataLoader
 
@@ -26,6 +29,16 @@ def test_threads() -> None:
             thread.join()
     assert report.calls == []
     assert [sentence.partition(".")[0] for sentence in report.not_seen] == ["Threads started in the block: 2"]
+
+
+@torch._inductor.config.patch(compile_threads=2)
+def test_threads_of_inductor_run_no_ops() -> None:
+    AsyncCompile.pool.cache_clear()
+    with trace() as report:
+        AsyncCompile.pool().submit(int).result()
+        pool = SubprocPool(1)
+    pool.shutdown()
+    assert not [one for one in report.not_seen if "Threads" in one]
 
 
 def test_workers_of_a_data_loader() -> None:
@@ -52,7 +65,10 @@ def test_compiled_functions() -> None:
 
 @pytest.mark.parametrize("place", ["around", "inside"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_what_a_trace_says_of_a_compiled_model(backend: str, place: str) -> None:
+def test_what_a_trace_says_of_a_compiled_model(
+    backend: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.ones(4, 8)
 
     def inside() -> torch.Tensor:

@@ -65,7 +65,12 @@ _GENERATED = (f"{os.sep}torchinductor_", "<eval_with_key>")
 @functools.lru_cache(4096)
 def _is_between(file: str) -> bool:
     """Whether a file calls ops on behalf of other code: PyTorch's, asyncio's, this package's and generated files."""
-    return file.startswith(_BETWEEN) or any(part in file for part in _GENERATED)
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return (
+        file.startswith(_BETWEEN)
+        or any(part in file for part in _GENERATED)
+        or (bool(cache) and file.startswith(f"{cache}{os.sep}"))
+    )
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -125,11 +125,13 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
                     _set_hook(now)
                 _before = None
         # Autograd's threads, which a trace observes, are dummy threads to Python.
-        alive = [
+        new = [
             one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
         ]
+        compilers = [one for one in new if _is_of_inductor(one)]
         unnamed, processes = (now - then for now, then in zip(_started_so_far(), started, strict=True))
-        threads = max(len(alive), unnamed)
+        unnamed -= sum(one.name.startswith("Thread-") for one in compilers)
+        threads = max(len(new) - len(compilers), unnamed)
         if not block.compiled:  # the first call, which compiles, looks nothing up
             block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
@@ -155,6 +157,16 @@ def _started_so_far() -> tuple[int, int]:
     """The numbers of threads started without a name, and of processes. Named threads can only be found as they run."""
     threads = getattr(getattr(threading, "_counter", None), "__self__", None)
     return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
+
+
+def _is_of_inductor(thread: threading.Thread) -> bool:
+    """Whether Inductor started the thread, to compile kernels; such a thread runs no ops."""
+    if str(getattr(getattr(thread, "_target", None), "__module__", None)).startswith("torch._inductor."):
+        return True
+    module = sys.modules.get("torch._inductor.async_compile")
+    pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
+    # A call of `pool` would start one.
+    return pool is not None and pool.cache_info().currsize > 0 and thread in pool()._threads
 
 
 def _compiled_so_far() -> int:
