@@ -3,6 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 // Declared as Python.h declares it, so that no more of that header is needed here.
@@ -46,6 +49,11 @@ namespace torch_promote {
 // `tensor.to(dtype)`, or an earlier cast if this thread's cache mode allows it. The caller has checked that the tensor
 // is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
+
+// A weight in float8 with its scale, packed into one tensor by `make`. It is kept where persistent casts are, and nowhere
+// else; no value: not at all. `format` is not 0, and identifies what `make` packs.
+std::optional<at::Tensor> kept_float8(
+    const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make);
 
 // Whether the thread casts for an op that may return a view of its argument. The op's caller may write into that view,
 // so the caches then share no data beyond what stock shares.

@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError
-from torch_promote.policy.op_table import CastPolicy, Row, rows_by_name, schema_of, spell_policy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, Row, rows_by_name, schema_of, spell_policy
 
 __all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
 
 
 #: Legal for every overload that takes a tensor, including one that writes to an argument.
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+
+#: The op for which the float8 policies are legal. What autocast does for a composite op, it does in place of the ops
+#: inside, so `linear` stands for the mm or addmm that it would call.
+_IN_FLOAT8 = "aten::linear"
 
 #: Ops that return their argument's data, or memory of its kind, and compute nothing. An op whose schema declares that a
 #: result shares its argument's data, and the copying version of such an op (the tag `view_copy`), are recognized
@@ -72,6 +76,9 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"
+    if policy in FLOAT8_POLICIES:
+        name = op.name if isinstance(op, Row) else op
+        return None if name == _IN_FLOAT8 else f"only {_IN_FLOAT8} has a product in float8"
     row = op if isinstance(op, Row) else rows_by_name().get(op)
     if row is None and _moves_data(str(op), schema):
         return (
