@@ -87,7 +87,7 @@ def linear(byte: int, lower: torch.dtype, input: Tensor, weight: Tensor, bias: T
     if not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)):
         # Only a backward needs the weight in the autocast dtype as well.
         code = 1 + recipe.rowwise + 2 * (lower is torch.float16)
-        packed = _C.kept_float8(weight, code, lambda: _pack(_weight_in_float8(_C.cached_cast(weight, lower), recipe)))
+        packed = _C.kept_float8(weight, code, lambda: _pack(_weight_in_float8(weight.to(lower), recipe)))
     # From the last argument to the first, as the extension casts, since autograd sums in the order of the casts.
     bias = None if bias is None else _C.cached_cast(bias, lower)
     weight = weight if packed is not None else _C.cached_cast(weight, lower)
@@ -216,23 +216,17 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
 class _Linear(torch.autograd.Function):
     """The product, without the bias, whose addition autograd differentiates."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, packed: Tensor | None, recipe: _Recipe) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor, packed: Tensor | None, recipe: _Recipe) -> Tensor:
         """Multiplies an input and a weight of the same dtype; with `packed`, the weight's dtype does not matter."""
+        ctx.recipe = recipe
+        ctx.save_for_backward(input, weight)
         with torch._C._DisableAutocast():
             rows = input.reshape(-1, input.shape[-1])
             scaled = _in_float8(rows, _E4M3, 1 if recipe.rowwise else None, recipe.rowwise)
             kept = _weight_in_float8(weight, recipe) if packed is None else _unpack(packed, weight.shape)
             output = _multiply(recipe, scaled, kept.T, input.dtype, fast=True)
             return output.reshape(*input.shape[:-1], weight.shape[0])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Saves the operands."""
-        input, weight, _, ctx.recipe = inputs
-        ctx.save_for_backward(input, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
@@ -277,17 +271,11 @@ def _gradients(
 class _Final(torch.autograd.Function):
     """Gradients that have no derivative themselves: an error, where PyTorch would take them for constants."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(recipe: _Recipe, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, recipe: _Recipe, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Returns the last two of the tensors."""
+        ctx.recipe = recipe
         return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors[-2:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Saves nothing."""
-        ctx.recipe = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
@@ -303,4 +291,4 @@ def _no_derivative(recipe: _Recipe, wanted: str) -> PolicyError:
 
 
 # After a graph break in a compiled function, Dynamo would compile them one by one.
-skip_frames(linear, _Linear.forward, _Linear.setup_context, _Linear.backward, _Final.forward, _Final.setup_context)
+skip_frames(linear, _Linear.forward, _Linear.backward, _Final.forward, _Final.backward)
