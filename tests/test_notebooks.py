@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +40,7 @@ VALUES: dict[str, Any] = {
     "policy": tp.Policy.named("cuda").override_modules({EVIL: "fp32"}),
     "differences": tp.Policy.named("cuda").override_modules({EVIL: "fp32"}).diff("cpu"),
     "trace": small_report(),
+    "calls": small_report().calls.where(op="softmax"),
     "traces": small_report().diff(small_report()),
     "comparison": small_comparison(),
     "tuning": small_tuning(),
@@ -64,3 +67,47 @@ def test_a_rule_is_a_table_of_dtypes() -> None:
     for name in RULE_NAMES:
         assert repr(promotion_rule(name)).startswith(f"<PromotionRule {name!r}: ")
         assert "<td>-</td>" in promotion_rule("strict")._repr_html_()
+
+
+def test_calls_are_a_table() -> None:
+    assert str(small_report().calls.where(phase="backward")) == (
+        "op  module          phase     line         dtypes\nmm  blocks.0.query  backward  model.py:12  bf16 -> bf16"
+    )
+    assert repr(small_report().calls.where(op="nothing")) == "no calls"
+
+
+CELLS = {"/tmp/ipykernel_12/34.py": 3, "<ipython-input-7-ab>": 7}
+
+
+def test_lines_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell is code with a path that IPython's compiler knows, as its tracebacks do."""
+
+    class Compiler:
+        def format_code_name(self, name: str) -> tuple[str, str] | None:
+            return ("Cell", f"In[{CELLS[name]}]") if name in CELLS else None
+
+    shell = SimpleNamespace(compile=Compiler())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    names: dict[str, Any] = {"torch": torch, "tp": tp}
+    exec(compile("x = torch.zeros(2, 2)\ndef f():\n    return torch.mm(x, x)", next(iter(CELLS)), "exec"), names)
+    block = (
+        "with tp.trace() as report, tp.find_nonfinite() as found, tp.crosscheck() as checked:\n"
+        "    with tp.my_autocast('cpu', overrides={'log': 'fp32'}):\n"
+        "        f().log()"
+    )
+    exec(compile(block, "<ipython-input-7-ab>", "exec"), names)
+    report, origin = names["report"], names["found"].origin
+    assert [call.line for call in report.calls.where(op="mm")] == ["In[3]:3"]
+    [log] = report.calls.where(line="In[7]:3").where(op="log")
+    assert log.said_by == "region at In[7]:2"
+    assert dict(report.explain("In[3]").facts)["lines"] == "In[3]:3"
+    assert origin.line == "In[7]:3"
+    assert "In[7]:3" in str(names["found"])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_str_returns_the_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In a notebook, rich displays what other programs print, unless it is told not to."""
+    text = str(VALUES[name])
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(VALUES[name]) == text

@@ -18,6 +18,7 @@ __all__ = [
     "DtypeError",
     "ExpressionError",
     "ExtensionError",
+    "FlagError",
     "Fp32FailsError",
     "MissingPackageError",
     "NoiseFloorError",
@@ -138,6 +139,10 @@ def _spell_ranks(ranks: Sequence[int]) -> str:
 
 class OptionError(TorchPromoteError, ValueError):
     """An unknown option, or an illegal value of one."""
+
+
+class FlagError(OptionError, TypeError):
+    """A value that is not a bool where one is needed, such as the str "False", which counts as true."""
 
 
 class RegionError(TorchPromoteError, RuntimeError):
@@ -261,6 +266,28 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return f" Closest: {', '.join(close)}." if close else ""
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Returns an argument that has to be a bool.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+
+    Raises:
+        FlagError: The value is not a bool. It is a TypeError.
+
+    Example:
+        >>> check_flag("enabled", False)
+        False
+    """
+    if not isinstance(value, bool):
+        remedy = "Compare the str with the words that mean True" if isinstance(value, str) else f"Pass bool({name})"
+        raise FlagError(
+            f"{name} is a bool, got {value!r} of type {type(value).__name__}. Legal: True, False. {remedy}."
+        )
+    return value
 
 
 class StepError(TorchPromoteError, RuntimeError):

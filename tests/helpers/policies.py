@@ -37,7 +37,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-VALUES = [*CastPolicy, torch.float64, torch.bfloat16, torch.float8_e5m2]
+VALUES = [*CastPolicy, torch.float64, torch.bfloat16, torch.float16]
 
 
 def selected(key: str, value: Any) -> tuple[str, ...]:

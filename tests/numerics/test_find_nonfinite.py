@@ -627,7 +627,7 @@ def test_suggest_with_an_installation_and_a_step_that_needs_a_lower_dtype() -> N
         assert report.suggest(step) is not None
     assert seen == [(torch.float32, "none")] * 3
     assert [(dict(one.overrides), one.result) for one in report.tried] == [
-        ({}, "overflow in the op in aten::mm, no module"),
+        ({}, "overflow in the op in aten::mm, (model)"),
         ({"aten::mm.default": "fp32"}, "raises TypeError: expected a lower dtype"),
         ({"aten::mm.default": "bfloat16"}, "finite"),
     ]

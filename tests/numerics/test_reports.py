@@ -125,7 +125,7 @@ Ops
 op           module           calls  dtypes      local  accumulated  impact
 softmax.int  blocks.0.attn        2  fp16         0.02        0.021  0.0025
 linear       blocks.0.attn.q      1  fp16         3e-4         8e-4    1e-5
-mse_loss     -                    1  fp16, fp32      0            -       -
+mse_loss     (model)              1  fp16, fp32      0            -       -
 
 Gradients
 parameter               error  norm

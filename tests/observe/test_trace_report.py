@@ -183,7 +183,7 @@ def test_charts_have_the_calls_and_the_bytes() -> None:
     assert dict(zip(bytes_of.labels, made, strict=True)) == {
         "blocks.0.query": 33_792,
         "blocks.0.key": 1024,
-        "(outside of modules)": 32,
+        "(model)": 32,
     }
     assert len(report.plot().axes) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
+from helpers.subprocesses import plain_environment, run_python
 from torch_promote import CastPolicy
 from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_table import rows_by_name, schema_of
@@ -173,3 +175,79 @@ def test_wrong_overrides(overrides: Any, text: str) -> None:
         parse_overrides(overrides)
     assert text in str(error.value)
     assert type(error.value) is tp.PolicyError
+
+
+def write(folder: Path, text: str) -> Path:
+    (file := folder / "mine.toml").write_text(text)
+    return file
+
+
+def in_environment(**variables: str) -> Any:
+    """Imports the package with variables set, as a program does; raises the first line of the error."""
+    process = run_python("import torch_promote", env={**plain_environment(), **variables})
+    raise tp.PolicyError(process.stderr.rstrip().rpartition("PolicyError: ")[2])
+
+
+#: Every place in which a policy of an op can be a dtype, given a dtype and a folder.
+PLACES: dict[str, Callable[[Any, Path], object]] = {
+    "overrides": lambda dtype, _: tp.my_autocast("cpu", overrides={"linear": dtype}),
+    "a pattern": lambda dtype, _: tp.my_autocast("cpu", overrides={"linear*": dtype}),
+    "an op outside the table": lambda dtype, _: tp.my_autocast("cpu", overrides={"gelu": dtype}),
+    "Policy.override": lambda dtype, _: tp.Policy.stock().override({"linear": dtype}, device_type="cuda"),
+    "Policy.override_modules": lambda dtype, _: tp.Policy.stock().override_modules({"head": {"linear": dtype}}),
+    "Policy.from_dict": lambda dtype, _: tp.Policy.from_dict({"format": 1, "all": {"linear": spelled(dtype)}}),
+    "set_module_policy": lambda dtype, _: tp.set_module_policy(torch.nn.Linear(1, 1), {"": {"linear": dtype}}),
+    "register_policy": lambda dtype, _: tp.register_policy("relu", dtype),
+    "install": lambda dtype, _: tp.install(overrides={"linear": dtype}),
+    "installed_as": lambda dtype, _: tp.installed_as(overrides={"linear": dtype}),
+    "a file": lambda dtype, folder: tp.my_autocast(
+        "cpu", policy=write(folder, f'format = 1\n[cpu]\n"linear" = "{spelled(dtype)}"')
+    ),
+    "a file's table": lambda dtype, folder: tp.Policy.load(
+        write(folder, f'format = 2\n[modules."head"]\n"linear" = "{spelled(dtype)}"')
+    ),
+    "the default": lambda dtype, folder: tp.set_default_policy(
+        write(folder, f'format = 1\n[all]\n"linear*" = "{spelled(dtype)}"')
+    ),
+}
+ENVIRONMENT: dict[str, Callable[[Any, Path], object]] = {
+    "TORCH_PROMOTE_OVERRIDES": lambda dtype, _: in_environment(
+        TORCH_PROMOTE_AUTOCAST="1", TORCH_PROMOTE_OVERRIDES=f"linear={spelled(dtype)}"
+    ),
+    "TORCH_PROMOTE_POLICY": lambda dtype, folder: in_environment(
+        TORCH_PROMOTE_POLICY=str(write(folder, f'format = 1\n[all]\n"linear" = "{spelled(dtype)}"'))
+    ),
+}
+
+
+def spelled(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES_WITH_SCALES = [
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize == 1
+]
+CASES = [(place, dtype) for place in PLACES for dtype in DTYPES_WITH_SCALES]
+CASES += [(place, DTYPES_WITH_SCALES[0]) for place in ENVIRONMENT]
+
+
+NEEDS_A_SCALE = (
+    "needs a scale for each tensor, and autocast casts without one, so values out of its range would be lost. Legal: "
+    "lower_precision_fp (or lower, or fp16: all three mean the region's dtype), fp32, fp32_set_opt_dtype, "
+    "fp32_append_dtype, promote, match_self, fallthrough, keep, banned or a floating dtype of 16 bits or more, such as "
+    "float16. To use it, scale the tensors and call an op that takes scales, such as F.scaled_mm."
+)
+
+
+@pytest.mark.parametrize(("place", "dtype"), CASES, ids=str)
+def test_no_policy_casts_to_a_dtype_that_needs_a_scale(place: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    for given in (dtype, str(dtype), spelled(dtype)):
+        with pytest.raises(tp.PolicyError) as error:
+            {**PLACES, **ENVIRONMENT}[place](given, tmp_path)
+        assert type(error.value) is tp.PolicyError
+        assert str(error.value).removesuffix(" Correct it, or unset it.").endswith(f"{dtype} {NEEDS_A_SCALE}")
+    assert tp.installed() is None
+    assert tp.default_policy() is None
+    assert not tp.registered_policies()

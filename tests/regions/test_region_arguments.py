@@ -22,7 +22,7 @@ import torch_promote as tp
 from helpers.checkpointing import KINDS as CHECKPOINT_KINDS
 from helpers.checkpointing import Block, plainly, train
 from helpers.comparison import assert_same
-from helpers.probes import KINDS, Region, autocast_dtype, leaves_no_trace, mm_dtype, seen
+from helpers.probes import KINDS, Region, autocast_dtype, in_thread, leaves_no_trace, mm_dtype, seen
 from helpers.thread_state import thread_state
 from torch_promote import _C, errors
 from torch_promote.integrations import checkpoint as _checkpoint
@@ -289,6 +289,112 @@ def test_bad_input(call: Callable[[], object], kind: type[Exception], text: str)
                 call()
             assert text in str(error.value)
             assert autocast_dtype() == (FP16 if around else None)
+
+
+class Flag(int):
+    """Looks like a bool, as numpy.bool does, and is none."""
+
+
+NO_BOOLS: list[Any] = ["False", "no", "", 0, 1, 1.0, None, [], [0], Flag(1), torch.tensor(True), object()]
+#: Other functions with an argument that is a bool.
+FLAGS: dict[str, Callable[[Any], Any]] = {
+    "check_casts(enabled)": lambda value: tp.check_casts(value),
+    "compare(gradients)": lambda value: tp.compare(print, model=MODEL, gradients=value),
+    "compare(progress)": lambda value: tp.compare(print, model=MODEL, progress=value),
+    "crosscheck(raise_on_mismatch)": lambda value: tp.crosscheck(raise_on_mismatch=value),
+    "find_nonfinite(raise_at_first)": lambda value: tp.find_nonfinite(raise_at_first=value).__enter__(),
+    "promotion(matmul)": lambda value: tp.promotion("jax", matmul=value),
+    "register_policy(replace)": lambda value: tp.register_policy("relu", "fp32", replace=value),
+    "set_check_ranks(enabled)": lambda value: tp.set_check_ranks(value),
+    "trace(values)": lambda value: tp.trace(values=value).__enter__(),
+    "tune(progress)": lambda value: tp.tune(print, model=MODEL, tolerance=1e-3, progress=value),
+}
+MODEL = torch.nn.Linear(1, 1)
+
+
+def no_bool(name: str, value: Any) -> str:
+    """The end of the error for a value that is no bool."""
+    remedy = "Compare the str with the words that mean True." if isinstance(value, str) else f"Pass bool({name})."
+    return f"{name} is a bool, got {value!r} of type {type(value).__name__}. Legal: True, False. {remedy}"
+
+
+def error_of(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("value", NO_BOOLS, ids=lambda value: type(value).__name__ + str(value)[:5])
+@pytest.mark.parametrize("name", ["enabled", "cache_enabled"])
+def test_flags_of_a_region_are_bools_as_stocks_are(name: str, value: Any) -> None:
+    """Stock raises when the region is entered, with half of its state changed; ours when it is made."""
+
+    def enter(kind: Any) -> str | None:
+        with kind("cpu", **{name: value}):
+            return None
+
+    # In a thread of its own, because of the state that stock leaves.
+    of_stock = in_thread(lambda: error_of(partial(enter, torch.autocast)))
+    with leaves_no_trace():
+        found = [error_of(partial(kind, "cpu", **{name: value})) for kind in (tp.my_autocast, tp.my_autocast)]
+        many = error_of(partial(tp.my_autocast, ["cpu", "cuda"], **{name: value}))
+    if name == "cache_enabled" and value is None:
+        assert [of_stock, *found, many] == [None] * 4
+        return
+    assert type(of_stock) is TypeError
+    for error in (*found, many):
+        assert type(error) is errors.FlagError
+        assert isinstance(error, TypeError)
+        assert str(error) == no_bool(name, value)
+
+
+def test_what_stock_disables_before_it_looks_at_the_flag() -> None:
+    for arguments in (("cuda", FP16, 1), ("cpu", FP32, "yes")):
+        with cuda_answers(is_available=False):
+            for kind in KINDS.values():
+                with pytest.warns(UserWarning, match="[Dd]isabl"), kind(*arguments):
+                    assert not torch.is_autocast_enabled(arguments[0])
+
+
+@pytest.mark.parametrize("cache", ["none", "weights", "persistent", "all"])
+def test_a_flag_beside_a_cache_mode_is_a_bool(cache: str) -> None:
+    with pytest.raises(errors.FlagError) as error, leaves_no_trace():
+        tp.my_autocast("cpu", cache=cache, cache_enabled="no")  # type: ignore[arg-type]
+    assert str(error.value) == no_bool("cache_enabled", "no")
+
+
+@pytest.mark.parametrize("value", ["False", 0, 1, None], ids=repr)
+@pytest.mark.parametrize("called", FLAGS)
+def test_other_flags_are_bools(called: str, value: Any) -> None:
+    with pytest.raises(errors.FlagError) as error, leaves_no_trace():
+        FLAGS[called](value)
+    assert str(error.value) == no_bool(called.partition("(")[2][:-1], value)
+
+
+EIGHT_BITS = [
+    dtype
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+                 "float4_e2m1fn_x2")
+    if (dtype := getattr(torch, name, None)) is not None
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
+def test_a_region_does_not_cast_to_a_dtype_that_needs_a_scale(device: Any, dtype: torch.dtype) -> None:
+    for given in (dtype, str(dtype), str(dtype).removeprefix("torch.")):
+        with pytest.raises(errors.DtypeError) as error, leaves_no_trace():
+            tp.my_autocast(device, given)
+        assert str(error.value) == (
+            f"{dtype} needs a scale for each tensor, and autocast casts without one, so values out of its range would "
+            f"be lost. Use torch.bfloat16 or torch.float16."
+        )
+    with tp.my_autocast(device, dtype, enabled=False):
+        pass  # nothing is cast
 
 
 @pytest.mark.parametrize("argument", [torch.device("cpu"), 0, "vulkan", "gpu"], ids=str)

@@ -16,7 +16,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import unequal_elements
-from torch_promote.errors import OptionError, StaleCastError
+from torch_promote.errors import OptionError, StaleCastError, check_flag
 from torch_promote.observe.places import calling_line
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
@@ -42,7 +42,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
             the one entered last decides.
 
     Raises:
-        OptionError: `enabled` is not a bool.
+        FlagError: `enabled` is not a bool. It is a TypeError.
         StaleCastError: In the block, from the op that would have used the stale cast. The cast is dropped, so the
             next use makes a new one.
 
@@ -66,9 +66,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
     __slots__ = ("_begin", "_end", "enabled")
 
     def __init__(self, enabled: bool = True) -> None:
-        if not isinstance(enabled, bool):
-            raise OptionError(f"enabled is {enabled!r}, which is not a bool. Legal: True, False.")
-        self.enabled = enabled
+        self.enabled = check_flag("enabled", enabled)
         self._begin = self._end = (0, 0)
 
     @property

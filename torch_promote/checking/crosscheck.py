@@ -29,7 +29,7 @@ from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
-from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError
+from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError, check_flag
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
@@ -110,7 +110,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
                 f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(Level)))}."
             )
         self.level: Level = level
-        self.raise_on_mismatch = raise_on_mismatch
+        self.raise_on_mismatch = check_flag("raise_on_mismatch", raise_on_mismatch)
 
     def __enter__(self) -> CrosscheckReport:
         report = CrosscheckReport()

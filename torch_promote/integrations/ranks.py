@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyMismatchError
+from torch_promote.errors import OptionError, PolicyMismatchError, check_flag
 from torch_promote.extension import policies_beyond_stock, tables_in_force
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.policy.module_tables import section_of, spell_table
@@ -100,16 +100,14 @@ def set_check_ranks(enabled: bool) -> bool:
         The previous setting.
 
     Raises:
-        OptionError: `enabled` is not a bool.
+        FlagError: `enabled` is not a bool. It is a TypeError.
 
     Example:
         >>> set_check_ranks(False), set_check_ranks(True)
         (True, False)
     """
     global _enabled
-    if not isinstance(enabled, bool):
-        raise OptionError(f"enabled must be a bool, got {enabled!r}. Legal: True, False.")
-    before, _enabled = _enabled, enabled
+    before, _enabled = _enabled, check_flag("enabled", enabled)
     _arm()
     return before
 

@@ -46,6 +46,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.report.base import module_name
 
 __all__ = [
     "CallKey",
@@ -73,7 +74,7 @@ class CallKey(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        return f"{self.name} in {self.module or 'the model'}, call {self.number + 1}"
+        return f"{self.name} in {module_name(self.module)}, call {self.number + 1}"
 
 
 class Room:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_promote.errors import StepError
+from torch_promote.errors import StepError, check_flag
 from torch_promote.numerics.call_observers import (
     CallKey,
     CompareCandidate,
@@ -36,6 +36,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import module_name
 
 __all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
 
@@ -99,11 +100,12 @@ def compare(
         >>> sorted({site.op for site in comparison.sites})
         ['aten::linear', 'aten::mean', 'aten::square', 'aten::tanh']
     """
+    check_flag("gradients", gradients)
     of_reference = _policy_of(reference)
     of_candidate = current_policy() if candidate is None else _policy_of(candidate)
     with (
         StepRuns(step, model, batches=batches, restore=restore) as runs,
-        show_progress("compare", 3 * batches, wanted=progress) as show,
+        show_progress("compare", 3 * batches, wanted=check_flag("progress", progress)) as show,
     ):
         runs.on_step = lambda number: show(number, "")
         return ComparedRuns(runs, of_reference, of_candidate, gradients=gradients).compare()
@@ -375,7 +377,7 @@ def _not_aligned(
 ) -> list[str]:
     missing = Counter(key[:2] for key in calls if key not in candidate)
     return [
-        f"{name} in {module or 'the model'}: calls that only the {who} made: {number}."
+        f"{name} in {module_name(module)}: calls that only the {who} made: {number}."
         for who, counts in (("reference", missing), ("candidate", only_there))
         for (module, name), number in counts.items()
     ]

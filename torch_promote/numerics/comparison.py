@@ -20,6 +20,7 @@ from torch_promote.report.base import (
     Table,
     Tree,
     heat_shares,
+    module_name,
     spell_number,
 )
 
@@ -88,7 +89,7 @@ class Site:
         return f"{self.op}.{self.overload}" if self.overload else self.op
 
     def __str__(self) -> str:
-        return f"{self.name.removeprefix('aten::')} in {self.module or 'the model itself'}"
+        return f"{self.name.removeprefix('aten::')} in {module_name(self.module)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,13 @@ class Comparison(Report):
                         Column("line", "line", "page"),
                     ),
                     [
-                        (*(getattr(site, name) for name in _SITE_CELLS), site.nonfinite or None, site.line)
+                        (
+                            site.name,
+                            module_name(site.module),
+                            *(getattr(site, name) for name in _SITE_CELLS),
+                            site.nonfinite or None,
+                            site.line,
+                        )
                         for site in self.sites
                     ],
                     note=_ABOUT_SITES + (_ABOUT_COTANGENTS if self.random_cotangents else ""),
@@ -269,7 +276,7 @@ _ABOUT_SITES = (
     "local error on the loss. Errors are relative L2 norms."
 )
 _ABOUT_COTANGENTS = " Impacts are from random cotangents, because the gradient at the reference is zero."
-_SITE_CELLS = ("name", "module", "calls", "dtypes", "local", "accumulated", "impact")
+_SITE_CELLS = ("calls", "dtypes", "local", "accumulated", "impact")
 _MEASURES = ("local", "accumulated", "impact")
 
 
@@ -292,7 +299,7 @@ def _heat_chart(sites: Sequence[Site]) -> Chart:
         Series(name, [math.nan if (value := values[module][number]) is None else value for module in order])
         for number, name in enumerate(("local error", "accumulated error", "impact"))
     ]
-    return Chart("Errors and impact by module", "heat", series, [module or "(the model itself)" for module in order])
+    return Chart("Errors and impact by module", "heat", series, [module_name(module) for module in order])
 
 
 def _name_of(policy: Policy) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, PolicyError
+from torch_promote.errors import NonfiniteError, OptionError, PolicyError, check_flag
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite, FinderState, NonfiniteFinder, NonfiniteOrigin
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
@@ -21,7 +21,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.report.base import Content, Listing, Report
+from torch_promote.report.base import Content, Listing, Report, module_name
 from torch_promote.report.codec import encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite", "next_override"]
@@ -216,6 +216,7 @@ def find_nonfinite(
         raise OptionError(
             f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
         )
+    check_flag("raise_at_first", raise_at_first)
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport(model, allowed)
@@ -310,7 +311,7 @@ class _Search:
             self._tried.append(Attempt(dict(overrides), False, f"raises {type(error).__name__}: {error}"))
             return self._reports.setdefault(key, None)
         origin = report.origin
-        result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {origin.module or 'no module'}"
+        result = "finite" if origin is None else f"{origin.kind} in {origin.call.name}, {module_name(origin.module)}"
         self._tried.append(Attempt(dict(overrides), origin is None, result))
         return self._reports.setdefault(key, report)
 

@@ -46,6 +46,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.report.base import module_name
 
 __all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]
 
@@ -79,7 +80,7 @@ class NonfiniteOrigin:
         inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
             composite; the conversion if a cast overflowed.
         module: The path of the module, as in `Call.module`.
-        phase: "forward", "backward" or "recompute".
+        phase: "forward", "recompute", "backward" or "optimizer".
         line: "path:number", as in `Call.line`.
         kind: Why the output is not finite.
         inputs: The ranges of the arguments that the program passed.
@@ -103,7 +104,7 @@ class NonfiniteOrigin:
 
     def __str__(self) -> str:
         inside = f" (in {self.inner})" if self.inner != self.call.name else ""
-        where = f'module "{self.module}"' if self.module else "outside of the model's modules"
+        where = f'module "{self.module}"' if self.module else module_name("")
         lines = [
             f"{self.kind}: {self.call.name}{inside}, {self.phase}, {where}, {shorten(self.line) or 'line unknown'}",
             _WHY[self.kind].format(argument=self.argument or "an argument"),
@@ -151,7 +152,7 @@ class BenignNonfinite:
     unscaled: float | None = None
 
     def __str__(self) -> str:
-        text = f"{self.kind}: {self.op} in {self.module or 'no module'}, {shorten(self.line)}, "
+        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {shorten(self.line)}, "
         text += f"{self.count:,} call{'s' * (self.count > 1)}"
         if self.scale is None:
             return text

@@ -27,6 +27,7 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_policies import choose, matches, module_policies
+from torch_promote.report.base import module_name
 
 __all__ = ["LEVELS", "MOST_FOR_MINIMUM", "Candidates", "Memo", "OutOfBudgetError", "minimise", "prove"]
 
@@ -311,7 +312,7 @@ class Candidates:
         )
 
     def _name(self, site: Site) -> str:
-        module = site.module or "(model)"
+        module = module_name(site.module)
         return {"op": site.op, "module": module, "site": f"{module}: {site.op}"}[self._level]
 
     def bytes(self, names: Iterable[str]) -> int:

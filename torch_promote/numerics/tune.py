@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from torch_promote.checking.comparison import compare
-from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError, did_you_mean
+from torch_promote.errors import (
+    DtypeError,
+    Fp32FailsError,
+    NoiseFloorError,
+    NothingToTuneError,
+    OptionError,
+    check_flag,
+    did_you_mean,
+)
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
@@ -21,7 +29,7 @@ from torch_promote.numerics.step_runs import Ranks, Results, current_policy, nor
 from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
-from torch_promote.policy.dtype_names import parse_dtype
+from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
 from torch_promote.policy.policy import Policy
 
 __all__ = ["tune"]
@@ -110,7 +118,10 @@ def tune(
             raise OptionError(f"{name} must be {' or '.join(map(repr, legal))}, got {value!r}.{near}")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise OptionError(f"seed must be an int, got {seed!r}.")
+    check_flag("progress", progress)
     dtype = None if dtype is None else parse_dtype(dtype)
+    if dtype is not None and (why := why_not_cast(dtype)) is not None:
+        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
     ranks = Ranks()
     judge = Judge(tolerance, metric, check)
     trials = Trials(step, model, judge, budget, ranks, batches=batches, restore=restore, dtype=dtype)

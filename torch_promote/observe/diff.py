@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.observe.events import TENSORS, Call
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Cell, Column, Content, Report, Table
+from torch_promote.report.base import Cell, Column, Content, Report, Table, module_name
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Change:
     """One difference between a call of the first trace and the same call of the second.
 
     Attributes:
-        phase: "forward", "backward" or "recompute".
+        phase: "forward", "recompute", "backward" or "optimizer".
         module: The path of the module.
         op: The op's name with its overload.
         number: The call's index, from 0, among the calls of this op in this module and phase.
@@ -106,7 +106,7 @@ class TraceDiff(Report):
         for change in self.changes:
             if change not in ran_as_called:  # one row is enough for a call without casts
                 key = change.op, change.phase, change.what, change.before, change.after
-                groups.setdefault(key, Counter())[change.module or "(none)"] += 1
+                groups.setdefault(key, Counter())[module_name(change.module)] += 1
         decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
         rows: list[tuple[Cell, ...]] = [
             (*key, modules.total(), modules)

@@ -17,7 +17,7 @@ from torch_promote.observe.values import Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
-from torch_promote.report.base import Column, Table, load_renderer
+from torch_promote.report.base import Column, Table, load_renderer, module_name
 from torch_promote.report.codec import decode_fields, encode
 
 __all__ = [
@@ -40,8 +40,13 @@ __all__ = [
 #: The start of `Call.said_by` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
 
-Phase = Literal["forward", "backward", "recompute"]
-"""The phase of a call. "recompute": a checkpoint reran its forward inside a backward."""
+Phase = Literal["forward", "recompute", "backward", "optimizer"]
+"""The phase of a call.
+
+- "recompute": a checkpoint reran its forward inside a backward.
+- "optimizer": an optimizer, a learning rate scheduler, GradScaler or `torch.nn.utils.clip_grad_norm_` made it, also
+  inside a backward. The scaling of the loss, and the forward and backward of a closure, keep their own phases.
+"""
 
 Kind = Literal["weight", "activation", "gradient"]
 """The kind of a cast tensor. A weight is a parameter or a leaf that requires a gradient."""
@@ -126,7 +131,7 @@ class Call:
         op: The op: "aten::linear".
         overload: Its overload: "", "int".
         module: The path of the module that called it: "blocks.0.q"; "" outside of the model's modules, and in the model
-            itself. In a backward, the module whose forward recorded the node.
+            itself, which reports name "(model)". In a backward, the module whose forward recorded the node.
         phase: The phase in which it ran.
         line: "path:number" of the innermost line of the program (not of PyTorch or this package); in a backward, that
             of the forward if it is known; "" if there is none.
@@ -340,6 +345,10 @@ class CastGroup:
 class GroupTable(list[CallGroup]):
     """The result of `by_op()`, `by_module()` and `by_line()`: a list that is printed and shown as a table.
 
+    Args:
+        groups: The groups.
+        nameless: What the table shows for the key "".
+
     Example:
         >>> groups = GroupTable([CallGroup("aten::mm", calls=2, casts=1, bytes=1536, duration=2_000_000)])
         >>> print(groups)
@@ -349,10 +358,14 @@ class GroupTable(list[CallGroup]):
         True
     """
 
+    def __init__(self, groups: Iterable[CallGroup] = (), nameless: str = "(none)") -> None:
+        super().__init__(groups)
+        self._nameless = nameless
+
     def __repr__(self) -> str:
         numbers = "calls", "casts", "reused", Column("bytes", "bytes")
         rows = [
-            (one.key or "(none)", one.calls, one.casts, one.reused, one.bytes, one.dtypes, one.duration / 1e6)
+            (one.key or self._nameless, one.calls, one.casts, one.reused, one.bytes, one.dtypes, one.duration / 1e6)
             for one in self
         ]
         table = Table("", ("", *numbers, Column("dtypes", "code"), Column("ms", "ms")), rows, most=40)
@@ -367,7 +380,7 @@ Place: TypeAlias = tuple[str, str, str]
 
 
 class Calls(list[Call]):
-    """A list of calls that can be filtered."""
+    """A list of calls that can be filtered, and that is printed and shown as a table."""
 
     def where(
         self,
@@ -385,7 +398,7 @@ class Calls(list[Call]):
             op: The op with or without its overload: "aten::softmax", "aten::softmax.int", "softmax".
             module: The module's path. Submodules are included.
             line: The end of "path:number": "train.py:41".
-            phase: "forward", "backward" or "recompute".
+            phase: "forward", "recompute", "backward" or "optimizer".
             policy: The policy's name: "fp32", "lower_precision_fp", "float16".
             casting: Whether casts were made or reused.
 
@@ -408,6 +421,35 @@ class Calls(list[Call]):
             )
 
         return Calls(call for call in self if meets(call))
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no calls"
+        columns = (
+            Column("op", "name"),
+            Column("module", "name"),
+            "phase",
+            Column("line", "line"),
+            Column("dtypes", "dtypes"),
+            Column("policy", "policy"),
+            Column("casts", "count"),
+        )
+        rows = [
+            (
+                call.name,
+                call.module,
+                call.phase,
+                call.line,
+                call.dtypes,
+                f"{call.policy_name}: {call.said_by}" if call.policy_name else None,
+                len(call.casts) or None,
+            )
+            for call in self
+        ]
+        return str(load_renderer("terminal").to_text(Table("", columns, rows, most=40)))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 class Recording:
@@ -484,7 +526,7 @@ class Recording:
 
     def by_module(self) -> GroupTable:
         """Returns the calls by module, most cast bytes first: a list that prints as a table."""
-        return self._by(lambda place: place[1])
+        return GroupTable(self._by(lambda place: place[1]), module_name(""))
 
     def by_line(self) -> GroupTable:
         """Returns the calls by source line, most cast bytes first: a list that prints as a table."""

@@ -14,7 +14,7 @@ from torch_promote.observe.events import CallGroup, Place
 from torch_promote.observe.findings import savings
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.report.base import Column, Content, Listing, Report, Table, short_line, size, spell
+from torch_promote.report.base import Column, Content, Listing, Report, Table, module_name, short_line, size, spell
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class Explanation(Report):
             Column("bytes", "bytes"),
         )
         rows = [
-            (row.op, row.module or "(none)", row.calls, row.dtypes, row.policy, row.casts, row.reused, row.bytes)
+            (row.op, module_name(row.module), row.calls, row.dtypes, row.policy, row.casts, row.reused, row.bytes)
             for row in self.rows
         ]
-        verdict = f"The {self.kind} {self.pattern or '(outside of modules)'} in this trace"
+        verdict = f"The {self.kind} {module_name(self.pattern)} in this trace"
         parts = Listing("What you can change", self.advice), Table("Calls", columns, rows, most=20)
-        return Content(f"explanation: {self.kind} {self.pattern}", verdict, self.facts, parts)
+        return Content(f"explanation: {self.kind} {module_name(self.pattern)}", verdict, self.facts, parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the explanation as JSON-compatible values."""
@@ -168,7 +168,7 @@ class _Explainer:
         whole = self.whole
         yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
         if self.kind != "module":
-            yield "modules", _names(dict.fromkeys(module or "(none)" for _, module in self.groups))
+            yield "modules", _names(dict.fromkeys(module_name(module) for _, module in self.groups))
         if self.kind != "op" or len(self.ops) > 1:
             yield "ops", _names(self.ops)
         if self.kind == "line":
@@ -246,8 +246,8 @@ def _counts(counts: Counter[str]) -> str:
 
 
 _FORMS = (
-    'Legal: a module\'s path ("blocks.3.attn"), an op ("softmax", "aten::softmax.int") or the end of a line\'s path '
-    '("train.py:41", "train.py").'
+    'Legal: a module\'s path ("blocks.3.attn"; "(model)": the calls outside of submodules), an op ("softmax", '
+    '"aten::softmax.int") or the end of a line\'s path ("train.py:41", "train.py").'
 )
 
 
@@ -258,6 +258,8 @@ def _select(places: list[Place], pattern: str) -> tuple[str, str, Callable[[Plac
     prefix, equals, rest = pattern.partition("=")
     is_prefix = bool(equals) and prefix in _WANTS
     kinds, name = ((prefix,), rest) if is_prefix else (tuple(_WANTS), pattern)
+    if name == module_name(""):
+        kinds, name = ("module",), ""
     found = [kind for kind in kinds if any(_WANTS[kind](name, place) for place in places)]
     if not found:
         raise OptionError(_no_match(places, kinds, name))

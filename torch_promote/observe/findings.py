@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Tree, percent
+from torch_promote.report.base import Branch, Chart, Column, Series, Tree, module_name, percent
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
@@ -24,6 +24,7 @@ __all__ = [
     "dtypes_chart",
     "exponents_chart",
     "module_tree",
+    "modules_and_optimizer",
     "result_dtypes",
     "savings",
     "time_in_casts",
@@ -162,13 +163,26 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
     return sorted(groups, key=lambda group: (-group.bytes, not group.policies, _is_view(group.key), -group.calls))
 
 
+#: The name of the group of the calls that optimizers made.
+OPTIMIZER = "(optimizer)"
+
+
+def modules_and_optimizer(report: Recording) -> list[CallGroup]:
+    """Returns the calls by module, with those of optimizers as the group `OPTIMIZER`."""
+    found: dict[str, CallGroup] = {}
+    for (_, module, _), group in report.groups().items():
+        key = OPTIMIZER if set(group.phases) == {"optimizer"} else module
+        found.setdefault(key, CallGroup(key)).merge(group)
+    return sorted(found.values(), key=lambda group: (-group.bytes, -group.calls))
+
+
 def module_tree(groups: Iterable[CallGroup]) -> Tree:
     """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside.
 
     A float32 island is a module all of whose floating results are float32 or wider, while other modules' are narrower.
 
     Args:
-        groups: The calls by module, `TraceReport.by_module()`.
+        groups: The calls by module, as `modules_and_optimizer` returns them.
 
     Example:
         >>> bf16 = CallGroup("0.linear", 2, Counter({"bfloat16 -> bfloat16": 2}))
@@ -177,11 +191,11 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
         [('0', 3, '', ''), ('0.linear', 2, '', ''), ('0.norm', 1, 'float32 island', 'fp32: me')]
     """
     whole: dict[str, CallGroup] = {}
-    for group in sorted(groups, key=lambda group: _natural(group.key)):
+    for group in sorted(groups, key=lambda group: (group.key == OPTIMIZER, _natural(group.key))):
         parts = group.key.split(".")
         for path in dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             whole.setdefault(path, CallGroup(path)).merge(group)
-    outside = whole.pop("", None)
+    others = [whole.pop(path) for path in ("", OPTIMIZER) if path in whole]
     counted = {path: result_dtypes(group.dtypes) for path, group in whole.items()}
     some_are_lower = any(_is_lower(name) for dtypes in counted.values() for name in dtypes)
     islands: set[str] = set()
@@ -195,9 +209,9 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
                 off = (text for text in group.rules if text.startswith(AUTOCAST_OFF))
                 tag, note = "float32 island", "; ".join([*group.policies, *off]) or "no policy"
         branches.append(Branch(path, (group.calls, group.casts, group.bytes), (counted[path],), tag, note))
-    if outside is not None:
-        cells = outside.calls, outside.casts, outside.bytes
-        branches.append(Branch("", cells, (result_dtypes(outside.dtypes),)))
+    for group in others:
+        cells = group.calls, group.casts, group.bytes
+        branches.append(Branch(group.key, cells, (result_dtypes(group.dtypes),)))
     note = "The bars show the dtypes of the results of a module's calls, with those of the modules in it. "
     island = "A float32 island has no result in a lower precision, while other modules do."
     columns = Column("calls", "count"), Column("casts", "count"), Column("bytes", "bytes")
@@ -236,7 +250,7 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     once = Series("made once", [group.bytes - group.repeated_bytes for group in casting], color="float32")
     again = Series("repeated", [group.repeated_bytes for group in casting], color="bfloat16")
     series = (once, again) if any(again.y) else (once,)
-    labels = [group.key or "(outside of modules)" for group in casting]
+    labels = [module_name(group.key) for group in casting]
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 

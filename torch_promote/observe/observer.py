@@ -57,7 +57,7 @@ from torch_promote.observe.ops import (
     leaves,
     read_arguments,
 )
-from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place
+from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.op_table import CastPolicy
@@ -302,7 +302,9 @@ class CallObserver:
             where = Origin(path, found.line)
         else:
             where = Origin(recorded.module, recorded.line or found.line)
-        origin = self._origins.setdefault(where, where)  # there are as many as the program has lines in modules
+        origin = self._origins.get(where)  # there are as many as the program has lines in modules
+        if origin is None:
+            origin = self._origins[where] = where._replace(line=shown_line(where.line))
         return origin, found.phase
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import sys
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 from torch.utils import checkpoint
 
 from torch_promote.errors import OptionError
@@ -40,6 +43,7 @@ __all__ = [
     "is_parameter_made",
     "place",
     "shorten",
+    "shown_line",
 ]
 
 
@@ -106,7 +110,7 @@ def _program_frame() -> FrameType | None:
 def innermost_line() -> str:
     """Returns the innermost line of the program as "path:number"; "" if there is none."""
     frame = _program_frame()
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "" if frame is None else shown_line(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 def calling_line() -> str:
@@ -121,7 +125,17 @@ def calling_line() -> str:
         return "a thread that runs no Python, such as one of autograd's"
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
-    return f"{file}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")
+    return shown_line(f"{file}:{line}") + f" in {frame.f_code.co_name}" + (f": {text}" if text else "")
+
+
+def shown_line(line: str) -> str:
+    """Returns "path:number" as people know it: a line of a notebook's cell as "In[3]:4", others unchanged."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return line
+    path, _, number = line.rpartition(":")
+    cell = shell.compile.format_code_name(path)  # ("Cell", "In[3]") for a cell, None for a file
+    return line if cell is None else f"{cell[1]}:{number}"
 
 
 def shorten(line: str) -> str:
@@ -246,13 +260,67 @@ _PRINTING = torch._tensor_str.__file__
 #: Functions of torch/utils/checkpoint.py that recompute a forward: non-reentrant, and reentrant.
 _RECOMPUTING = ("recompute_fn", "backward")
 
+_OPTIMIZER = inspect.getfile(Optimizer)
+#: Files of PyTorch that work on gradients and weights, and the functions in them that work on the loss.
+_OPTIMIZING = (
+    f"{Path(_OPTIMIZER).parent}{os.sep}",
+    inspect.getfile(GradScaler),
+    inspect.getfile(nn.utils.clip_grad_norm_),
+    f"{os.sep}sharded_grad_scaler.py",
+)
+_SCALES_LOSS = ("scale", "apply_scale")
+
+
+@functools.lru_cache(4096)
+def _role(code: CodeType) -> tuple[bool, bool]:
+    """Whether a function is in a file that calls ops on behalf of other code, and whether it belongs to an optimizer.
+
+    PyTorch wraps the `step` of each optimizer. Other methods of a program's own optimizer, such as `first_step` of SAM,
+    are found through its class.
+    """
+    file, name = code.co_filename, code.co_name
+    if _is_between(file):
+        here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
+        return True, (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
+    owner, _, _ = code.co_qualname.rpartition(".")
+    classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
+    return False, any(_code_of(vars(one).get(name)) is code for one in classes)
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _code_of(function: Any) -> CodeType | None:
+    """The code of the Python function that a callable calls, without decorators; None if there is none."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not callable(function):
+        return None
+    function = inspect.unwrap(function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+
+
+def _is_in_closure(step: FrameType) -> bool:
+    """Whether the calling frames include the closure that was passed to a running step of an optimizer."""
+    args, kwargs = step.f_locals["args"], step.f_locals["kwargs"]
+    code = _code_of(kwargs.get("closure", args[1] if len(args) > 1 else None))
+    frame: FrameType | None = sys._getframe(1)
+    while code is not None and frame is not None and frame is not step:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
 
 class Place(NamedTuple):
     """The place at which a call was made.
 
     Attributes:
         line: "path:number" of the innermost line that belongs neither to PyTorch nor to this package; "" if unknown, as
-            in a backward outside of the program's own functions.
+            in a backward outside of the program's own functions. A cell has the path of its code.
         phase: The phase.
         module: The frame of the innermost running module, or None.
         called_backward: Whether this thread called the running backward. An autograd thread does so if a checkpoint
@@ -268,20 +336,22 @@ class Place(NamedTuple):
 def place() -> Place | None:
     """Returns the place of the running call; None while PyTorch prints a tensor.
 
-    In a backward, only the frames inside of the engine count.
+    In a backward, only the frames inside of the engine count. A module that runs inside of an optimizer, as in a
+    closure, is not the optimizer's.
     """
     frame: FrameType | None = sys._getframe(1)
     backward = torch._C._current_graph_task_id() != -1
     phase: Phase = "backward" if backward else "forward"
-    line, module = "", None
+    line, module, in_closure = "", None, False
     while frame is not None:
         code = frame.f_code
         if code is _MODULE_CALL:
             if module is None:
                 module = frame
         else:
+            is_between, optimizes = _role(code)
             file = code.co_filename
-            if not _is_between(file):
+            if not is_between:
                 line = line or f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
@@ -291,6 +361,9 @@ def place() -> Place | None:
                     break
                 if file == _ENGINE and code.co_name == "_engine_run_backward":
                     return Place(line, phase, module, True)
+            if optimizes and module is None and not in_closure:
+                in_closure = file == _OPTIMIZER and code.co_name == "wrapper" and _is_in_closure(frame)
+                phase = "optimizer" if not in_closure else "backward" if backward else "forward"
         if line and module is not None and not backward:
             break
         frame = frame.f_back

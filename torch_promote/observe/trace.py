@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, check_flag
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import CallObserver, observe
 from torch_promote.observe.places import RunningModules
@@ -58,6 +58,7 @@ def trace(
         raise OptionError(f'`where` is "ops" or "casts", got {where!r}.')
     if not isinstance(max_calls, int) or max_calls < 0:
         raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
+    check_flag("values", values)
     modules = RunningModules(model)
     del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)

@@ -11,18 +11,20 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import TENSORS, Call, CallGroup, CastGroup, Recording, TensorInfo
+from torch_promote.observe.events import TENSORS, Call, CallGroup, CastGroup, Phase, Recording, TensorInfo
 from torch_promote.observe.explanation import Explanation, explain
 from torch_promote.observe.findings import (
+    OPTIMIZER,
     by_weight,
     casts_chart,
     dtypes_chart,
     exponents_chart,
     module_tree,
+    modules_and_optimizer,
     result_dtypes,
     savings,
     time_in_casts,
@@ -38,6 +40,7 @@ from torch_promote.report.base import (
     Part,
     Report,
     Table,
+    module_name,
     percent,
     size,
     to_csv,
@@ -68,9 +71,9 @@ class TraceReport(Recording, Report):
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
 
         Args:
-            pattern: A module's path ("blocks.3.attn"), including its submodules; an op ("softmax", "aten::softmax",
-                "aten::softmax.int"); or the end of a line ("train.py:41", "train.py"). If it is ambiguous, add a
-                prefix: "module=softmax", "op=softmax".
+            pattern: A module's path ("blocks.3.attn"), including its submodules, or "(model)": the calls of the model
+                itself and outside of modules; an op ("softmax", "aten::softmax", "aten::softmax.int"); or the end of a
+                line ("train.py:41", "train.py"). If it is ambiguous, add a prefix: "module=softmax", "op=softmax".
 
         Raises:
             OptionError: The pattern matches nothing in the trace, or is ambiguous. It is a ValueError.
@@ -107,9 +110,9 @@ class TraceReport(Recording, Report):
         return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
 
     def _verdict(self) -> str:
-        total = self.total
+        total = self._total_of_model()
         if not total.calls:
-            return "No call was recorded."
+            return "Only optimizers called ops." if self.total.calls else "No call was recorded."
         raised = f" Calls that raised: {total.errors:,}." if total.errors else ""
         having = total.policies.total()
         if not having:
@@ -119,12 +122,20 @@ class TraceReport(Recording, Report):
         casts = f"Casts made: {total.casts:,} ({size(total.bytes)}), {total.repeated:,} of them repeated."
         return f"Autocast had a policy for {having:,} of {total.calls:,} calls. {casts}{raised}"
 
+    def _total_of_model(self) -> CallGroup:
+        """The sums without the calls of optimizers, which run in the dtypes of the weights."""
+        total = CallGroup("")
+        for group in modules_and_optimizer(self):
+            if group.key != OPTIMIZER:
+                total.merge(group)
+        return total
+
     def _facts(self) -> Iterable[Fact]:
-        total = self.total
-        phases = ", ".join(f"{calls:,} {phase}" for phase, calls in sorted(total.phases.items(), reverse=True))
-        yield "calls", f"{total.calls:,}", phases
-        results = sorted(result_dtypes(total.dtypes).items(), key=lambda item: -item[1])
-        shares = [f"{percent(calls, total.calls)} {name}" for name, calls in results]
+        total, of_model = self.total, self._total_of_model()
+        phases = (f"{total.phases[phase]:,} {phase}" for phase in get_args(Phase) if total.phases[phase])
+        yield "calls", f"{total.calls:,}", ", ".join(phases)
+        results = sorted(result_dtypes(of_model.dtypes).items(), key=lambda item: -item[1])
+        shares = [f"{percent(calls, of_model.calls)} {name}" for name, calls in results]
         if shares:
             yield "results", shares[0], ", ".join(shares[1:])
         yield "casts", f"{total.casts:,}", f"{size(total.bytes)}; {total.reused:,} more reused from a cache"
@@ -140,7 +151,7 @@ class TraceReport(Recording, Report):
             yield "errors", f"{total.errors:,}", "calls that raised"
 
     def _parts(self) -> Iterable[Part]:
-        yield module_tree(self.by_module())
+        yield module_tree(modules_and_optimizer(self))
         yield self._ops()
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
@@ -193,7 +204,7 @@ class TraceReport(Recording, Report):
                 f"{one.from_dtype} -> {one.to_dtype}",
                 f"{one.argument} ({one.kind})",
                 one.op,
-                one.module or None,
+                module_name(one.module),
                 one.line or None,
                 one.made,
                 one.reused or None,

@@ -8,7 +8,7 @@ import torch
 
 from torch_promote.errors import DtypeError, did_you_mean
 
-__all__ = ["TYPECODE_NAMES", "close_dtype", "dtype_of_name", "operand_of_name", "parse_dtype"]
+__all__ = ["TYPECODE_NAMES", "close_dtype", "dtype_of_name", "operand_of_name", "parse_dtype", "why_not_cast"]
 
 #: Short names besides those of PyTorch ("half", "float", "double"). As a policy, "fp16" and "fp32" mean something else:
 #: `torch_promote.policy.overrides.parse_policy` tries the names of policies first.
@@ -60,6 +60,23 @@ def dtype_of_name(name: str) -> torch.dtype | None:
 def operand_of_name(operand: Any) -> Any:
     """Returns the dtype that an operand names. Any other operand is returned as it is."""
     return (dtype_of_name(operand) or operand) if isinstance(operand, str) else operand
+
+
+def why_not_cast(dtype: torch.dtype) -> str | None:
+    """Returns why autocast does not cast to a dtype, or None if it does.
+
+    Example:
+        >>> why_not_cast(torch.int8)
+        'torch.int8 is not a floating dtype'
+    """
+    if not dtype.is_floating_point:
+        return f"{dtype} is not a floating dtype"
+    if dtype.itemsize < 2:  # float8, float4
+        return (
+            f"{dtype} needs a scale for each tensor, and autocast casts without one, so values out of its range would "
+            f"be lost"
+        )
+    return None
 
 
 def parse_dtype(value: object, what: str = "dtype") -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
-from torch_promote.policy.dtype_names import close_dtype, dtype_of_name
+from torch_promote.policy.dtype_names import close_dtype, dtype_of_name, why_not_cast
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
@@ -29,7 +29,7 @@ __all__ = [
 #: What users write for no cast. No policy has a name that is close to these.
 _NO_POLICY = ("none", "off", "no", "null")
 _NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
-_LEGAL_VALUES = f"Legal: {LEGAL_NAMES} or a floating dtype, such as float16."
+_LEGAL_VALUES = f"Legal: {LEGAL_NAMES} or a floating dtype of 16 bits or more, such as float16."
 #: The end of errors about device types.
 LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
@@ -125,9 +125,11 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
     if isinstance(value, CastPolicy):
         return value
     if isinstance(value, torch.dtype):
-        if value.is_floating_point:
+        why = why_not_cast(value)
+        if why is None:
             return value
-        raise PolicyError(f"{where}{value} is not a floating dtype. {_LEGAL_VALUES}")
+        remedy = " To use it, scale the tensors and call an op that takes scales, such as F.scaled_mm."
+        raise PolicyError(f"{where}{why}. {_LEGAL_VALUES}{remedy if value.is_floating_point else ''}")
     if not isinstance(value, str):
         raise PolicyError(f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. {_LEGAL_VALUES}")
     try:

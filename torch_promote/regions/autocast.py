@@ -27,11 +27,12 @@ from torch_promote.errors import (
     PolicyError,
     UnsupportedDeviceError,
     UnusedOverrideWarning,
+    check_flag,
     did_you_mean,
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
-from torch_promote.policy.dtype_names import parse_dtype
+from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -94,7 +95,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
     Raises:
         DeviceTypeError: A device type is not a str, or a sequence is empty or names one twice. It is a ValueError.
         UnsupportedDeviceError: A device type has no autocast here. It is a RuntimeError.
-        DtypeError: dtype is not a floating dtype, nor the name of one. It is a TypeError.
+        DtypeError: dtype is not a floating dtype of 16 bits or more, nor the name of one. It is a TypeError.
+        FlagError: enabled or cache_enabled is not a bool. It is a TypeError.
         OptionError: The cache mode does not exist, or contradicts cache_enabled; or a model is given without a policy.
             It is a ValueError.
         PolicyError: A policy or op does not exist, a policy is not legal for an op, a policy file is invalid, a policy
@@ -159,7 +161,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             else:
                 self._held = policy_change(policy, overrides, number, line is not None)
                 change = self._held.number
-        cache_flag = bool(torch.is_autocast_cache_enabled() if allowed is None else allowed)
+        cache_flag = torch.is_autocast_cache_enabled() if allowed is None else check_flag("cache_enabled", allowed)
         self._packed = RegionSpec(devices, cache_flag, None if cache == "none" else cache, change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
         self._arguments += () if line is None else (line,)
@@ -339,7 +341,7 @@ def allows_cache(cache: object, cache_enabled: object) -> bool:
         remedy = did_you_mean(cache, _CACHES) if isinstance(cache, str) else ""
         raise OptionError(f"cache says which casts are reused: a str, or None; got {got}. Legal: {legal}.{remedy}")
     allowed = cache != _NO_CACHE
-    if cache_enabled is not None and bool(cache_enabled) != allowed:
+    if cache_enabled is not None and check_flag("cache_enabled", cache_enabled) != allowed:
         raise OptionError(
             f"cache={cache!r} means cache_enabled={allowed}, got cache_enabled={cache_enabled!r} with it. Legal: cache "
             f"alone, or with cache_enabled={allowed}. Leave cache_enabled out."
@@ -396,7 +398,9 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
             f"{dtype} is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
         )
     if not enabled:
-        return DeviceSpec(name, dtype, False)
+        return DeviceSpec(name, dtype, check_flag("enabled", enabled))
+    if (why := why_not_cast(dtype)) is not None:
+        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
@@ -411,7 +415,7 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
             f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
         )
         return DeviceSpec(name, dtype, False)
-    return DeviceSpec(name, dtype, True)
+    return DeviceSpec(name, dtype, check_flag("enabled", enabled))
 
 
 def _unsupported(name: str) -> UnsupportedDeviceError:

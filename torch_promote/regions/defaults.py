@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import PolicyError
+from torch_promote.errors import PolicyError, check_flag
 from torch_promote.extension import fork_safe_lock, register_change
 from torch_promote.integrations import checkpoint
 from torch_promote.integrations import compile as _compile
@@ -166,7 +166,7 @@ def register_policy(
         torch.bfloat16
         >>> handle.remove()
     """
-    devices = check_device_types(device_type)
+    devices, replace = check_device_types(device_type), check_flag("replace", replace)
     given = Policy.stock().override({op: policy}, devices)
     parsed = parse_overrides({op: policy})
     named = {(name, device) for name, _ in parsed for device in devices}

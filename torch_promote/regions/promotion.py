@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.errors import OptionError, PromotionLintError, PromotionWarning, RuleDefinitionError, did_you_mean
+from torch_promote.errors import (
+    OptionError,
+    PromotionLintError,
+    PromotionWarning,
+    RuleDefinitionError,
+    check_flag,
+    did_you_mean,
+)
 from torch_promote.extension import RegionSpec
 from torch_promote.regions.region import Region
 
@@ -359,8 +366,6 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
             f"promotion takes a rule, got {rule!r}. Legal: {', '.join(RULE_NAMES)}, or a rule of make_rule. As a "
             f'decorator, write it with a rule: @promotion("torch").'
         )
-    if not isinstance(matmul, bool):
-        raise OptionError(f"matmul is True or False, got {matmul!r} of type {type(matmul).__name__}.")
     if on_promotion is None:
         mode, bits = 0, 0
         if kinds is not None:
@@ -376,7 +381,7 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
         )
     from torch_promote.regions.promotion_tables import promotion_change
 
-    return promotion_change(promotion_rule(rule), matmul, bits, mode, report)
+    return promotion_change(promotion_rule(rule), check_flag("matmul", matmul), bits, mode, report)
 
 
 # Dynamo calls it while it traces, and keeps the number.

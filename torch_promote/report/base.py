@@ -42,6 +42,7 @@ __all__ = [
     "Tree",
     "heat_shares",
     "load_renderer",
+    "module_name",
     "percent",
     "size",
     "spell_number",
@@ -204,7 +205,7 @@ class Branch:
     """A module in a tree.
 
     Attributes:
-        path: Its path: "blocks.0.attn"; "" for what is outside of all modules.
+        path: Its path: "blocks.0.attn"; "" as in `module_name`.
         cells: Its values, one for each column of the tree.
         bars: For each view of the tree, the parts of its bar with their widths: {"float32": 3, "bfloat16": 7}, or
             {"heat": 0.4} for a bar whose length and colour show a share.
@@ -564,6 +565,16 @@ def heat_shares(values: Sequence[float]) -> list[float]:
         return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))
 
     return [share(value) for value in values]
+
+
+def module_name(path: str) -> str:
+    """Returns the name of a module in reports: "(model)" for "", the calls of the model itself and outside of modules.
+
+    Example:
+        >>> module_name("blocks.0"), module_name("")
+        ('blocks.0', '(model)')
+    """
+    return path or "(model)"
 
 
 def short_line(line: str) -> str:

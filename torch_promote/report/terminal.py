@@ -36,7 +36,10 @@ def to_text(content: Content | Table, width: int | None = 100) -> str:
         width: The width of a line, in characters. Longer names are wrapped, and nothing is cut. None: no limit.
     """
     text = io.StringIO()
-    console = Console(file=text, width=width or _UNLIMITED, color_system=None, legacy_windows=False)
+    # In a notebook, rich would show the text instead of writing it.
+    console = Console(
+        file=text, width=width or _UNLIMITED, color_system=None, legacy_windows=False, force_jupyter=False
+    )
     shown = _table(content) if isinstance(content, Table) else _blocks(content, plain=True)
     console.print(Group(*shown), crop=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
