@@ -71,14 +71,14 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return "it takes no tensor, so autocast does not apply to it"
     if policy in _CASTING_NOTHING:
         return None
+    if policy in FLOAT8_POLICIES:
+        name = op.name if isinstance(op, Row) else op
+        return None if name == _IN_FLOAT8 else f"only {_IN_FLOAT8} has a product in float8"
     writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
     if policy is CastPolicy.match_self:
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"
-    if policy in FLOAT8_POLICIES:
-        name = op.name if isinstance(op, Row) else op
-        return None if name == _IN_FLOAT8 else f"only {_IN_FLOAT8} has a product in float8"
     row = op if isinstance(op, Row) else rows_by_name().get(op)
     if row is None and _moves_data(str(op), schema):
         return (
