@@ -251,11 +251,16 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
 std::optional<at::Tensor> kept_float8(
     const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make) {
   const Source source(weight);
-  const std::optional<Kind> kind = may_keep(source) && is_in_region() ? kind_of(source) : std::nullopt;
-  if (!kind.has_value() || *kind == Kind::activation || are_casts_checked()) {
+  if (tls_cache_mode != CacheMode::persistent || !may_keep(source) || !is_in_region() || are_casts_checked()) {
     return std::nullopt;
   }
-  const CastRequest wanted{source, at::kByte, *kind, 0, current_capture(source), format};
+  const std::optional<Kind> kind = kind_of(source);
+  if (!kind.has_value()) {
+    return std::nullopt;
+  }
+  // Before it is asked whether others share the data: those that come later change the epoch.
+  const uint64_t aliases = alias_epoch(weight);
+  const CastRequest wanted{source, at::kByte, *kind, aliases, current_capture(source), format};
   if (!may_outlive_region(wanted)) {
     return std::nullopt;
   }
@@ -264,7 +269,6 @@ std::optional<at::Tensor> kept_float8(
     ++here.hits;
     return found;
   }
-  const uint64_t aliases = alias_epoch(weight);
   const SourceSignature signature(source);
   at::Tensor made = make();
   ++here.misses;

@@ -50,8 +50,8 @@ namespace torch_promote {
 // is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 
-// A weight in float8 with its scale, packed into one tensor by `make`. It is kept where persistent casts are, and nowhere
-// else; no value: not at all. `format` is not 0, and identifies what `make` packs.
+// What `make` returns, a weight in float8 and its scale in one tensor of bytes, or what it returned earlier: kept as a
+// persistent cast is. No value: this weight's are not kept. `format`, which is not 0, tells different results apart.
 std::optional<at::Tensor> kept_float8(
     const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make);
 

@@ -52,8 +52,8 @@ struct CastRequest {
   const Source& source;
   at::ScalarType dtype;
   Kind kind;
-  uint64_t aliases; // the alias_epoch of a frozen weight, else 0
-  uint64_t capture; // the CUDA graph that PyTorch captures, 0 for none; see capture.h
+  uint64_t aliases;   // the alias_epoch of a frozen weight, else 0
+  uint64_t capture;   // the CUDA graph that PyTorch captures, 0 for none; see capture.h
   uint8_t format = 0; // of a float8 weight; see kept_float8
 };
 

@@ -214,8 +214,8 @@ void store_persistent(
   if (cast.nbytes() > wanted.source.tensor.nbytes()) {
     return;
   }
-  auto made = std::make_shared<PersistentCast>(
-      PersistentCast{signature, cast, cast.unsafeGetTensorImpl()->version_counter().current_version(), wanted.format, {}, 0});
+  auto made = std::make_shared<PersistentCast>(PersistentCast{
+      signature, cast, cast.unsafeGetTensorImpl()->version_counter().current_version(), wanted.format, {}, 0});
   if (cast.is_cuda()) {
     const c10::Stream stream = current_stream(wanted.source.impl);
     made->stream = stream.id();

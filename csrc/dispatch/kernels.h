@@ -45,8 +45,8 @@ torch::Library& library_on_autocast_key(const std::string& name_space);
 OpNumber register_op(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel = nullptr);
 
-// Runs a call of `linear` under a float8 policy, with autocast off. `lower` is the region's autocast dtype. No value: the
-// call does not fit, and runs under lower_precision_fp. Defined in python/callbacks.cpp.
+// A call of `linear` under a float8 policy, to be made with autocast off. `lower` is the autocast dtype. No value: the
+// call does not fit, and runs as under lower_precision_fp. Defined in python/callbacks.cpp.
 std::optional<at::Tensor> linear_in_float8(
     PolicyByte policy,
     at::ScalarType lower,

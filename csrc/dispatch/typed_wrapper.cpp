@@ -63,7 +63,8 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     if constexpr (std::is_same_v<Call, LinearCall>) {
       if (is_float8(decision.policy)) {
         const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
-        if (auto result = linear_in_float8(decision.policy, target_dtype(decision, [] { return at::kFloat; }), args...)) {
+        if (auto result =
+                linear_in_float8(decision.policy, target_dtype(decision, [] { return at::kFloat; }), args...)) {
           return *std::move(result);
         }
       }

@@ -11,7 +11,14 @@ from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDevice
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name, why_not_cast
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, FLOAT8_POLICIES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
+from torch_promote.policy.op_table import (
+    DEVICE_TYPES,
+    FLOAT8_POLICIES,
+    LEGAL_NAMES,
+    POLICY_ALIASES,
+    CastPolicy,
+    spell_policy,
+)
 
 __all__ = [
     "LEGAL_DEVICES",

@@ -40,98 +40,6 @@ _MULTIPLE = 16
 _LEAST_AMAX = 1e-12
 
 
-class _Recipe(NamedTuple):
-    """What distinguishes the policies.
-
-    Attributes:
-        policy: The policy.
-        rowwise: Whether each row has a scale, which is a power of two.
-        gradient: The dtype of the output's gradient.
-        float8_grad_weight: Whether the weight's gradient is a product in float8.
-    """
-
-    policy: CastPolicy
-    rowwise: bool
-    gradient: torch.dtype
-    float8_grad_weight: bool
-
-
-#: By the bytes of the policies in the extension.
-_RECIPES = {
-    _C.POLICY_BYTES[recipe.policy.name]: recipe
-    for recipe in (
-        _Recipe(CastPolicy.float8_tensorwise, False, _E5M2, True),
-        _Recipe(CastPolicy.float8_rowwise, True, _E4M3, True),
-        _Recipe(CastPolicy.float8_rowwise_with_gw_hp, True, _E4M3, False),
-    )
-}
-
-
-def linear(byte: int, lower: torch.dtype, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Computes `linear` in float8, with autocast off.
-
-    Args:
-        byte: The byte of the policy.
-        lower: The autocast dtype.
-        input: A tensor of shape (..., in_features), before autocast's cast.
-        weight: A tensor of shape (out_features, in_features).
-        bias: A tensor of shape (out_features,), or None.
-
-    Returns:
-        A tensor of shape (..., out_features) in the autocast dtype; None if the call does not fit (`why_not`).
-    """
-    if why_not(input, weight) is not None:
-        return None
-    recipe = _RECIPES[byte]
-    packed = None
-    if not (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)):
-        # Only a backward needs the weight in the autocast dtype as well.
-        code = 1 + recipe.rowwise + 2 * (lower is torch.float16)
-        packed = _C.kept_float8(weight, code, lambda: _pack(_weight_in_float8(weight.to(lower), recipe)))
-    # From the last argument to the first, as the extension casts, since autograd sums in the order of the casts.
-    bias = None if bias is None else _C.cached_cast(bias, lower)
-    weight = weight if packed is not None else _C.cached_cast(weight, lower)
-    output = _Linear.apply(_C.cached_cast(input, lower), weight, packed, recipe)
-    return output if bias is None else output + bias  # type: ignore[no-any-return]
-
-
-def why_not(input: Tensor, weight: Tensor) -> str | None:
-    """Returns why a call of `linear` under a float8 policy runs as under lower_precision_fp; None if it does not.
-
-    Args:
-        input: The call's input, before autocast's cast.
-        weight: The call's weight.
-    """
-    for tensor in (input, weight):
-        if not tensor.is_floating_point() or tensor.dtype is torch.float64:
-            return f"autocast does not cast {str(tensor.dtype).removeprefix('torch.')}"
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            return "an operand is nested or sparse"
-    if weight.dim() != 2 or input.dim() == 0 or input.shape[-1] != weight.shape[1]:
-        return "the shapes are not those of a matrix product"
-    for name, size in (("in_features", weight.shape[1]), ("out_features", weight.shape[0])):
-        if size % _MULTIPLE:
-            return f"{name} is {size}, which {_MULTIPLE} does not divide"
-    if input.numel() == 0 or weight.numel() == 0:
-        return "an operand is empty"
-    return _what_lacks(input.device)
-
-
-@functools.cache
-def _what_lacks(device: torch.device) -> str | None:
-    """Why a device has no products in float8. A CUDA device that this process does not have is fake, and has."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        if torch.version.hip is not None:
-            return "on ROCm, float8 has other formats"
-        capability = torch.cuda.get_device_capability(device)
-        if capability < (8, 9):
-            return f"{torch.cuda.get_device_name(device)} has compute capability {'.'.join(map(str, capability))}, and 8.9 is the first with float8"
-    return None
-
-
-# --- Numbers
-
-
 class _Scaled(NamedTuple):
     """A matrix in float8: `data / scale` is about the matrix that it was made of.
 
@@ -148,28 +56,116 @@ class _Scaled(NamedTuple):
         return _Scaled(self.data.t(), self.scale.t())
 
 
-def _in_float8(matrix: Tensor, dtype: torch.dtype, dim: int | None, power_of_two: bool) -> _Scaled:
-    """A matrix in float8.
+class _Recipe(NamedTuple):
+    """What distinguishes the policies.
+
+    Attributes:
+        policy: The policy.
+        rowwise: Whether each row has a scale, which is a power of two.
+        gradient: The dtype of the output's gradient.
+        float8_grad_weight: Whether the weight's gradient is a product in float8.
+    """
+
+    policy: CastPolicy
+    rowwise: bool
+    gradient: torch.dtype
+    float8_grad_weight: bool
+
+    def in_float8(self, matrix: Tensor, dtype: torch.dtype, dim: int | None) -> _Scaled:
+        """A matrix in float8.
+
+        Args:
+            matrix: The matrix.
+            dtype: The float8 dtype.
+            dim: The dimension that the product sums over, whose elements share a scale if the policy is rowwise. None:
+                all elements do.
+        """
+        largest = torch.finfo(dtype).max
+        amax = matrix.abs().amax(dim if dim is not None and self.rowwise else (0, 1), keepdim=True)
+        # In float64, because compiled code may divide differently in float32.
+        scale = (largest / amax.to(torch.float64).clamp(min=_LEAST_AMAX)).to(torch.float32)
+        if self.rowwise:
+            scale = torch.exp2(torch.floor(torch.log2(scale)))
+        scaled = matrix.to(torch.float32, copy=True).mul_(scale)
+        # PyTorch 2.11 does not saturate in a cast to float8.
+        return _Scaled(scaled.clamp_(-largest, largest).to(dtype), scale)
+
+
+#: By the bytes of the policies in the extension.
+_RECIPES = {
+    _C.POLICY_BYTES[recipe.policy.name]: recipe
+    for recipe in (
+        _Recipe(CastPolicy.float8_tensorwise, False, _E5M2, True),
+        _Recipe(CastPolicy.float8_rowwise, True, _E4M3, True),
+        _Recipe(CastPolicy.float8_rowwise_with_gw_hp, True, _E4M3, False),
+    )
+}
+
+
+def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Computes `linear` in float8, with autocast off.
 
     Args:
-        matrix: The matrix.
-        dtype: The float8 dtype.
-        dim: The dimension whose elements share a scale. None: all elements do.
-        power_of_two: Whether the scale is rounded down to a power of two.
+        byte: The byte of the policy.
+        lower: The autocast dtype.
+        x: A tensor of shape (..., in_features), before autocast's cast.
+        weight: A tensor of shape (out_features, in_features).
+        bias: A tensor of shape (out_features,), or None.
+
+    Returns:
+        A tensor of shape (..., out_features) in the autocast dtype; None if the call does not fit (`why_not`).
     """
-    largest = torch.finfo(dtype).max
-    amax = matrix.abs().amax((0, 1) if dim is None else dim, keepdim=True)
-    # In float64, because compiled code may divide differently in float32.
-    scale = (largest / amax.to(torch.float64).clamp(min=_LEAST_AMAX)).to(torch.float32)
-    if power_of_two:
-        scale = torch.exp2(torch.floor(torch.log2(scale)))
-    # The scale has dimensions, so the product is float32. PyTorch 2.11 does not saturate in a cast to float8.
-    return _Scaled((matrix * scale).clamp_(-largest, largest).to(dtype), scale)
+    if why_not(x, weight) is not None:
+        return None
+    recipe = _RECIPES[byte]
+    packed = None
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        # Only a backward needs the weight in the autocast dtype as well.
+        code = 1 + recipe.rowwise + 2 * (lower is torch.float16)
+        packed = _C.kept_float8(weight, code, lambda: _pack(recipe.in_float8(weight.to(lower), _E4M3, 1)))
+    # From the last argument to the first, as the extension casts, since autograd sums in the order of the casts.
+    bias = None if bias is None else _C.cached_cast(bias, lower)
+    weight = weight if packed is not None else _C.cached_cast(weight, lower)
+    output: Tensor = _Linear.apply(_C.cached_cast(x, lower), weight, packed, recipe)  # type: ignore[no-untyped-call]
+    return output if bias is None else output + bias
 
 
-def _weight_in_float8(weight: Tensor, recipe: _Recipe) -> _Scaled:
-    """A weight in float8 for the forward."""
-    return _in_float8(weight, _E4M3, 1 if recipe.rowwise else None, recipe.rowwise)
+def why_not(x: Tensor, weight: Tensor) -> str | None:
+    """Returns why a call of `linear` under a float8 policy runs as under lower_precision_fp; None if it does not.
+
+    Args:
+        x: The call's x, before autocast's cast.
+        weight: The call's weight.
+    """
+    for tensor in (x, weight):
+        if not tensor.is_floating_point() or tensor.dtype is torch.float64:
+            return f"autocast does not cast {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            return "an operand is nested or sparse"
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        return "the shapes are not those of a matrix product"
+    for name, size in (("in_features", weight.shape[1]), ("out_features", weight.shape[0])):
+        if size % _MULTIPLE:
+            return f"{name} is {size}, which {_MULTIPLE} does not divide"
+    if x.numel() == 0 or weight.numel() == 0:
+        return "an operand is empty"
+    return _what_lacks(x.device)
+
+
+@functools.cache
+def _what_lacks(device: torch.device) -> str | None:
+    """Why a device has no products in float8. A CUDA device that this process does not have is fake, and has."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        if torch.version.hip is not None:
+            return "on ROCm, float8 has other formats"
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < (8, 9):
+            name = torch.cuda.get_device_name(device)
+            return f"{name} has compute capability {major}.{minor}, and 8.9 is the first with float8"
+    return None
+
+
+# --- Products
 
 
 def _pack(weight: _Scaled) -> Tensor:
@@ -193,7 +189,7 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
         fast: Whether a GPU may add up faster, in fewer bits.
     """
     left, right = a.data, b.data
-    if left.is_cuda and left.shape[1] % _MULTIPLE:  # the number of rows of the input, for the gradient of the weight
+    if left.is_cuda and left.shape[1] % _MULTIPLE:  # the number of rows of the x, for the gradient of the weight
         missing = -left.shape[1] % _MULTIPLE
         left, right = torch.nn.functional.pad(left, (0, missing)), torch.nn.functional.pad(right, (0, 0, 0, missing))
     left, right = left.contiguous(), right.t().contiguous().t()
@@ -217,26 +213,28 @@ class _Linear(torch.autograd.Function):
     """The product, without the bias, whose addition autograd differentiates."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, packed: Tensor | None, recipe: _Recipe) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, packed: Tensor | None, recipe: _Recipe) -> Tensor:
         """Multiplies an input and a weight of the same dtype; with `packed`, the weight's dtype does not matter."""
         ctx.recipe = recipe
-        ctx.save_for_backward(input, weight)
+        of_input, of_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if of_weight else None, weight if of_input else None)
         with torch._C._DisableAutocast():
-            rows = input.reshape(-1, input.shape[-1])
-            scaled = _in_float8(rows, _E4M3, 1 if recipe.rowwise else None, recipe.rowwise)
-            kept = _weight_in_float8(weight, recipe) if packed is None else _unpack(packed, weight.shape)
-            output = _multiply(recipe, scaled, kept.T, input.dtype, fast=True)
-            return output.reshape(*input.shape[:-1], weight.shape[0])
+            rows = x.reshape(-1, x.shape[-1])
+            a = recipe.in_float8(rows, _E4M3, 1)
+            b = recipe.in_float8(weight, _E4M3, 1) if packed is None else _unpack(packed, weight.shape)
+            return _multiply(recipe, a, b.T, x.dtype, fast=True).reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         """Computes the gradients of the input and of the weight."""
-        input, weight = ctx.saved_tensors
+        x, weight = ctx.saved_tensors  # None where the gradient of the other one is not asked for
         with torch._C._DisableAutocast(), torch.no_grad():
-            gradients = _gradients(ctx.recipe, input, weight, grad_output, *ctx.needs_input_grad[:2])
+            grad_input = None if weight is None else _grad_input(ctx.recipe, grad_output, weight)
+            grad_weight = None if x is None else _grad_weight(ctx.recipe, grad_output, x)
         if torch.is_grad_enabled():  # create_graph=True
-            gradients = _Final.apply(ctx.recipe, grad_output, input, weight, *gradients)
-        return *gradients, None, None
+            gradients = ctx.recipe, grad_output, x, weight, grad_input, grad_weight
+            grad_input, grad_weight = _Final.apply(*gradients)  # type: ignore[no-untyped-call]
+        return grad_input, grad_weight, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -244,28 +242,19 @@ class _Linear(torch.autograd.Function):
         raise _no_derivative(ctx.recipe, "forward-mode AD")
 
 
-def _gradients(
-    recipe: _Recipe, input: Tensor, weight: Tensor, grad_output: Tensor, of_input: bool, of_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the input and of the weight that are asked for."""
-    gradient, rows = grad_output.reshape(-1, weight.shape[0]), input.reshape(-1, weight.shape[1])
-    power_of_two, dtype = recipe.rowwise, input.dtype
+def _grad_input(recipe: _Recipe, grad_output: Tensor, weight: Tensor) -> Tensor:
+    gradient = grad_output.reshape(-1, weight.shape[0])
+    a = recipe.in_float8(gradient, recipe.gradient, 1)
+    b = recipe.in_float8(weight, _E4M3, 0 if recipe.float8_grad_weight else None)
+    return _multiply(recipe, a, b, weight.dtype).reshape(*grad_output.shape[:-1], weight.shape[1])
 
-    def rowwise(dim: int) -> int | None:
-        return dim if recipe.rowwise else None
 
-    grad_input = grad_weight = None
-    if of_input:
-        a = _in_float8(gradient, recipe.gradient, rowwise(1), power_of_two)
-        b = _in_float8(weight, _E4M3, rowwise(0) if recipe.float8_grad_weight else None, power_of_two)
-        grad_input = _multiply(recipe, a, b, dtype).reshape(input.shape)
-    if of_weight and recipe.float8_grad_weight:
-        a = _in_float8(gradient, recipe.gradient, rowwise(0), power_of_two)
-        b = _in_float8(rows, _E4M3, rowwise(0), power_of_two)
-        grad_weight = _multiply(recipe, a.T, b, dtype)
-    elif of_weight:
-        grad_weight = gradient.t() @ rows
-    return grad_input, grad_weight
+def _grad_weight(recipe: _Recipe, grad_output: Tensor, x: Tensor) -> Tensor:
+    gradient, rows = grad_output.reshape(-1, grad_output.shape[-1]), x.reshape(-1, x.shape[-1])
+    if not recipe.float8_grad_weight:
+        return gradient.t() @ rows
+    a, b = recipe.in_float8(gradient, recipe.gradient, 0), recipe.in_float8(rows, _E4M3, 0)
+    return _multiply(recipe, a.T, b, x.dtype)
 
 
 class _Final(torch.autograd.Function):
@@ -280,12 +269,12 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         """Refuses the second derivative."""
-        raise _no_derivative(ctx.recipe, "a second derivative")
+        raise _no_derivative(ctx.recipe, "second derivative")
 
 
 def _no_derivative(recipe: _Recipe, wanted: str) -> PolicyError:
     return PolicyError(
-        f"aten::linear has no {wanted.removeprefix('a ')} under the policy {recipe.policy.value!r}: a product in float8 has only a "
+        f"aten::linear has no {wanted} under the policy {recipe.policy.value!r}: a product in float8 has only a "
         f"backward. Where you need it, give linear another policy: overrides={{'linear': 'lower'}}."
     )
 
