@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_promote import _C
 from torch_promote.errors import PolicyError
@@ -36,6 +37,9 @@ __all__ = ["linear", "why_not"]
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: cuBLAS multiplies float8 matrices whose sizes this number divides.
 _MULTIPLE = 16
+#: Whether PyTorch's kernel for the CPU takes a scale for each row. Without it, the product of powers of two and of the
+#: result is the same.
+_CPU_SCALES_ROWS = torch.__version__ >= "2.13"
 #: Keeps the scale of a tensor of zeros finite.
 _LEAST_AMAX = 1e-12
 
@@ -126,7 +130,7 @@ def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tenso
     # From the last argument to the first, as the extension casts, since autograd sums in the order of the casts.
     bias = None if bias is None else _C.cached_cast(bias, lower)
     weight = weight if packed is not None else _C.cached_cast(weight, lower)
-    output: Tensor = _Linear.apply(_C.cached_cast(x, lower), weight, packed, recipe)  # type: ignore[no-untyped-call]
+    output: Tensor = _Float8Linear.apply(_C.cached_cast(x, lower), weight, packed, recipe)  # type: ignore[no-untyped-call]
     return output if bias is None else output + bias
 
 
@@ -140,6 +144,8 @@ def why_not(x: Tensor, weight: Tensor) -> str | None:
     for tensor in (x, weight):
         if not tensor.is_floating_point() or tensor.dtype is torch.float64:
             return f"autocast does not cast {str(tensor.dtype).removeprefix('torch.')}"
+        if is_traceable_wrapper_subclass(tensor):  # DTensor, say, or another library's quantized weight
+            return f"an operand is a {type(tensor).__name__}"
         if tensor.is_nested or tensor.layout is not torch.strided:
             return "an operand is nested or sparse"
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
@@ -197,9 +203,9 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
     if not recipe.rowwise:
         one, other = (scale.reshape(()) for scale in scales)
         return torch._scaled_mm(left, right, one, other, out_dtype=dtype, use_fast_accum=fast)
-    if fast:
+    if fast and (left.is_cuda or _CPU_SCALES_ROWS):
         output = torch._scaled_mm(left, right, *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
-    else:  # With scales for rows, this is slow on a GPU.
+    else:  # without fast accumulation, the GPU's kernel with scales for rows is slow
         one = scales[0].new_ones(())
         output = torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
         output *= scales[0] * scales[1]
@@ -209,7 +215,7 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
 # --- Autograd
 
 
-class _Linear(torch.autograd.Function):
+class _Float8Linear(torch.autograd.Function):
     """The product, without the bias, whose addition autograd differentiates."""
 
     @staticmethod
@@ -280,4 +286,4 @@ def _no_derivative(recipe: _Recipe, wanted: str) -> PolicyError:
 
 
 # After a graph break in a compiled function, Dynamo would compile them one by one.
-skip_frames(linear, _Linear.forward, _Linear.backward, _Final.forward, _Final.backward)
+skip_frames(linear, _Float8Linear.forward, _Float8Linear.backward, _Final.forward, _Final.backward)
