@@ -7,6 +7,7 @@ TypeError, RuntimeError or ImportError catches it, too.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,38 @@ __all__ = [
 
 
 class TorchPromoteError(Exception):
-    """Base class of the errors of this package."""
+    """Base class of the errors of this package.
+
+    Errors contain names of files, ops and modules. `str` escapes control characters in them, so that they cannot change
+    what a terminal shows, and shortens a very long text.
+
+    Example:
+        >>> len(str(TorchPromoteError("x" * 1_000_000)))
+        150
+    """
+
+    def __str__(self) -> str:
+        return printable(_shortened(super().__str__()))
+
+
+#: The lengths from which words, and texts, are shortened, in characters.
+_LONG_WORD, _LONG_TEXT = 1_000, 4_000
+
+
+def _shortened(text: str) -> str:
+    text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda word: _without_middle(word[0], 120), text)
+    return text if len(text) < _LONG_TEXT else _without_middle(text, _LONG_TEXT)
+
+
+def _without_middle(text: str, length: int) -> str:
+    return f"{text[: length - 20]}[... {len(text):,} characters ...]{text[-20:]}"
+
+
+def printable(text: str) -> str:
+    """Returns a text in which everything but printable characters, tabs and ends of lines is escaped, as in a repr."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\t\n" else repr(one)[1:-1] for one in text)
 
 
 class ExtensionError(TorchPromoteError, ImportError):
@@ -249,6 +281,23 @@ class StaleCastError(TorchPromoteError, RuntimeError):
         )
 
 
+#: No op, policy, module or option has a longer name, in characters. A longer one is not compared with those that exist.
+LONGEST_NAME = 1_000
+
+
+def shown(value: object) -> str:
+    """Returns the repr of a value for an error, also of one without a repr, such as an int of 5,000 digits.
+
+    Example:
+        >>> shown("mm"), shown(10**5000)
+        ("'mm'", 'a value of type int that cannot be printed')
+    """
+    try:
+        return repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__} that cannot be printed"
+
+
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Returns a hint with the known names closest to a misspelt one, or "" if none is close.
 
@@ -264,6 +313,8 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
         >>> did_you_mean("sofmax", ["softmax", "sum"])
         ' Closest: softmax.'
     """
+    if len(name) > LONGEST_NAME:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return f" Closest: {', '.join(close)}." if close else ""
 
@@ -285,7 +336,7 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         remedy = "Compare the str with the words that mean True" if isinstance(value, str) else f"Pass bool({name})"
         raise FlagError(
-            f"{name} is a bool, got {value!r} of type {type(value).__name__}. Legal: True, False. {remedy}."
+            f"{name} is a bool, got {shown(value)} of type {type(value).__name__}. Legal: True, False. {remedy}."
         )
     return value
 

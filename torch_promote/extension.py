@@ -16,6 +16,7 @@ from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.policy.module_tables import Tables
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
+from torch_promote.policy.overrides import parse_policy
 
 __all__ = [
     "DTYPE_NUMBERS",
@@ -190,6 +191,7 @@ def policy_byte(policy: CastPolicy | torch.dtype) -> int:
     """Returns the byte of a policy in the extension's tables."""
     if isinstance(policy, CastPolicy):
         return _C.POLICY_BYTES[policy.name]
+    parse_policy(policy)  # raises for a dtype of a policy that was made without checks
     return _C.POLICY_BYTES["run_in"] + DTYPE_NUMBERS[policy]
 
 

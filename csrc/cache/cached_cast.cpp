@@ -276,6 +276,14 @@ std::optional<at::Tensor> kept_float8(
   return made;
 }
 
+bool would_keep(const at::Tensor& tensor, CacheMode mode) {
+  const Scoped<CacheMode> in_force{tls_cache_mode, mode};
+  const Source source(tensor);
+  const std::optional<Kind> kind = source.has_tangent ? std::nullopt : kind_of(source);
+  return kind.has_value() &&
+         (mode != CacheMode::persistent || may_outlive_region({source, at::kBFloat16, *kind, 0, 0}));
+}
+
 void set_parameter_type(PyTypeObject* type) {
   parameter_type = type;
 }

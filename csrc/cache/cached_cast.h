@@ -55,6 +55,11 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
 std::optional<at::Tensor> kept_float8(
     const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make);
 
+enum class CacheMode : uint8_t; // in thread_casts.h
+
+// Whether a mode would keep a cast of the tensor for later uses in the region, or with `persistent` beyond it.
+bool would_keep(const at::Tensor& tensor, CacheMode mode);
+
 // Whether the thread casts for an op that may return a view of its argument. The op's caller may write into that view,
 // so the caches then share no data beyond what stock shares.
 inline constinit thread_local bool tls_results_may_alias = false;

@@ -276,6 +276,7 @@ void drop_casts_of_thread() {
 }
 
 void end_casts_beyond_stock() {
+  ++tls_casts_ended;
   if (tls_has_casts) {
     casts_of_this_thread().drop_beyond_stock();
   }

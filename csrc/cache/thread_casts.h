@@ -147,8 +147,12 @@ void note_kept_cast();
 // `torch.clear_autocast_cache` is called, which torch_promote/integrations/cast_invalidation.py wraps. PyTorch's own
 // regions call that function.
 
+// How often this thread's casts have ended: two uses can share a cast only if the number is the same.
+inline constinit thread_local uint64_t tls_casts_ended = 0;
+
 void drop_casts_of_thread();
 inline void end_casts_of_thread() {
+  ++tls_casts_ended;
   if (tls_has_casts) {
     drop_casts_of_thread();
   }

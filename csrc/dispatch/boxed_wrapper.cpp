@@ -90,6 +90,13 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
+// A wrapped Python number is a double as well, but must not be cast: the cast would round it.
+bool is_floating_on(const at::Tensor& tensor, Device device) {
+  return is_eligible(tensor, device) ||
+         (tensor.scalar_type() == at::kDouble && tensor.device().type() == device_type_of(device) &&
+          !tensor.unsafeGetTensorImpl()->is_wrapped_number());
+}
+
 // One call of an op: its schema's arguments, and their values on the stack.
 class BoxedCall {
  public:
@@ -107,19 +114,6 @@ class BoxedCall {
       }
     }
     return keys;
-  }
-
-  std::vector<at::Tensor> written() const {
-    std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (is_written(arguments_[i])) {
-        any_tensor(values_[i], [&tensors](const at::Tensor& tensor) {
-          tensors.push_back(tensor);
-          return false;
-        });
-      }
-    }
-    return tensors;
   }
 
   // The widest dtype among eligible tensors and tensor lists. As in the typed wrapper, optional ones do not count.
@@ -156,6 +150,41 @@ class BoxedCall {
     return any;
   }
 
+  // Casts the floating arguments to the dtype of the tensor that the op writes to. If the op writes to a list, lists of
+  // its length go in step: each element is cast to the dtype of the written tensor at its place. Any other argument is
+  // cast if all written tensors of the list have one dtype. Returns false if nothing was cast.
+  bool match_written(Device device) {
+    const std::vector<at::ScalarType> dtypes = written_dtypes(device);
+    const bool are_one = std::all_of(dtypes.begin(), dtypes.end(), [&](auto dtype) { return dtype == dtypes[0]; });
+    bool any = false;
+    for (size_t i = 0; i < arguments_.size() && !dtypes.empty(); ++i) {
+      bool cast = false;
+      const auto match = [&](const at::Tensor& tensor, at::ScalarType dtype) {
+        if (dtype == at::ScalarType::Undefined || tensor.scalar_type() == dtype || !is_floating_on(tensor, device)) {
+          return tensor;
+        }
+        cast = true;
+        return cached_cast(tensor, dtype);
+      };
+      IValue matched;
+      if (is_written(arguments_[i])) {
+        continue;
+      }
+      if (are_one) {
+        matched = map_tensors(values_[i], [&](const at::Tensor& tensor) { return match(tensor, dtypes[0]); });
+      } else if (values_[i].isTensorList() && values_[i].toListRef().size() == dtypes.size()) {
+        std::vector<at::Tensor> list = values_[i].toTensorVector();
+        std::transform(list.begin(), list.end(), dtypes.begin(), list.begin(), match);
+        matched = std::move(list);
+      }
+      if (cast) {
+        values_[i] = std::move(matched);
+        any = true;
+      }
+    }
+    return any;
+  }
+
   void put_default_dtype() {
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const auto optional = arguments_[i].real_type()->cast<c10::OptionalType>();
@@ -166,29 +195,29 @@ class BoxedCall {
   }
 
  private:
+  // The dtypes of the tensors in the first argument that the op writes to; Undefined for those that are not floating.
+  std::vector<at::ScalarType> written_dtypes(Device device) const {
+    std::vector<at::ScalarType> dtypes;
+    for (size_t i = 0; i < arguments_.size() && dtypes.empty(); ++i) {
+      if (is_written(arguments_[i])) {
+        any_tensor(values_[i], [&](const at::Tensor& tensor) {
+          dtypes.push_back(is_floating_on(tensor, device) ? tensor.scalar_type() : at::ScalarType::Undefined);
+          return false;
+        });
+      }
+    }
+    return dtypes;
+  }
+
   const std::vector<c10::Argument>& arguments_;
   IValue* values_;
 };
-
-// A wrapped Python number is a double as well, but must not be cast: the cast would round it.
-bool is_floating_on(const at::Tensor& tensor, Device device) {
-  return is_eligible(tensor, device) ||
-         (tensor.scalar_type() == at::kDouble && tensor.device().type() == device_type_of(device) &&
-          !tensor.unsafeGetTensorImpl()->is_wrapped_number());
-}
 
 // Casts the arguments. Returns whether anything was cast.
 bool cast_as(const Decision& decision, BoxedCall& call) {
   const Device device = decision.device;
   if (decision.policy == to_byte(CastPolicy::match_self)) {
-    const std::vector<at::Tensor> written = call.written();
-    if (written.empty() || !is_floating_on(written.front(), device)) {
-      return false;
-    }
-    const at::ScalarType dtype = written.front().scalar_type();
-    return call.cast(dtype, [dtype, device](const at::Tensor& tensor) {
-      return tensor.scalar_type() != dtype && is_floating_on(tensor, device);
-    });
+    return call.match_written(device);
   }
   const at::ScalarType dtype = target_dtype(decision, [&] { return call.join(device); });
   return dtype != at::ScalarType::Undefined &&
@@ -208,12 +237,12 @@ class BoxedKernel final : public c10::OperatorKernel {
     const PromotingOp* promoting = acted_on(promotion, op_);
     const PolicyPtr held =
         promoting == nullptr ? nullptr : hold(table); // a cast may run Python, which may end the region
-    std::optional<Scoped<bool>> inside;
+    std::optional<InsideOp> inside;
     const auto promote = [&] {
       const Promoted outcome =
           promoting == nullptr ? Promoted::as_it_was : promote_call(*promoting, *promotion, *stack);
       if (promoting != nullptr && outcome != Promoted::done) {
-        inside.emplace(tls_promotion.inside, true);
+        inside.emplace(*promoting, *stack);
       }
       return outcome;
     };

@@ -70,6 +70,7 @@ void register_promoting_op(
     uint8_t computes,
     int rounding_mode,
     bool each,
-    bool matmul);
+    bool matmul,
+    bool real);
 
 } // namespace torch_promote

@@ -46,7 +46,7 @@ class TypedKernel<Result(Args...)> {
       }
       keep_if_traced(table);
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
-        const Scoped inside(tls_promotion.inside, true);
+        const Scoped inside(tls_promotion.only, &kNoIntegers);
         if constexpr ((is_tensor_list<Args> || ...)) {
           // On the CPU these ops call another op for each element. With autocast off, the kernels on kAutocastKey would
           // do nothing for those calls.
@@ -153,7 +153,7 @@ torch::CppFunction kernel_among(const PromotingOp& op) {
 
 torch::CppFunction kernel_of(const PromotingOp& op) {
   return kernel_among<
-      OnTensors<T>, OnTensors<T, T>, OnTensors<T, T, T>, OnTensors<T, T, N>, OnTensors<T, T, T, N>,
+      OnTensors<T>, OnTensors<T, T>, OnTensors<T, T, T>, OnTensors<T, T, N>, OnTensors<T, N, T>, OnTensors<T, T, T, N>,
       OnTensors<T, T, OptS>, OnTensors<T, N>, OnTensors<T, N, N>, OnTensors<N, T>, OnTensors<T, OptN, OptN>,
       OnTensors<T, OptT, OptT>, OnTensors<T, T, T, N, N>, OnLists<L>, OnLists<L, L>, OnLists<L, N>, OnLists<L, S>,
       OnLists<L, T>, OnLists<L, L, N>, OnLists<L, T, N>, OnLists<L, L, L>, OnLists<L, L, L, N>, OnLists<L, L, L, S>,
@@ -194,7 +194,8 @@ void register_promoting_op(
     uint8_t computes,
     int rounding_mode,
     bool each,
-    bool matmul) {
+    bool matmul,
+    bool real) {
   const std::string name = join_overload(op_name, overload);
   const auto handle = find_overload(name);
   TORCH_CHECK_VALUE(handle.has_value(), "the dispatcher has no overload ", name);
@@ -213,6 +214,7 @@ void register_promoting_op(
         rounding_mode,
         each,
         matmul,
+        real,
         boxed_kernel_of(number),
     };
   };

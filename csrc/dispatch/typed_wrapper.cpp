@@ -74,7 +74,7 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {
         return Boxed::call(promoting->boxed, promoting->handle, keys, std::forward<Args>(args)...);
       }
-      const Scoped inside(tls_promotion.inside, true);
+      const Scoped inside(tls_promotion.only, &kNoIntegers);
       return redispatch_(keys_without_policy(decision, keys), std::forward<Args>(args)...);
     }
     if (decision.is_none()) {

@@ -1,6 +1,7 @@
 // file: applies a promotion rule to one call of an op
 #include "promotion/call.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -21,6 +22,18 @@ bool is_tensor(const Operand& operand) {
 // Whether a number would promote tensors of this dtype.
 bool raises(Number number, ScalarType dtype) {
   return number > number_of_dtype(dtype);
+}
+
+bool is_integral(ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/true);
+}
+
+// Whether the tensors differ in their dtypes, or a number would promote them.
+bool have_several_dtypes(const Operands& operands) {
+  const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
+  return first != operands.end() && std::any_of(operands.begin(), operands.end(), [&](const Operand& operand) {
+           return is_tensor(operand) ? operand.dtype != first->dtype : raises(*operand.number, first->dtype);
+         });
 }
 
 // A scalar that raises the dtype, as a number of the dtype's own kind.
@@ -61,6 +74,26 @@ bool is_readable(const at::Tensor& number) {
   return number.is_cpu() && !number.key_set().has_any(kOpaque);
 }
 
+// What identifies the data of a tensor and of its views.
+const void* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+                              : static_cast<const void*>(tensor.unsafeGetTensorImpl());
+}
+
+void add_to(CompositeArguments& arguments, const IValue& value) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      arguments.add(value.toTensor());
+    }
+  } else if (value.isScalar()) {
+    arguments.add(number_of_dtype(value.toScalar().type()));
+  } else if (value.isList()) {
+    for (const IValue& element : value.toListRef()) {
+      add_to(arguments, element);
+    }
+  }
+}
+
 // The common dtype of tensors of one state: those with dimensions, or 0-dim ones under a rule where these are weak.
 class DtypeJoin {
  public:
@@ -94,7 +127,7 @@ class DtypeJoin {
   DtypeCode dtype_ = kNoDtype;
 };
 
-// The common dtype of the operands, at least one of which is a tensor; kNoDtype if they have none.
+// The common dtype of the operands; kNoDtype if they have none. Numbers alone promote like numbers with a bool tensor.
 // Source: torch_promote/reference/promotion_rules/rule.py, PromotionRule.common.
 DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
   const PromotionTables& tables = promotion.tables();
@@ -109,6 +142,9 @@ DtypeCode common_dtype(const Promotion& promotion, const Operands& operands) {
     } else {
       dims.add(operand.dtype);
     }
+  }
+  if (dims.is_empty() && zeros.is_empty()) {
+    dims.add(ScalarType::Bool);
   }
   const bool has_weak = !dims.is_empty() && !zeros.is_empty();
   DtypeCode strong = dims.is_empty() ? zeros.dtype() : dims.dtype();
@@ -254,6 +290,14 @@ class Call {
 
   Promoted run() {
     std::vector<Operands> calls = arguments_.calls();
+    const auto may_change = [this](const Operands& operands) { return this->may_change(operands); };
+    if ((tls_promotion.only != nullptr || std::any_of(calls.begin(), calls.end(), may_change)) &&
+        std::none_of(calls.begin(), calls.end(), acts_on_operands)) {
+      return Promoted::as_it_was;
+    }
+    if (is_on_numbers()) {
+      return run_on_tensors(calls.front());
+    }
     std::vector<std::optional<ScalarType>> computed;
     computed.reserve(calls.size());
     for (const Operands& operands : calls) {
@@ -292,6 +336,17 @@ class Call {
     return stack_[stack_.size() - count + static_cast<size_t>(op_.rounding_mode)].isNone();
   }
 
+  bool is_on_numbers() const {
+    return op_.written == 0 && op_.functional.has_value();
+  }
+
+  // Whether the rule may change the call.
+  bool may_change(const Operands& operands) const {
+    const auto first = std::find_if(operands.begin(), operands.end(), is_tensor);
+    return is_on_numbers() || have_several_dtypes(operands) ||
+           (computes_floats() && first != operands.end() && is_integral(first->dtype));
+  }
+
   // nullopt if the rule does not act: there are no tensors, or, under PyTorch's own rule, the op itself raises.
   std::optional<ScalarType> dtype_computed(const Operands& operands) const {
     if (std::none_of(operands.begin(), operands.end(), is_tensor)) {
@@ -313,7 +368,10 @@ class Call {
   }
 
   ScalarType result_dtype(ScalarType computed) const {
-    return op_.computes == Computes::boolean ? ScalarType::Bool : computed;
+    if (op_.computes == Computes::boolean) {
+      return ScalarType::Bool;
+    }
+    return op_.real ? c10::toRealValueType(computed) : computed;
   }
 
   void check_write(const Operands& operands, ScalarType computed, ScalarType written) const {
@@ -400,7 +458,7 @@ class Call {
     arguments_.write_back();
     const size_t count = op_.handle.schema().arguments().size();
     Stack inner(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-    const Scoped inside(tls_promotion.inside, true);
+    const Scoped inside(tls_promotion.only, &kNoIntegers);
     op_.functional->callBoxed(&inner);
     const std::vector<at::Tensor> computed =
         inner.back().isTensor() ? std::vector<at::Tensor>{inner.back().toTensor()} : inner.back().toTensorVector();
@@ -414,6 +472,23 @@ class Call {
     return Promoted::done;
   }
 
+  // For an op on numbers alone, as `where(condition, 2.5, 1)`: calls the overload that takes tensors. If the rule has
+  // no dtype for the numbers, PyTorch decides.
+  Promoted run_on_tensors(const Operands& numbers) {
+    const DtypeCode found = common_dtype(promotion_, numbers);
+    if (promotion_.options.is_stock || found == kNoDtype) {
+      return Promoted::as_it_was;
+    }
+    IValue* values = stack_.data() + (stack_.size() - op_.handle.schema().arguments().size());
+    const auto options = at::TensorOptions(values->toTensor().device()).dtype(static_cast<ScalarType>(found));
+    for (const Operand& number : numbers) {
+      values[number.argument] = at::scalar_tensor(*number.scalar, options);
+    }
+    const Scoped inside(tls_promotion.only, &kNoIntegers);
+    op_.functional->callBoxed(&stack_);
+    return Promoted::done;
+  }
+
   const PromotingOp& op_;
   const Promotion& promotion_;
   Stack& stack_;
@@ -422,6 +497,72 @@ class Call {
 };
 
 } // namespace
+
+void CompositeArguments::add(const at::Tensor& tensor) {
+  const ScalarType dtype = tensor.scalar_type();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    add(number_of_dtype(dtype));
+    return;
+  }
+  DtypeCode& known = is_integral(dtype) ? integral_ : floating_;
+  bool& one = is_integral(dtype) ? one_integral_ : one_floating_;
+  one &= known == kNoDtype || known == to_code(dtype);
+  known = to_code(dtype);
+  if (is_integral(dtype)) {
+    integers_.push_back(storage_of(tensor));
+  }
+}
+
+bool CompositeArguments::have_one_dtype() const {
+  const DtypeCode dtype = are_floating() ? floating_ : one_integral_ ? integral_ : kNoDtype;
+  return one_floating_ && dtype != kNoDtype && !raises(number_, static_cast<ScalarType>(dtype));
+}
+
+const Integers& CompositeArguments::integers() const {
+  return are_floating() ? integers_ : kNoIntegers;
+}
+
+bool acts_on_operands(const Operands& operands) {
+  std::optional<CompositeArguments> caller;
+  const Integers* only = tls_promotion.only;
+  if (only == nullptr) {
+    caller = python_caller();
+    if (!caller.has_value() || !caller->have_one_dtype()) {
+      return true;
+    }
+    if (!caller->are_floating() && !have_several_dtypes(operands)) {
+      return true; // the rule says which floating dtype integers become
+    }
+    only = &caller->integers();
+  }
+  return std::any_of(operands.begin(), operands.end(), [only](const Operand& operand) {
+    return operand.tensor != nullptr &&
+           std::find(only->begin(), only->end(), storage_of(*operand.tensor)) != only->end();
+  });
+}
+
+InsideOp::InsideOp(const PromotingOp& op, const Stack& stack) {
+  if (op.computes != Computes::composite) {
+    scoped_.emplace(tls_promotion.only, &kNoIntegers);
+    return;
+  }
+  if (tls_promotion.only != nullptr || !promotion_acts_here()) {
+    return;
+  }
+  CompositeArguments arguments;
+  const size_t count = op.handle.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    if (op.takes_part(i) || op.writes(i)) {
+      add_to(arguments, stack[stack.size() - count + i]);
+    }
+  }
+  if (op.participants == 0) {
+    scoped_.emplace(tls_promotion.only, &kNoIntegers);
+  } else if (arguments.have_one_dtype()) {
+    integers_ = arguments.integers();
+    scoped_.emplace(tls_promotion.only, integers_.empty() ? &kNoIntegers : &integers_);
+  }
+}
 
 std::optional<c10::Scalar> Operand::value() const {
   if (scalar != nullptr) {
@@ -443,12 +584,12 @@ std::optional<c10::Scalar> Operand::value() const {
 }
 
 bool promotion_acts_here() {
-  return !tls_promotion.inside && !inside_kernel() &&
+  return tls_promotion.only != &kNoIntegers && !inside_kernel() &&
          torch::autograd::get_current_graph_task_id() == tls_promotion.graph_task;
 }
 
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, Stack& stack) {
-  if (op.computes == Computes::opaque || !promotion_acts_here()) {
+  if (op.computes == Computes::composite || !promotion_acts_here()) {
     return Promoted::as_it_was;
   }
   return Call(op, promotion, stack).run();

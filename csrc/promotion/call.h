@@ -3,6 +3,7 @@
 
 #include "policy/dispatch_state.h"
 #include "policy/op_table.h"
+#include "policy/process.h"
 #include "promotion/rule.h"
 #include "region/region.h"
 
@@ -13,6 +14,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -24,23 +26,37 @@ namespace torch_promote {
 
 // The dtype that an op computes in, given the common dtype of its operands.
 enum class Computes : uint8_t {
-  common,  // that dtype
-  floats,  // that dtype, or a floating dtype if it is integral, as in true division
-  boolean, // that dtype; the result is a bool, as in a comparison
-  opaque,  // the rule acts neither on this op nor on the ops that it calls
+  common,    // that dtype
+  floats,    // that dtype, or a floating dtype if it is integral, as in true division
+  boolean,   // that dtype; the result is a bool, as in a comparison
+  composite, // it calls other ops; see NOTE [ Composite calls ]
 };
+
+// NOTE [ Composite calls ]
+// Composite ops, and functions that PyTorch has written in Python, call other ops on tensors of their own: the loss of
+// cross_entropy is divided by a count of int64, rms_norm computes in float32. A rule is about the operands that the
+// user mixes. So if the arguments of the outermost call have one dtype, the rule does not act on the calls inside.
+//
+// Indices have an integral dtype beside floating arguments, and so have operands, as in `kron(float, int)`. Schemas do
+// not tell them apart; the calls inside do: the rule acts on those that take the caller's own integral tensor, or a
+// view of it, as an operand.
+//
+// The kernel on kAutocastKey of a composite op enters this state (InsideOp). Functions in Python have no such kernel:
+// a call that the rule would change asks which function made it (python_caller).
 
 struct PromotingOp {
   OpNumber number;
   c10::OperatorHandle handle;
   std::string name;
-  std::optional<c10::OperatorHandle> functional; // for an op that writes to an argument: its functional overload
-  uint64_t participants = 0;                     // a bit for each argument that takes part
-  uint64_t written = 0;                          // a bit for each argument that the op writes to
+  // For an op that writes to an argument: its functional overload. For an op on numbers alone: its overload on tensors.
+  std::optional<c10::OperatorHandle> functional;
+  uint64_t participants = 0; // a bit for each argument that takes part
+  uint64_t written = 0;      // a bit for each argument that the op writes to
   Computes computes = Computes::common;
   int rounding_mode = -1; // the argument that turns `floats` into `common` if it is given
   bool each = false;      // the op iterates over its lists in parallel: each element is a separate call
   bool matmul = false;    // a matrix product, which PyTorch does not promote
+  bool real = false;      // the result is real, also of complex operands
   c10::BoxedKernel boxed; // for calls that are not plain; see PlainCall
 
   bool takes_part(size_t argument) const {
@@ -61,11 +77,14 @@ inline const PromotingOp* promoting_op(OpNumber number) {
 
 // The op, or null if the rule does not act on it in this thread's current state.
 inline const PromotingOp* acted_on(const Promotion* promotion, OpNumber number) {
-  if (promotion == nullptr || tls_promotion.inside || inside_kernel()) {
+  if (promotion == nullptr || tls_promotion.only == &kNoIntegers || inside_kernel()) {
     return nullptr;
   }
   const PromotingOp* op = promoting_op(number);
-  return op != nullptr && (!op->matmul || promotion->options.matmul) ? op : nullptr;
+  if (op == nullptr || (op->matmul && !promotion->options.matmul)) {
+    return nullptr;
+  }
+  return op->computes == Computes::composite && tls_promotion.only != nullptr ? nullptr : op;
 }
 
 // An argument, or an element of a list argument, that takes part in promotion.
@@ -97,6 +116,30 @@ inline Number number_of_dtype(c10::ScalarType dtype) {
   }
   return dtype == c10::ScalarType::Bool ? Number::boolean : Number::integer;
 }
+
+// The tensors and numbers that a composite call was given.
+class CompositeArguments {
+ public:
+  void add(const at::Tensor& tensor);
+  void add(Number number) {
+    number_ = std::max(number_, number);
+  }
+  // Whether they have one dtype, except for integral tensors beside floating ones, which may be indices.
+  bool have_one_dtype() const;
+  bool are_floating() const {
+    return floating_ != kNoDtype;
+  }
+  // These integral tensors.
+  const Integers& integers() const;
+
+ private:
+  DtypeCode floating_ = kNoDtype;
+  DtypeCode integral_ = kNoDtype;
+  bool one_floating_ = true;
+  bool one_integral_ = true;
+  Number number_ = Number::boolean;
+  Integers integers_;
+};
 
 // A quick check whether the rule leaves a call unchanged because all tensors already have the dtype in which the op
 // computes. If the check fails, promote_call decides.
@@ -195,8 +238,25 @@ enum class Promoted : uint8_t {
   done,      // the op has run, and its results are on the stack
 };
 
-// Whether a rule acts on this thread's current calls; see PromotionState.
+// Whether a rule acts on this thread's current calls, or on some of them; see PromotionState.
 bool promotion_acts_here();
+
+// Whether the rule acts on a call with these operands: not if PyTorch mixes them, and not the user.
+bool acts_on_operands(const Operands& operands);
+
+// What the function of PyTorch in Python that makes the current call was given; nullopt if the user's code makes it.
+// python/callbacks.cpp defines it.
+std::optional<CompositeArguments> python_caller();
+
+// While it lives, the rule acts on what it acts on inside an op with these arguments.
+class InsideOp {
+ public:
+  InsideOp(const PromotingOp& op, const torch::jit::Stack& stack);
+
+ private:
+  Integers integers_;
+  std::optional<Scoped<const Integers*>> scoped_;
+};
 
 // Casts the operands on the stack to the rule's dtype, or runs the call. Raises if the rule forbids it.
 Promoted promote_call(const PromotingOp& op, const Promotion& promotion, torch::jit::Stack& stack);

@@ -13,6 +13,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -128,8 +129,15 @@ at::Tensor to_show(const at::Tensor& tensor) {
   const c10::impl::ExcludeDispatchKeyGuard without_modes(c10::DispatchKey::Python); // modes would see a detach
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   at::Tensor copy(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
-  if (tensor.requires_grad()) {
+  if (!tensor.requires_grad()) {
+    return copy;
+  }
+  const auto* autograd = torch::autograd::impl::get_autograd_meta(tensor);
+  const at::TensorBase& owner = autograd->is_view_ && tensor.is_view() ? tensor._base() : tensor;
+  if (owner.is_leaf()) { // a weight, or a view of one
     copy.set_requires_grad(true);
+  } else {
+    torch::autograd::impl::set_gradient_edge(copy, {autograd->grad_fn_, autograd->output_nr_});
   }
   return copy;
 }

@@ -17,6 +17,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -193,6 +194,17 @@ void add_promotion(py::module_& m) {
     return HeldChange{intern_change(std::move(change))};
   });
   m.def("promotion_in_force", &promotion_in_force);
+  // Whether that rule acts on a call with these operands; see NOTE [ Composite calls ] in promotion/call.h.
+  m.def("promotion_acts_on", [](const std::vector<at::Tensor>& tensors) {
+    Operands operands(tensors.size());
+    std::transform(tensors.begin(), tensors.end(), operands.begin(), [](const at::Tensor& tensor) {
+      Operand operand;
+      operand.tensor = &tensor;
+      operand.dtype = tensor.scalar_type();
+      return operand;
+    });
+    return acts_on_operands(operands);
+  });
   // A hash of the current promotion rule, the same in every process; 0 for none.
   m.def("promotion_content", [] { return current_policy().promotion.content; });
   // The name of the current promotion rule, without its lint; "" for PyTorch's own rule.
@@ -229,6 +241,10 @@ void add_cache(py::module_& m) {
   });
   m.attr("CACHE_MODES") = py::cast(kCacheModeNames).cast<py::tuple>();
   m.def("cache_mode", [] { return kCacheModeNames[static_cast<size_t>(tls_cache_mode)]; });
+  m.def("would_keep", [](const at::Tensor& tensor, bool persistent) {
+    return would_keep(tensor, persistent ? CacheMode::persistent : CacheMode::all);
+  });
+  m.def("casts_ended", [] { return tls_casts_ended; });
   m.def("cache_info", &cast_cache_info);
   m.def("clear_cache", &clear_casts);
   m.def("forget_casts", &forget_casts_of);

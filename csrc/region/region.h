@@ -29,9 +29,16 @@ inline const PolicyTable& current_policy() {
   return tls_policy != nullptr ? *tls_policy : policy_of_carried_state();
 }
 
-// A rule does not act on the ops that a promoting op calls, nor on backward formulas.
+// The integral tensors that a call was given, by their storages, so that views of them count.
+using Integers = std::vector<const void*>;
+inline const Integers kNoIntegers;
+
+// A rule does not act on the ops that a promoting op calls, nor on backward formulas. Of the ops that a composite op
+// calls, it acts on some; see NOTE [ Composite calls ].
 struct PromotionState {
-  bool inside = false; // the thread runs a promoting op, or one of our Python hooks
+  // The rule acts only on calls that take one of these tensors: on none inside a promoting op and in our Python hooks.
+  // Null: it acts on all calls.
+  const Integers* only = nullptr;
   // The backward in which the innermost region was entered, -1 for none. The rule acts in that backward, because
   // checkpointing enters regions in a backward to run a forward again. It does not act in backwards that start inside
   // the region.

@@ -49,7 +49,7 @@ TELLING = (
     *("int32[3] + 5.5", "int32[3] + float32[3]", "int64[3] + float16[3]", "float16[3] + bfloat16[3]"),
     *("int8[3] + int64[]", "bfloat16[3] + 1.5"),
     *("uint64[3] + int64[3]", "bool[3] + 1", "int32[3] / int32[3]"),
-    *("int64[3] / int64[3]", "float32[3] + 1j"),
+    *("int64[3] / int64[3]", "bool[3] / 3", "3 / bool[3]", "float32[3] + 1j"),
 )
 
 #: Shape and strides of two operands, for examples of result strides.

@@ -323,6 +323,7 @@ LIMITS: dict[str, Callable[[Any], Any]] = {
     "address": by_address,
     "data of a view": lambda w: w[:].data.fill_(2),
     "DLPack": lambda w: torch.from_dlpack(w.requires_grad_(False)).fill_(2),
+    "kron(out=)": lambda w: torch.kron(torch.ones(4, 2), torch.full((4, 2), 2.0), out=w),
     "fused op": lambda w: torch._fused_sgd_(
         [w.requires_grad_(False)], [torch.ones_like(w)], [], weight_decay=0.0, momentum=0.0, lr=1.0, dampening=0.0,
         nesterov=False, maximize=False, is_first_step=False,
@@ -356,6 +357,16 @@ def test_the_default_mode_misses_no_write_that_stock_detects(write: Callable[[An
     assert detects(ours, trainable=False)
     assert detects(stock, trainable=False)
     assert detects(ours, trainable=True) >= detects(stock, trainable=True)
+
+
+@pytest.mark.usefixtures("stale_casts_on_purpose")
+def test_kron_writes_to_a_trainable_weight_unseen_as_under_stock() -> None:
+    for region, cache in ((stock, None), *((ours, cache) for cache in ("weights", "all", "persistent"))):
+        w = weight(trainable=True)
+        with region(**{"cache": cache} if cache else {}), torch.no_grad():
+            X @ w
+            LIMITS["kron(out=)"](w)
+            assert not torch.equal(X @ w, right(w))
 
 
 # --- swap_tensors refuses tensors with weak references: the cache has none where stock has none

@@ -316,6 +316,28 @@ def test_errors_of_ops_pass_unchanged(level: Any) -> None:
     assert (report.mismatches, report.checked["aten.sum.default"]) == ([], 1)
 
 
+REFUSED = {
+    "shapes": lambda: torch.ones(2) + torch.ones(3),
+    "split": lambda: torch.ones(()).split(2),
+    "unbind": lambda: torch.ones(()).unbind(),
+    "unsafe_split": lambda: torch.ones(2).unsafe_split(1, 3),
+    "shapes of out": lambda: torch.ones(1).add_(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_a_call_that_pytorch_refuses_is_no_mismatch(call: Callable[[], Any]) -> None:
+    with tp.crosscheck() as report, pytest.raises((RuntimeError, IndexError)):
+        call()
+    assert not report.mismatches
+
+
+def test_a_promotion_rule_does_not_act_inside_an_op_with_a_policy() -> None:
+    with tp.promotion("strict"), tp.my_autocast("cpu"), tp.crosscheck() as report:
+        torch.nn.functional.cross_entropy(torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2))
+    assert not report.mismatches
+
+
 def test_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"^'bit' is not a level of crosscheck\. Legal: 'dtype', 'bits'\."):
         tp.crosscheck(level="bit")  # type: ignore[arg-type]

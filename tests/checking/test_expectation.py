@@ -283,6 +283,15 @@ PLANTED: dict[str, tuple[str, str, str, tuple[str, str, str]]] = {
     "aten::lt.Tensor": ("None", "torch.lt(ints, singles)", "strict", STRICT),  # its result is bool under every rule
     "aten::cat": ("None", "torch.cat([ints, singles])", "numpy", WIDER),
     "aten::sqrt": ("None", "torch.sqrt(ints)", "numpy", WIDER),
+    "aten::where.ScalarOther": ("None", "torch.where(halves > 0, ints, 2.5)", "numpy", WIDER),
+    "aten::where.ScalarSelf": ("None", "torch.where(halves > 0, 2.5, ints)", "strict", STRICT),
+    "aten::where.Scalar": ("None", "torch.where(halves > 0, 2.5, 1)", "numpy", WIDER),
+    "aten::special_hermite_polynomial_h.x_scalar": (
+        *("None", "torch.special.hermite_polynomial_h(2.5, ints)", "numpy", WIDER),
+    ),
+    "aten::special_hermite_polynomial_h.n_scalar_out": (
+        *("None", "torch.special.hermite_polynomial_h(ints, 2.5, out=singles.clone())", "strict", STRICT),
+    ),
     "aten::addcmul": (
         "op._replace(participants=(0, 1))",
         "torch.addcmul(halves, halves, torch.tensor(1.0))",
@@ -330,6 +339,15 @@ def test_bugs_in_the_list_of_promoting_ops_are_found() -> None:
         assert find_overload(name) is eval(op, {"aten": aten})
         assert (kind, got) == (expected[0], expected[2]), line
         assert should_be.startswith(expected[1]), line
+
+
+def test_an_op_without_a_rule_is_no_product_that_should_raise() -> None:
+    calls = (lambda x: torch.equal(x, x.double()), lambda x: x.view_as(x.double()), lambda x: F.linear(x, x.double()))
+    with tp.crosscheck() as report, tp.promotion("strict", matmul=True):
+        for call in calls:
+            with contextlib.suppress(tp.errors.PromotionRuleError):
+                call(torch.ones(2, 2))
+    assert report.mismatches == []
 
 
 # --- custom ops: the registered fake is the rule

@@ -145,6 +145,97 @@ def test_operators_under_a_rule_compute_in_its_common_dtype(name: str) -> None:
                 assert agree(derivation, result), str(derivation)
 
 
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "F.cross_entropy(f4[4, 5], int64[4], label_smoothing=0.1)",
+        "F.rms_norm(half[4, 5], [5])",
+        "F.cosine_similarity(half[4, 5], half[4, 5])",
+        "F.normalize(c4[4, 5])",
+    ],
+)
+def test_a_rule_does_not_act_where_pytorch_mixes_dtypes(expression: str, rule: str) -> None:
+    derivation = tp.why(expression, rule=rule)
+    assert agree(derivation, run(expression)), str(derivation)
+    assert "NumPy's table" not in str(derivation)
+
+
+def test_a_rule_acts_on_integers_that_are_operands_of_a_composite() -> None:
+    assert tp.why("kron(half[3], int64[3])", rule="numpy").dtype is torch.float64
+    assert tp.why("kron(half[3], int64[3])", rule="strict").by_rule
+
+
+#: What PyTorch does with real tensors, where fake tensors, or the calls inside of the call, suggest something else.
+REAL = {
+    "ldexp(int64[3], float16[])": ({}, "float16"),
+    "ldexp(int64[3000000], float16[])": ({}, "float16"),
+    "F.huber_loss(float32[3], float64[3])": ({}, "float32"),
+    "F.huber_loss(int32[2], complex64[2])": (
+        {},
+        "result type ComplexFloat can't be cast to the desired output type Int.",
+    ),
+    "F.soft_margin_loss(int8[2], uint8[2])": ({}, "result type Float can't be cast to the desired output type Char."),
+    "int8[2].addcmul_(complex64[2], f4[2])": (
+        {},
+        "result type ComplexFloat can't be cast to the desired output type Char.",
+    ),
+    "int64[2].ldexp_(half[])": ({}, "ldexp can't be cast to the desired output type Long."),
+    "int32[1].add_(int32[2])": ({}, "output with shape [1] doesn't match the broadcast shape [2]."),
+    "i4[2].eq_(float8_e5m2[2])": (
+        {},
+        "Promotion for Float8 Types is not supported, attempted to promote Int and Float8_e5m2.",
+    ),
+    "f4[].addr_(f4[2], f4[3])": ({}, "2D tensor expected, got 0D tensor for input."),
+    "split(f4[], 2)": ({}, "split expects at least a 1-dimensional tensor."),
+    "linalg.cholesky(f4[2, 2])": ({}, "float32"),
+    "index_select(f4[1], 0, int64[1])": ({}, "float32"),
+    "block_diag(f4[2, 2], i8[1, 1])": ({}, "float32"),
+    "bool[3] - int32[3]": ({"rule": "jax"}, "int32"),
+    "bool[2] - uint8[2]": ({"rule": "numpy"}, "uint8"),
+    "F.pairwise_distance(half[2, 2], f8[2, 2])": ({"rule": "strict"}, "aten::sub.Tensor: the promotion rule"),
+    "float_power(half[2, 2], f4[2, 2])": ({"rule": "strict"}, "float64"),
+    "F.cross_entropy(f8[2, 2], f4[2, 2])": ({"rule": "strict", "autocast": "cpu"}, "float64"),
+    "ldexp(int64[2], float16[])": ({"autocast": "cuda"}, "float16"),
+    "linalg.pinv(float32[3, 2])": ({"autocast": "cuda"}, "float16"),
+    "F.binary_cross_entropy(f4[2], f4[2])": (
+        {"autocast": "cuda"},
+        "aten::binary_cross_entropy is banned under autocast on cuda",
+    ),
+}
+
+
+@pytest.mark.parametrize(("expression", "expected"), REAL.items())
+def test_pytorch_is_asked_on_real_tensors(expression: str, expected: tuple[dict[str, Any], str]) -> None:
+    derivation = tp.why(expression, **expected[0])
+    if named_dtype(expected[1]) is None:
+        assert (derivation.error or "").startswith(expected[1]), str(derivation)
+    else:
+        assert derivation.dtype is named_dtype(expected[1]), str(derivation)
+    assert "Report it" not in str(derivation)
+    on_fakes_of_cuda = expected[0].get("autocast") == "cuda" and not torch.cuda.is_available()
+    assert (derivation.inferred is not None) is (on_fakes_of_cuda or "3000000" in expression)
+
+
+def test_an_answer_that_is_inferred_says_so() -> None:
+    assert "Inferred: the tensors are too large to run on, so it ran on fake tensors, which have no data." in str(
+        tp.why("f4[100000, 100000] + 1").text(None)
+    )
+    with pytest.raises(ExpressionError, match=r"depend on values, and the tensors are too large to run on\."):
+        tp.why("nonzero(f4[3000000])")
+    if not torch.cuda.is_available():
+        derivation = tp.why("F.linear(f4[2, 3], f4[4, 3])", autocast="cuda")
+        assert derivation.inferred == "there is no GPU here, so the CPU ran it under the policies of CUDA"
+        assert derivation.steps[0].startswith("Autocast has the policy lower_precision_fp for aten::linear: ")
+        own = tp.why("mm(f4[2, 2], f4[2, 2])", autocast="cuda", policy=tp.Policy.stock().override({"mm": "fp32"}))
+        assert own.dtype is torch.float32
+        assert own.steps[0].startswith("Autocast has the policy fp32 for aten::mm (an override): ")
+
+
+def test_the_steps_go_on_after_a_value_is_read() -> None:
+    assert "aten::mean" in tp.why("F.gaussian_nll_loss(f4[2], f4[2], f4[2])").steps[-1]
+
+
 def test_large_tensors_are_not_allocated() -> None:
     assert tp.why("f4[100000, 100000] @ f4[100000, 100000] + f8[]").shape == (100000, 100000)
 

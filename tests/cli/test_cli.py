@@ -95,6 +95,10 @@ def test_importing_the_package_imports_no_rich() -> None:
 # Exit statuses and errors
 
 
+LEGAL_DIFF = (
+    "Legal: two policies (stock, cpu, cuda, fp32_safe, off, or a file whose name ends with .toml or contains a /), or "
+    "two device types with autocast (cpu, cuda, mps, xpu)."
+)
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
     ("", "required: COMMAND. See `torch-promote --help`."),
@@ -140,7 +144,19 @@ WRONG = [
     ("policies --diff stock", "--diff takes nothing (compare PyTorch with the table), two different devices or two"),
     ("policies --diff cpu cuda --device cpu", "--diff with two devices does not accept --device."),
     ("policies --op sofmax --json", "If a library defines the op, import it: --import MODULE."),
-    ("policies --diff cpu tpu", "this PyTorch registers no op for autocast on device type 'tpu'. Legal: 'cpu',"),
+    ("policies --diff cpu tpu", f"--diff: 'tpu' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff stock nope", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff nope mine.toml", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    (
+        "policies --diff mine.toml fp32_saf",
+        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe. {LEGAL_DIFF}",
+    ),
+    ("policies --diff mine.tml", f"--diff: 'mine.tml' is neither a policy nor a device type. {LEGAL_DIFF}"),
+    ("policies --diff mine.toml xpu", "got the policy 'mine.toml' and the device type 'xpu'. Name two of a kind."),
+    ("policies --diff mine.toml", "got 'mine.toml'. To compare one policy with PyTorch's: --diff mine.toml stock."),
+    ("policies --diff xpu", "got 'xpu'. To compare one policy with PyTorch's: --diff POLICY stock."),
+    ("policies --diff mine.toml other.toml", "there is no policy file 'mine.toml'."),
+    ("policies --diff stock other.toml", "there is no policy file 'other.toml'."),
     ("policies --import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     # parity
     ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),
@@ -324,7 +340,7 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
     tp.set_default_policy("cuda")
     with tp.installed_as(cache="all") as installation, tp.register_policy("relu", "fp32", device_type="cpu"):
         info = json_of(capsys, "info")
-        text = text_of(capsys, "info")
+        text, in_full = text_of(capsys, "info"), text_of(capsys, "info", "--all")
     default = "Policy.named('cuda'), from TORCH_PROMOTE_POLICY=cuda"
     assert (info["installed"], info["default_policy"]) == (installation.info, default)
     assert info["registered_policies"] == [{"op": "aten::relu", "device": "cpu", "policy": "fp32"}]
@@ -341,6 +357,33 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
         "`torch-promote policies --diff` lists the missing rows and the unlisted ops.",
     ):
         assert line.split() in lines
+        assert line.split() in cells_of(in_full)
+    assert ["unlisted", "ops", "on", "cuda", "lib::op"] not in lines
+    assert ["unlisted", "ops", "on", "cuda", "lib::op"] in cells_of(in_full)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_info_fits_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Whatever is set, 28 lines of 80 columns; --all and --json shorten nothing."""
+    long = ",".join(f"linalg_{letter}*=fp32" for letter in "abcdefghijklmnopqrstuvwxyz")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for variable in ("POLICY", "OVERRIDES", "CACHE", "AUTOCAST"):
+        monkeypatch.setenv(f"TORCH_PROMOTE_{variable}", long)
+    policy = tp.Policy.stock().override({f"linalg_{op}": "fp64" for op in ("det", "inv", "norm", "svd", "qr", "eig")})
+    tp.set_default_policy(policy)
+    with contextlib.ExitStack() as stack:
+        for op in ("relu", "gelu", "silu", "add", "mul"):
+            stack.enter_context(tp.register_policy(op, "fp64"))
+        stack.enter_context(tp.installed_as(policy=policy, overrides={"mm": "fp64"}))
+        text, in_full, info = text_of(capsys, "info"), text_of(capsys, "info", "--all"), json_of(capsys, "info")
+    assert len(text.splitlines()) <= 28
+    assert "(--all)" in text
+    assert "(--all)" not in in_full
+    assert len(in_full.splitlines()) > 40
+    assert info["environment"]["TORCH_PROMOTE_OVERRIDES"] == long
+    assert len(info["registered_policies"]) > 10
+    for one in info["registered_policies"]:
+        assert f"{one['op']} on {one['device']}: float64" in in_full
 
 
 # why

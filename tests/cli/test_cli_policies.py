@@ -254,6 +254,15 @@ mine.toml compared with stock. differences: 8, ops: 4.
     )
 
 
+@pytest.mark.usefixtures("wide", "mine")
+def test_names_in_tables_are_escaped(capsys: Capture) -> None:
+    Path("strange.toml").write_text('format = 2\n[modules."a\\u001b[31m\\u009b\\u202e"]\n"mm" = "keep"\n')
+    for arguments in (("--policy", "strange.toml"), ("--diff", "strange.toml", "stock")):
+        status = int("--diff" in arguments)
+        assert shown(capsys, *arguments, "--op", "mm", status=status).replace("\n", "").isprintable()
+    assert list(data_of(capsys, "--policy", "strange.toml")["modules"]) == ["a\x1b[31m\x9b\u202e"]
+
+
 # PyTorch and the table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import sys
 from argparse import Namespace
@@ -281,6 +282,13 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     assert err == "torch-promote: wrote mine.toml, run.html, run.json\n"
     assert dict(tuning.overrides) == {"aten::mul": "fp32"}
     assert tp.Policy.load("mine.toml") == tuning.policy
+    assert "mine.toml" in Path("run.html").read_text()
+    Path("out").mkdir()
+    assert main([*ASK, "-o", "out/my best.toml", "--html", "run.html"]) == 0
+    page = Path("run.html").read_text()
+    assert "mine.toml" not in page
+    assert html.unescape(page).count('install(policy="out/my best.toml")') == 1
+    capsys.readouterr()
     assert main(["compare", TARGET, "--candidate", "mine.toml", "--tolerance", "1e-3"]) == 0
 
 
@@ -291,6 +299,7 @@ def test_the_options_of_the_search(target_file: Path, capsys: Capture) -> None:
     data = json.loads(out)
     assert (data["level"], data["budget"], data["tolerance"], data["met"]) == ("site", 30, {"loss": 1e-3}, True)
     assert err.count("a step\n") == 2 * data["runs"]
+    assert err.endswith("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml\n")
     assert Path("runs.json").exists()
 
 
@@ -309,7 +318,9 @@ def test_a_search_that_finds_nothing_or_is_interrupted(
     target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["tune", "train.py:checked", "--tolerance", "1e-3", "-o", "mine.toml"]) == 1
-    assert capsys.readouterr().out.replace("a step\n", "").startswith("not met: ")
+    out, err = capsys.readouterr()
+    assert out.replace("a step\n", "").startswith("not met: ")
+    assert err.endswith("torch-promote: no policy was found, so mine.toml was not written.\n")
     assert not Path("mine.toml").exists()
     assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "best.toml"]) == 130
     assert "\nInterrupted. " in capsys.readouterr().out

@@ -16,6 +16,7 @@ from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli.user_program import Outcome, report_each
+from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Record
 from torch_promote.observe.events import Call
 from torch_promote.observe.trace_report import TraceReport
@@ -116,6 +117,30 @@ def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> Non
     assert status == 1
     assert err.endswith("run it again with --override mm.default=fp32\n")
     assert "run it again" not in command_run(capfd, "find-nan", "--override=exp=fp32,mm=fp16", "train.py", "2", code)[2]
+
+
+def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, capfd: Capture) -> None:
+    in_half = "torch.nn.init.constant_(model[0].weight, 3e4)\nwith torch.autocast('cpu', torch.float16)"
+    overflow = f"{in_half}: model(torch.ones(2, 4))"
+    status, _, err = command_run(capfd, "find-nan", "train.py", "2", overflow)
+    assert status == 1
+    assert err.endswith(
+        'torch-promote: to run it in float32 in this module alone: tp.set_module_policy(model, {"0": {"linear": '
+        '"fp32"}})\ntorch-promote: to see whether float32 cures it, run it again with --override linear=fp32\n'
+    )
+    scaled = (
+        "s = torch.amp.GradScaler('cpu', init_scale=2.0**100); o = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "for _ in range(3):\n"
+        "    with torch.autocast('cpu', torch.float16): y = model(torch.ones(2, 4)).float().mean()\n"
+        "    s.scale(y).backward(); s.step(o); s.update(); o.zero_grad()\n"
+        "raise SystemExit"
+    )
+    status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "train.py", "1", scaled)
+    assert status == 0
+    assert err.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
+    assert "GradScaler(init_scale=" in err
+    report = NonfiniteReport.load(script / "nan.json")
+    assert (report.scaler.skipped, report.origin) == (3, None)
 
 
 # How it ends

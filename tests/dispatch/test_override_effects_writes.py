@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +82,92 @@ def test_what_is_written(name: str, own: torch.dtype, given: torch.dtype) -> Non
         write(ours, maker(given))
     write(by_hand, maker(given, cast_to=own))
     assert_same(ours, by_hand, name)
+
+
+# --- lists go in step
+
+#: Every op on lists that writes to a list.
+ON_LISTS = {
+    name: op
+    for packet in dir(aten)
+    if packet.startswith("_foreach_")
+    for op in (getattr(getattr(aten, packet), overload) for overload in getattr(aten, packet).overloads())
+    for name in [str(op).removeprefix("aten.")]
+    if any(argument.alias_info is not None for argument in op._schema.arguments)
+}
+OWN, GIVEN = (BF16, F32, F64, F16), (F32, F64, BF16, F16)
+
+
+def on_lists(op: Any, beside: torch.dtype | None) -> dict[str, Any]:
+    """Arguments of an op on lists of several dtypes; a single tensor beside the lists has the given dtype."""
+    values: dict[str, Any] = {}
+    for number, argument in enumerate(op._schema.arguments):
+        kind, start = str(argument.type), 0.3 + 0.2 * number
+        if kind == "List[Tensor]":
+            dtypes = OWN if argument.name == "self" or argument.is_out else GIVEN
+            values[argument.name] = [torch.linspace(start, start + 0.4, 4).to(dtype) for dtype in dtypes]
+        elif kind == "Tensor":
+            numbers = [0.13, 0.37, 0.71, 0.97] if argument.name == "scalars" else 0.37
+            values[argument.name] = torch.tensor(numbers, dtype=beside)
+        elif kind == "List[number]":
+            values[argument.name] = [0.13, 0.37, 0.71, 0.97]
+        elif not argument.has_default_value():
+            values[argument.name] = 0.37 if kind == "number" else 2
+    return values
+
+
+def at_place(place: int, value: Any) -> Any:
+    """What an argument is for one place of the lists, cast by hand to the dtype that is written there."""
+    if not isinstance(value, list):
+        return value
+    one = value[place]
+    return [one.to(OWN[place], copy=True)] if isinstance(one, torch.Tensor) else [one]
+
+
+@pytest.mark.parametrize("name", ON_LISTS)
+def test_lists_go_in_step(name: str) -> None:
+    """As if each place were a call of its own. A tensor beside lists of several dtypes has no dtype to match."""
+    op = ON_LISTS[name]
+    ours = on_lists(op, beside=F32)
+    by_hand = [{name: at_place(place, value) for name, value in on_lists(op, beside=F32).items()} for place in range(4)]
+    if isinstance(ours.get("scalars"), torch.Tensor):
+        for place, values in enumerate(by_hand):
+            values["scalars"] = values["scalars"][place : place + 1]
+    with tp.crosscheck() as report, tp.my_autocast("cpu", overrides={op: "match_self"}):
+        op(**ours)
+    for values in by_hand:
+        op(**values)
+    written = next(argument.name for argument in op._schema.arguments if argument.alias_info is not None)
+    assert_same(ours[written], [one for values in by_hand for one in values[written]], name)
+    assert report.mismatches == []
+
+
+def test_a_tensor_beside_lists_of_one_dtype_matches_them() -> None:
+    ours, by_hand = ([x(BF16), x(BF16)[0]] for _ in range(2))
+    factor = torch.tensor(0.3)
+    with tp.my_autocast("cpu", overrides={"_foreach_mul_.Tensor": "match_self"}):
+        torch._foreach_mul_(ours, factor)
+    torch._foreach_mul_(by_hand, factor.bfloat16())
+    assert_same(ours, by_hand)
+
+
+OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad]
+
+
+@pytest.mark.parametrize("how", ["foreach", "fused"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.__name__)
+def test_optimizers_step_as_without_the_policy(optimizer: Any, how: str) -> None:
+    """Their lists have one dtype each, and the counts of steps are float32: 257 is not a bfloat16."""
+    if how == "fused" and optimizer is torch.optim.RMSprop:
+        return  # it has no fused kernel
+    results = []
+    for region in (contextlib.nullcontext(), tp.my_autocast("cpu", overrides={"_f*_": "match_self"})):
+        parameters = [torch.nn.Parameter(x(dtype)) for dtype in (BF16, F32, BF16)]
+        step = optimizer(parameters, lr=0.01, **{how: True})
+        with region:
+            for _ in range(260):
+                for parameter in parameters:
+                    parameter.grad = parameter.detach() * 0.1
+                step.step()
+        results.append((parameters, [state for _, state in sorted(step.state_dict()["state"].items())]))
+    assert_same(results[1], results[0])

@@ -59,7 +59,7 @@ def linear(module: str, start: int, tensor: int, earlier: int = 0, **others: Any
         ran_with=tuple(info(one.name, BF16, *one.shape) for one in inputs),
         outputs=(info("0", BF16, 4, 128),),
         casts=(
-            cast("input", tensor, earlier),
+            cast("input", tensor, earlier, avoidable="all" if earlier else ""),
             cast("weight", 100 + start, bytes=32_768, kind="weight", reused=others.pop("reused", False)),
         ),
         policy=CastPolicy.lower_precision_fp,

@@ -113,7 +113,9 @@ def promotes(x: torch.Tensor, y: torch.Tensor) -> Any:
     z = x + y
     w = x.clone()
     w += torch.ones((), dtype=w.dtype)
-    return z, z * 2.5, torch.cat([x, y]), w, torch.where(x > y, x, y)
+    number = torch.where(x > y, x, 2.5), torch.where(x > y, 0.1, x), torch.where(x > y, 0.1, 2)
+    chosen = torch.where(x > y, x, y), number
+    return z, z * 2.5, torch.cat([x, y]), w, chosen, torch.special.hermite_polynomial_h(0.1, x)
 
 
 @BACKENDS

@@ -164,7 +164,9 @@ def test_calls_draw_the_same_random_numbers_in_all_runs() -> None:
 def test_error_sums(result: list[Any], reference: list[Any], relative: float, nonfinite: int) -> None:
     sums = ErrorSums()
     sums.add(torch.tensor(result), torch.tensor(reference))
-    assert sums.total()[:2] == (pytest.approx(relative), nonfinite)
+    errors = sums.total()
+    assert errors[:2] == (pytest.approx(relative), nonfinite)
+    assert (errors.ulp is None, errors.sqnr is None) == (nonfinite > 0, relative == math.inf)
 
 
 @given(
@@ -573,6 +575,9 @@ def test_nested_tensors_are_not_run_alone() -> None:
 
     comparison = tp.compare(step, model=model)
     assert any("NestedTensor has no data of its own" in note for note in comparison.notes)
+    [text] = [text for text in comparison.not_seen if "aten::linear" in text]
+    assert text.startswith("The outputs of ")
+    assert text.endswith(" were not compared: NestedTensor has no data of its own.")
     assert by_place(comparison)["", "aten::linear"].impact is None
 
 

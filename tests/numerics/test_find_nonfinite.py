@@ -545,9 +545,11 @@ def test_files_pickles_and_copies(tmp_path: Path) -> None:
     assert [one["kind"] for one in data["benign"]] == ["mask"]
     with pytest.raises(OptionError, match=r"cannot save the .*nowhere"):
         report.save(tmp_path / "nowhere" / "nan.json")
-    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+    loaded = NonfiniteReport.load(tmp_path / "report.json")
+    assert loaded.origin == report.origin
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report), loaded):
         assert again.to_dict() == report.to_dict()
-        assert str(again) == str(report)
+        assert (str(again), again.text()) == (str(report), report.text())
         assert again.ops_at("", report.origin.line) == ["aten::mm"]
         assert again.suggest(lambda: torch.ones(1)) is None
     assert "no inf or nan" in str(find(lambda: torch.ones(2).exp())).lower()
@@ -631,3 +633,196 @@ def test_suggest_with_an_installation_and_a_step_that_needs_a_lower_dtype() -> N
         ({"aten::mm.default": "fp32"}, "raises TypeError: expected a lower dtype"),
         ({"aten::mm.default": "bfloat16"}, "finite"),
     ]
+
+
+# --- suggest: from narrow to wide
+
+
+class Body(nn.Module):
+    """Two linear layers; the weights of `head` are so large that its result does not fit into float16."""
+
+    def __init__(self, *, head: float = 2e4, body: float = 1.0) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        nn.init.constant_(self.body.weight, body)
+        nn.init.constant_(self.head.weight, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+class Doubles(Body):
+    """Adds the result of `body` to itself, in a lower dtype unless the whole module is in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        return y.add_(y)  # type: ignore[no-any-return]
+
+
+class Around(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([block(x) for block in self.blocks]).sum()
+
+
+OWN = {"policy": "cpu"}
+HEAD = 'tp.set_module_policy(model, {"head": {"linear": "fp32"}})'
+
+
+@pytest.mark.parametrize(
+    ("model", "region", "expected", "runs"),
+    [
+        (Body(), {}, HEAD, 2),
+        (Body(), OWN, HEAD, 2),  # overrides do not reach a region with a policy
+        (
+            Body(head=1.0, body=2e4),
+            {},
+            'tp.set_module_policy(model, {"body": {"linear": "fp32"}, "head": {"linear": "fp32"}})',
+            4,
+        ),
+        (
+            Around(*(Body() for _ in range(2))),
+            {},
+            'tp.set_module_policy(model, {"blocks.0.head": {"linear": "fp32"}, "blocks.1.head": {"linear": "fp32"}})',
+            4,
+        ),
+        (Around(*(Body() for _ in range(9))), {}, 'tp.my_autocast(..., overrides={"linear": "fp32"})', 12),
+        (Around(*(Body() for _ in range(9))), OWN, 'tp.set_module_policy(model, {"": {"linear": "fp32"}})', 20),
+        (Around(Doubles(body=1e4)), {}, 'tp.set_module_policy(model, {"blocks.0": "fp32"})', 2),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_suggest_prefers_the_narrowest(
+    model: nn.Module, region: dict[str, Any], expected: str, runs: int, given: bool
+) -> None:
+    def step(**changed: Any) -> None:
+        with tp.my_autocast("cpu", HALF, **{**region, **changed}):
+            model(torch.ones(1, 4))
+
+    report = find(step, model=model if given else None)
+    policy = report.suggest(step)
+    assert (len(report.tried), policy is not None) == (runs, bool(expected)), str(report)
+    assert tp.module_policies(model) == {}
+    if policy is not None:
+        assert report.cure is not None
+        assert (report.cure.code, report.cure.finite) == (expected, True)
+        assert not find(lambda: step(policy=policy, model=model if policy.modules else None)).found
+    if "set_module_policy" in expected:
+        exec(expected, {"tp": tp, "model": model})
+        assert not find(step).found
+        tp.remove_module_policy(model)
+
+
+def test_suggest_keeps_policies_of_modules() -> None:
+    model = Body()
+    tp.set_module_policy(model, {"head": {"softmax": "fp16"}, "body": "off"})
+
+    def step() -> Tensor:
+        with tp.my_autocast("cpu", HALF):
+            return model(torch.ones(1, 4))  # type: ignore[no-any-return]
+
+    report = find(step)
+    assert report.suggest(step) is not None
+    assert report.cure is not None
+    assert report.cure.code == 'tp.set_module_policy(model, {"head": {"softmax": "fp16", "linear": "fp32"}})'
+    assert tp.module_policies(model) == {"body": "off", "head": {"softmax": "fp16"}}
+
+
+def test_the_budget_of_suggest() -> None:
+    model = Body(head=1.0, body=2e4)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            model(torch.ones(1, 4))
+
+    report = find(step)
+    assert report.suggest(step, budget=2) is None
+    assert len(report.tried) == 2
+    assert report.suggest(step, budget=3) is not None  # it is not known whether both are needed
+    for budget in (0, True, 2.5):
+        with pytest.raises(OptionError, match=r"budget \(the maximum number of runs"):
+            report.suggest(step, budget=budget)  # type: ignore[arg-type]
+
+
+# --- steps that GradScaler skips
+
+
+def scaled_training(model: nn.Module, **options: Any) -> Callable[[], None]:
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-6), torch.amp.GradScaler("cpu", **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with tp.my_autocast("cpu", HALF):
+            loss = model(torch.ones(1, 4)).float().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def test_steps_that_the_scaler_skips() -> None:
+    step = scaled_training(Body(head=100.0), init_scale=2.0**16)
+    report = find(lambda: [step() for _ in range(3)])
+    scaler = report.scaler
+    assert (scaler.count, scaler.skipped, scaler.last_skipped) == (3, 3, 2)
+    assert (scaler.first_scale, scaler.scale) == (2.0**16, 2.0**13)
+    first, what, which, scale, cure, *_ = str(report).splitlines()
+    assert first.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
+    assert what.endswith("and lowered the scale, which was 65,536 at first and is 8,192 now.")
+    assert which.startswith("skipped steps: In the last of them, the first overflow was in aten::mm, backward, head, ")
+    assert scale.endswith(
+        "is 100 without the scale, so it fits with 512 or less. The scale is that low after 4 more skipped steps: run "
+        "longer, or start there: GradScaler(init_scale=512)."
+    )
+    assert cure.endswith(f"To keep a high scale, run the op in float32: {HEAD}. suggest(step) tries it.")
+    assert "Steps that GradScaler skipped" in report.text()
+    assert report.suggest(step) == tp.Policy.stock().override({"linear": "fp32"})
+    skips = "GradScaler skips the step: overflow in the op in aten::"
+    assert list(map(str, report.tried)) == [
+        f"as it is: {skips}mm, head",
+        f"{HEAD}: {skips}_to_copy, head",
+        f'tp.set_module_policy(model, {{"head": "fp32"}}): {skips}_to_copy, head',
+        'tp.my_autocast(..., overrides={"linear": "fp32"}): finite',
+    ]
+    assert str(report).endswith(
+        'cure (runs of the step: 4): tp.my_autocast(..., overrides={"linear": "fp32"}), or the option --override '
+        "linear=fp32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "counts", "verdict", "advice"),
+    [
+        (0, {}, (0, 0, 0), "no inf or NaN", ""),
+        (2, {"enabled": False}, (0, 0, 0), "no inf or NaN", ""),
+        (2, {"init_scale": 2.0}, (2, 0, 0), "no inf or NaN", ""),
+        (
+            1,
+            {"init_scale": 2.0**16},
+            (1, 1, 0),
+            "GradScaler skipped the only step, which",
+            "after 6 more skipped steps",
+        ),
+        (9, {"init_scale": 2.0**16}, (9, 7, 0), "GradScaler skipped 7 of 9 steps; ", "this is normal until the scale"),
+        (
+            20,
+            {"init_scale": 2.0**9, "growth_interval": 3},
+            (20, 5, 5),
+            "GradScaler skipped 5 of 20 steps; ",
+            "5 of these steps came after the scale had grown, as it does after 3 good steps.",
+        ),
+    ],
+)
+def test_counts_and_advice_of_skipped_steps(
+    steps: int, options: dict[str, Any], counts: tuple[int, ...], verdict: str, advice: str
+) -> None:
+    step = scaled_training(Body(head=100.0), **options)
+    report = find(lambda: [step() for _ in range(steps)])
+    assert (report.scaler.count, report.scaler.skipped, report.scaler.after_growth) == counts
+    assert report.content().verdict.startswith(verdict)
+    assert advice in str(report)
+    assert ("skipped steps: " in str(report)) == bool(advice)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import expecttest
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_rgba
 
 from helpers.made_up_comparisons import comparison_of, made_up_site, small_comparison
 from helpers.made_up_comparisons import small_tuning as tuning_of
@@ -18,6 +22,8 @@ from torch_promote.errors import OptionError
 from torch_promote.numerics.comparison import Comparison, GradientError, Metric, Site
 from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
+from torch_promote.report.base import Chart
+from torch_promote.report.plot import draw
 
 FLOATS, TEXTS = st.floats(), st.text(max_size=8)
 MAYBE, NAMES = st.none() | FLOATS, st.lists(TEXTS, max_size=3).map(tuple)
@@ -114,7 +120,7 @@ class TestText(expecttest.TestCase):
 comparison of stock with fp32
 The largest relative error of a result is 0.0012, that of loss.
 
-largest impact  softmax.int in blocks.0.attn (0.0025)
+largest impact  softmax.int in blocks.0.attn (changes the loss by 0.0025)
 runs            3 (backwards: 2)
 torch           2.13.0
 
@@ -122,10 +128,10 @@ metric  reference  candidate   error
 loss    2.3441     2.3469     0.0012
 
 Ops
-op           module           calls  dtypes      local  accumulated  impact
-softmax.int  blocks.0.attn        2  fp16         0.02        0.021  0.0025
-linear       blocks.0.attn.q      1  fp16         3e-4         8e-4    1e-5
-mse_loss     (model)              1  fp16, fp32      0            -       -
+op           module           calls  dtypes      local  accumulated  impact on loss
+softmax.int  blocks.0.attn        2  fp16         0.02        0.021          0.0025
+linear       blocks.0.attn.q      1  fp16         3e-4         8e-4            1e-5
+mse_loss     (model)              1  fp16, fp32      0            -               -
 
 Gradients
 parameter               error  norm
@@ -188,3 +194,27 @@ def test_the_verdict_of_a_tuning() -> None:
         ({"met": False, "interrupted": True}, "Interrupted. The tolerance is not met."),
     ):
         assert tuning_of(**options).content().verdict == expected
+
+
+def test_impacts_have_a_unit() -> None:
+    for options, what in (({}, "loss"), ({"random_cotangents": True}, "outputs")):
+        report = comparison_of(*small_comparison().sites, **options)
+        text, page = str(report), report._repr_html_()
+        assert f"(changes the {what} by 0.0025)" in text
+        assert f"impact on {what}" in text
+        assert f"impact on {what}" in page
+        assert f"impact on {what}" in tuning_of(comparison=report)._repr_html_()
+
+
+def test_infinity_has_a_heat_of_its_own() -> None:
+    sites = [made_up_site(module=name, impact=impact) for name, impact in (("a", math.inf), ("b", 1e4), ("c", 1e-3))]
+    chart = next(part for part in comparison_of(*sites).content().parts if isinstance(part, Chart))
+    assert chart.labels == ["a", "b", "c"]
+    (mesh,) = (one for one in draw([chart]).subfigs[0].axes[0].collections if isinstance(one, QuadMesh))
+    colors = mesh.to_rgba(mesh.get_array())
+    infinite, large, small = (tuple(colors[row][2]) for row in range(3))
+    assert len({infinite, large, small}) == 3
+    assert infinite == to_rgba("#3b0f70")
+    page = html.unescape(comparison_of(*sites)._repr_html_())
+    assert page.count('class="heat infinite view') == 1
+    assert page.count('style="--heat:1"') >= 1

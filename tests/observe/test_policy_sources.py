@@ -109,6 +109,7 @@ def promotion() -> None:
     X + X
     with tp.promotion("jax"):
         X * X.bfloat16()
+        nn.functional.cross_entropy(X, torch.tensor([0, 1]), label_smoothing=0.1)  # PyTorch divides by a count
 
 
 def switched_off() -> None:
@@ -132,7 +133,14 @@ def switched_off() -> None:
         (install, {"mm": [TABLE, TABLE], "exp": ["install, region"]}),
         (module_policies, {"linear": ["region", 'module policy "1"'], "softmax": ['module policy "1"']}),
         (decorators_and_generators, {"mm": ["call", *["in the generator"] * 2, "task", "task"]}),
-        (promotion, {"add": ["promotion rule torch", ""], "mul": ["promotion rule jax"]}),
+        (
+            promotion,
+            {
+                "add": ["promotion rule torch", "", ""],
+                "mul": ["promotion rule jax", "", ""],
+                "div": ["promotion rule torch"],
+            },
+        ),
         (
             switched_off,
             {

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import pytest
 import torch
+from torch import nn
 from torch.optim import optimizer as torchs
 from torch.utils.data import DataLoader
 
+import torch_promote as tp
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace import trace
 
@@ -45,6 +48,62 @@ def test_compiled_functions() -> None:
     assert report.not_seen[0].startswith("Calls of compiled functions: 3.")
     assert inner.not_seen[0].startswith("Calls of compiled functions: 2.")
     assert _get_hook(None) is None
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_what_a_trace_says_of_a_compiled_model(backend: str, place: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.ones(4, 8)
+
+    def inside() -> torch.Tensor:
+        with tp.my_autocast("cpu"):
+            return model(x)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(model if place == "around" else inside, backend=backend)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", enabled=place == "around"):
+            y = compiled(x) if place == "around" else compiled()
+        y.float().square().sum().backward()
+
+    step()
+    with trace(model) as report:
+        step()
+    text = f"{report}\n{report.explain('(model)')}"
+    assert "Autocast was off" not in text
+    assert "autocast off by" not in text
+    assert [one.partition(". ")[0] for one in report.not_seen] == ["Calls of compiled functions: 1"]
+    (linear,) = report.calls.where(op="linear") or [None]
+    of_graph = [call for call in report.calls if call.said_by == "compiled code"]
+    if backend == "eager":
+        assert linear is not None
+        assert linear.policy_name == "lower_precision_fp"
+        assert not of_graph
+    else:
+        assert linear is None
+        assert {call.phase for call in of_graph} >= {"forward"}
+        assert {call.name for call in of_graph} & {"aten::addmm", "aten::addmm.out"}
+        assert not {call.name for call in of_graph} & {"aten::square", "aten::sum"}  # of the loss
+        assert report.content().verdict.endswith("The casts of compiled functions are part of their graphs.")
+
+
+def test_a_graph_is_not_the_model() -> None:
+    compiled, model = torch.compile(lambda x: (x @ x).relu(), backend="aot_eager"), nn.Sequential(nn.Linear(4, 4))
+    compiled(torch.ones(4, 4))
+    with trace() as report:
+        compiled(torch.ones(4, 4))
+        model(torch.ones(4, 4))
+    assert {call.module for call in report.calls.where(op="linear")} == {"0"}
+
+
+def test_the_phase_of_a_compiled_step() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    step = torch.compile(torch.optim.SGD([weight], lr=0.1, foreach=False).step, backend="aot_eager")
+    step()
+    with trace() as report:
+        step()
+    assert {call.phase for call in report.calls} == {"optimizer"}
 
 
 def test_a_hook_of_the_program_is_called_and_put_back() -> None:

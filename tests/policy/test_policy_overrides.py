@@ -13,6 +13,7 @@ import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
 from helpers.subprocesses import plain_environment, run_python
 from torch_promote import CastPolicy
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_table import rows_by_name, schema_of
 from torch_promote.policy.overrides import parse_overrides, parse_policy, select
@@ -68,7 +69,8 @@ def test_the_policies_of_every_op_of_the_dispatcher() -> None:
             continue
         takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
         assert (CastPolicy.banned in legal) == takes_tensors, name
-        assert (CastPolicy.match_self in legal) == (takes_tensors and schema.is_mutable), name
+        steps = name.startswith(("aten::_fused_ada", "aten::_fused_sgd", "aten::_amp_"))  # in float32
+        assert (CastPolicy.match_self in legal) == (takes_tensors and schema.is_mutable and not steps), name
         shares = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
         if schema.is_mutable or not takes_tensors or name in moving or (shares and name not in rows_by_name()):
             assert FP32 not in legal, name
@@ -158,6 +160,7 @@ ERRORS: list[tuple[Any, str]] = [
     ({"mm.default": "complex64"}, "torch.complex64 is not a floating dtype."),
     ({"mm.default": "fp32_set_opt_dtype"}, "its schema has no optional dtype argument. Legal: lower_precision_fp,"),
     ({"mm.default": CastPolicy.fp32_append_dtype}, "the op table names no overload of it that takes an output dtype."),
+    ({"_fused_adam_": "match_self"}, "it counts steps or scales in float32 beside tensors of any dtype"),
     ({"mm.default": "match_self"}, "it does not write to an argument, so there is no dtype to match."),
     ({"mm.out": "fp32"}, "aten::mm.out cannot use 'fp32': it writes to an argument,"),
     ({"aten::view": "fp32"}, "Override the op that computes with the result"),
@@ -198,6 +201,9 @@ PLACES: dict[str, Callable[[Any, Path], object]] = {
     "Policy.from_dict": lambda dtype, _: tp.Policy.from_dict({"format": 1, "all": {"linear": spelled(dtype)}}),
     "set_module_policy": lambda dtype, _: tp.set_module_policy(torch.nn.Linear(1, 1), {"": {"linear": dtype}}),
     "register_policy": lambda dtype, _: tp.register_policy("relu", dtype),
+    "a policy made without checks": lambda dtype, _: tp.my_autocast(
+        "cpu", policy=tp.Policy((("aten::linear", "cpu", parse_dtype(dtype)),))
+    ),
     "install": lambda dtype, _: tp.install(overrides={"linear": dtype}),
     "installed_as": lambda dtype, _: tp.installed_as(overrides={"linear": dtype}),
     "a file": lambda dtype, folder: tp.my_autocast(

@@ -39,6 +39,7 @@ MAY_NAME = {
     *("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cache_enabled", "is_inference_mode_enabled"),
     "is_grad_enabled",
     *("_ops", "_ops.OpOverload", "_C", "_C._dispatch_has_kernel_for_dispatch_key", "ops"),
+    "_C._jit_get_schemas_for_operator",
 }
 
 

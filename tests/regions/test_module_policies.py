@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import gc
+import itertools
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +77,41 @@ def classes(model: nn.Module) -> list[type]:
         ("*", ["lm_head"]),  # the ModuleList is never called
         ("blocks.?", ["blocks.0", "blocks.1"]),
         ("**.norm", ["blocks.0.norm", "blocks.1.norm"]),
+        (
+            "**",
+            [
+                "blocks.0",
+                "blocks.0.attn",
+                "blocks.0.attn.qkv",
+                "blocks.0.attn.proj",
+                "blocks.0.norm",
+                "blocks.1",
+                "blocks.1.attn",
+                "blocks.1.attn.qkv",
+                "blocks.1.attn.proj",
+                "blocks.1.norm",
+                "lm_head",
+            ],
+        ),
+        (
+            "**.**",
+            [
+                "blocks.0",
+                "blocks.0.attn",
+                "blocks.0.attn.qkv",
+                "blocks.0.attn.proj",
+                "blocks.0.norm",
+                "blocks.1",
+                "blocks.1.attn",
+                "blocks.1.attn.qkv",
+                "blocks.1.attn.proj",
+                "blocks.1.norm",
+                "lm_head",
+            ],
+        ),
+        ("**.**.qkv", ["blocks.0.attn.qkv", "blocks.1.attn.qkv"]),
+        ("**.lm_head", ["lm_head"]),
+        ("**.blocks.**.norm.**", ["blocks.0.norm", "blocks.1.norm"]),
         ("blocks.1.**", ["blocks.1", "blocks.1.attn", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.norm"]),
         (nn.LayerNorm, ["blocks.0.norm", "blocks.1.norm"]),
         (Model, [""]),
@@ -460,3 +499,114 @@ def test_encoder_layer_does_not_pass_its_modules_by(child: str, training: bool) 
         patch.setattr(kind, "forward", forward)
         layer(torch.randn(2, 3, 8))
     assert called == [False], "it ran, with autocast off"
+
+
+# --- the handle
+
+
+def test_a_handle_restores_what_was_before() -> None:
+    model = Model()
+    before, keys = classes(model), [set(vars(module)) for module in model.modules()]
+    handle = set_module_policy(model, {nn.Linear: "fp32", "": {"softmax": "fp32"}})
+    assert set(handle.modules) == {"", *(name for name, one in model.named_modules() if isinstance(one, nn.Linear))}
+    assert handle.modules["lm_head"] == "fp32"
+    for _ in range(2):
+        handle.remove()
+        assert module_policies(model) == {}
+    assert classes(model) == before
+    assert [set(vars(module)) for module in model.modules()] == keys
+    with set_module_policy(model, {"lm_head": "off"}) as handle:
+        assert module_policies(model) == handle.modules == {"lm_head": "off"}
+    assert module_policies(model) == {}
+    with pytest.raises(RuntimeError, match="own"), set_module_policy(model, {"lm_head": "off"}):
+        raise RuntimeError("own")
+    assert module_policies(model) == {}
+
+
+LAYERS: list[dict[Any, Any]] = [
+    {"lm_head": "fp32", "blocks.0": "off"},
+    {"lm_head": "off"},
+    {"lm_head": {"linear": "float16"}, "blocks.0": "fp32"},
+]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("kept", [None, {"lm_head": "cuda"}], ids=str)
+def test_handles_are_removed_in_any_order(order: tuple[int, ...], kept: dict[str, Any] | None) -> None:
+    """A module has the policy of the last call whose handle is not removed."""
+    model = Model()
+    if kept:
+        set_module_policy(model, kept)  # whose handle is dropped
+    handles = [set_module_policy(model, policies) for policies in LAYERS]
+    left = set(range(3))
+    for number in order:
+        handles[number].remove()
+        left.remove(number)
+        expected = dict(kept or {})
+        for one in sorted(left):
+            expected.update(LAYERS[one])
+        assert module_policies(model) == expected
+        handles[number].remove()
+        assert module_policies(model) == expected
+
+
+def test_a_handle_leaves_alone_what_is_not_its_own() -> None:
+    model = Model()
+    first = set_module_policy(model, {"lm_head": "fp32"})
+    remove_module_policy(model)
+    first.remove()
+    assert module_policies(model) == {}
+    first = set_module_policy(model, {"lm_head": "fp32"})
+    second = set_module_policy(model, {"lm_head": "off"})
+    remove_module_policy(model, "lm_head")
+    set_module_policy(model, {"lm_head": "off"})  # equal, and not the handle's
+    second.remove()
+    first.remove()
+    assert module_policies(model) == {"lm_head": "off"}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+def test_copies_keep_their_policies_when_a_handle_is_removed(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    outer = set_module_policy(model, {"1": "off"})
+    inner = set_module_policy(model, {nn.Linear: "fp32"})
+    other = copied(model)
+    inner.remove()
+    assert (module_policies(model), module_policies(other)) == ({"1": "off"}, {"0": "fp32", "1": "fp32"})
+    outer.remove()
+    again = copied(other)
+    assert (module_policies(model), module_policies(again)) == ({}, {"0": "fp32", "1": "fp32"})
+    set_module_policy(again, {"0": "off"}).remove()
+    assert module_policies(again) == {"0": "fp32", "1": "fp32"}
+    with tp.my_autocast("cpu"):
+        assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+        assert again(torch.ones(2, 4)).dtype is torch.float32
+
+
+def test_a_handle_keeps_no_model_and_no_chain_of_policies_alive() -> None:
+    model = nn.Linear(4, 4)
+    handle = set_module_policy(model, {"": "fp32"})
+    old = weakref.ref(model)
+    del model
+    gc.collect()
+    assert old() is None
+    handle.remove()
+    model = nn.Linear(4, 4)
+    for _ in range(3):
+        set_module_policy(model, {"": {"linear": "fp32"}})  # a loop that drops the handles
+    policy = vars(model)["_torch_promote_policy"]
+    assert not any(type(one) is type(policy) for one in gc.get_referents(policy))
+
+
+def test_a_handle_removed_while_tables_hold_leaves_them() -> None:
+    model = nn.Linear(4, 4)
+    policy = tp.Policy.stock().override_modules({"": {"linear": "float16"}})
+    handle = set_module_policy(model, {"": "fp32"})
+    x = torch.ones(2, 4)
+    with policy.apply_to(model), tp.my_autocast("cpu", policy=policy):
+        assert model(x).dtype is torch.float32
+        handle.remove()
+        assert model(x).dtype is torch.float16
+    with tp.my_autocast("cpu"):
+        assert model(x).dtype is torch.bfloat16
+    assert "forward" not in vars(model)

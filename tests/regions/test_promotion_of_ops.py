@@ -14,13 +14,40 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F  # noqa: N812
 from torch.testing._internal.common_methods_invocations import foreach_binary_op_db, foreach_pointwise_op_db, op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
-from torch_promote.regions.promotion_tables import promoting_ops
+from torch_promote.regions.promotion_tables import UNPROMOTED, promoting_ops
+
+# --- Every overload of an op that promotes does, or has a reason
+
+
+def overloads_without_a_decision() -> set[str]:
+    """The overloads of promoting ops, their in-place forms included, that neither promote nor have a reason."""
+    promoting = {op.name for op in promoting_ops()}
+    ops = {name.partition(".")[0] for name in promoting}
+    ops |= {op.removesuffix("_") for op in ops} | {f"{op}_" for op in ops}
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.partition(".")[0] in ops and torch._C._dispatch_has_kernel(name):
+            found.add(name)
+    return found - promoting - UNPROMOTED.keys()
+
+
+def test_every_overload_of_a_promoting_op_promotes_or_has_a_reason() -> None:
+    assert overloads_without_a_decision() == set()
+    assert not UNPROMOTED.keys() & {op.name for op in promoting_ops()}
+    with torch.library._scoped_library("aten", "FRAGMENT") as library:
+        library.define("hypot.thirds(Tensor self, Tensor other, int places) -> Tensor")
+        library.impl("hypot.thirds", lambda a, b, places: torch.hypot(a, b), "CPU")
+        assert overloads_without_a_decision() == {"aten::hypot.thirds"}
+
 
 # --- Under "strict" no call on tensors of one dtype raises: PyTorch's whole op database
 
@@ -29,14 +56,6 @@ from torch_promote.regions.promotion_tables import promoting_ops
 WRITTEN_IN_PYTHON = {
     "__rdiv__": "the reciprocal of integers times integers",
     "nn.functional.local_response_norm": "integers times a float",
-    "nn.functional.normalize": "complex numbers by their norm",
-    "nn.functional.softsign": "complex numbers by their modulus",
-    "nn.functional.tanhshrink": "integers less their tanh",
-    "masked.logsumexp": "complex numbers less a maximum of their real parts",
-    "masked.mean": "a sum by a count",
-    "masked.normalize": "complex numbers by their norm",
-    "masked.std": "a sum by a count",
-    "masked.var": "a sum by a count",
 }
 
 
@@ -76,6 +95,172 @@ def test_the_op_database(dtype: torch.dtype) -> None:
     assert calls > 300
 
 
+# --- A call of one dtype gives the same bits as without a rule, and its indices may be integers
+
+
+def has_one_dtype(entry: Any, sample: Any) -> bool:
+    """Whether the floating tensors of a sample have one dtype, and integers beside them are no operands."""
+    leaves = [x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor)]
+    dtypes = {x.dtype for x in leaves if x.dtype.is_floating_point or x.dtype.is_complex}
+    is_clamp_to_integers = entry.name == "clamp" and len({x.dtype for x in leaves}) > 1
+    return len(dtypes) == 1 and not is_clamp_to_integers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inference", [False, True], ids=["with gradients", "inference mode"])
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_call_of_one_dtype_runs_unchanged(dtype: torch.dtype, rule: str, inference: bool) -> None:
+    region, calls = tp.promotion(rule, matmul=True), 0
+    for entry in op_db:
+        # The bits of linalg.lstsq depend on where its arguments lie in memory.
+        if dtype not in entry.dtypes or "empty" in entry.name or entry.name == "linalg.lstsq":
+            continue
+        for sample in itertools.islice(entry.sample_inputs_func(entry, "cpu", dtype, False), 16):
+            if not has_one_dtype(entry, sample):
+                continue
+            arguments = ([sample.input, *sample.args], sample.kwargs)
+            call = functools.partial(run, entry.op, arguments, gradients=not inference)
+            with torch.inference_mode(inference):
+                stock = outcome(call)
+                with region:
+                    ours = outcome(call)
+                assert ours == stock, (entry.name, sample)
+            calls += stock[0] == "result"
+    assert calls > 4000
+
+
+X = torch.linspace(-2, 3, 20).reshape(4, 5)
+TARGET, WEIGHT = torch.tensor([1, 2, 0, 4]), torch.tensor([0.1, 0.7, 1.3, 0.4, 2.0])
+SIGNS = torch.tensor([1, -1, 1, -1])
+CHUNKED = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+
+#: Calls of functions that PyTorch composes of others: of a tensor, and of what casts other tensors to its dtype.
+COMPOSED: dict[str, Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], Any]] = {
+    "cross_entropy, smoothed": lambda x, to: F.cross_entropy(x, TARGET, label_smoothing=0.1),
+    "cross_entropy, smoothed and weighted": lambda x, to: F.cross_entropy(
+        x, TARGET, to(WEIGHT), ignore_index=2, label_smoothing=0.2
+    ),
+    "cross_entropy of probabilities": lambda x, to: F.cross_entropy(x, x.softmax(1), label_smoothing=0.1),
+    "CrossEntropyLoss": lambda x, to: torch.nn.CrossEntropyLoss(to(WEIGHT), label_smoothing=0.1)(x, TARGET),
+    "nll_loss": lambda x, to: F.nll_loss(x, TARGET, to(WEIGHT), ignore_index=0),
+    "rms_norm": lambda x, to: F.rms_norm(x, (5,), to(WEIGHT)),
+    "RMSNorm": lambda x, to: torch.nn.RMSNorm(5, dtype=x.dtype)(x),
+    "layer_norm": lambda x, to: F.layer_norm(x, (5,), to(WEIGHT)),
+    "cosine_similarity": lambda x, to: F.cosine_similarity(x, x.flip(0)),
+    "cosine_embedding_loss": lambda x, to: F.cosine_embedding_loss(x, x.flip(0), SIGNS, margin=0.1),
+    "margin_ranking_loss": lambda x, to: F.margin_ranking_loss(x, x.flip(0), SIGNS[:, None], margin=0.1),
+    "hinge_embedding_loss": lambda x, to: F.hinge_embedding_loss(x, SIGNS[:, None]),
+    "triplet_margin_loss": lambda x, to: F.triplet_margin_loss(x, x.flip(0), x.flip(1), swap=True),
+    "triplet_margin_with_distance_loss": lambda x, to: F.triplet_margin_with_distance_loss(x, x.flip(0), x.flip(1)),
+    "poisson_nll_loss": lambda x, to: F.poisson_nll_loss(x, x.abs(), full=True),
+    "gaussian_nll_loss": lambda x, to: F.gaussian_nll_loss(x, x.flip(0), x.abs() + 1, full=True),
+    "kl_div": lambda x, to: F.kl_div(x, x.softmax(1), reduction="batchmean"),
+    "bce_with_logits": lambda x, to: F.binary_cross_entropy_with_logits(x, x.abs(), pos_weight=to(WEIGHT)),
+    "multilabel_soft_margin_loss": lambda x, to: F.multilabel_soft_margin_loss(x, (x > 0).to(x.dtype), to(WEIGHT)),
+    "soft_margin_loss": lambda x, to: F.soft_margin_loss(x, to(SIGNS[:, None].expand(4, 5))),
+    "huber_loss": lambda x, to: F.huber_loss(x, x.flip(0), delta=0.7),
+    "smooth_l1_loss": lambda x, to: F.smooth_l1_loss(x, x.flip(0), beta=0.7),
+    "ctc_loss": lambda x, to: F.ctc_loss(
+        x.float()[:, None].log_softmax(2), TARGET[None, :2], torch.tensor([4]), torch.tensor([2])
+    ).to(x.dtype),
+    "pairwise_distance": lambda x, to: F.pairwise_distance(x, x.flip(0)),
+    "normalize": lambda x, to: F.normalize(x),
+    "masked.mean": lambda x, to: torch.masked.mean(x, dim=1, mask=x > 0),
+    "masked.var": lambda x, to: torch.masked.var(x, dim=1, mask=x > -1),
+    "embedding_bag": lambda x, to: F.embedding_bag(
+        TARGET[None, :2], x, mode="sum", per_sample_weights=to(WEIGHT[None, :2])
+    ),
+    "attention": lambda x, to: F.scaled_dot_product_attention(x[None], x[None], x[None], attn_mask=x[:, :4] > -1),
+    "gumbel_softmax": lambda x, to: F.gumbel_softmax(x, hard=True),
+    "linear_cross_entropy": lambda x, to: F.linear_cross_entropy(x, to(X), TARGET % 4, label_smoothing=0.1),
+    "linear_cross_entropy, chunked": lambda x, to: F.linear_cross_entropy(
+        x, to(X), TARGET % 4, reduction="sum", options=CHUNKED and CHUNKED()
+    ),
+}
+if CHUNKED is None:  # torch 2.12 and older
+    COMPOSED = {name: call for name, call in COMPOSED.items() if not name.startswith("linear_cross")}
+
+
+@pytest.mark.parametrize("rule", ["strict", "array_api", "numpy", "jax"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_composed_call_of_one_dtype_runs_unchanged(name: str, dtype: torch.dtype, rule: str) -> None:
+    """Forward and backward, and no check of dtypes finds anything."""
+
+    def call(x: torch.Tensor) -> Any:
+        return COMPOSED[name](x, lambda other: other.to(dtype))
+
+    arguments = ([X.to(dtype)], {})
+    stock = outcome(lambda: run(call, arguments, gradients=True))
+    with tp.promotion(rule, matmul=True):
+        assert outcome(lambda: run(call, arguments, gradients=True)) == stock
+    assert stock[0] == "result", stock
+    with tp.crosscheck() as report, tp.promotion(rule, matmul=True):
+        call(X.to(dtype))
+    assert report.mismatches == []
+
+
+INTEGERS = torch.tensor([[1, 2, 0, 4, 3]])
+
+#: Calls in which the user mixes dtypes, or integers are operands: the rule acts inside.
+MIXED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "kron": lambda x: torch.kron(x, INTEGERS),
+    "outer": lambda x: torch.outer(x[0], INTEGERS[0]),
+    "hstack": lambda x: torch.hstack([x[0], INTEGERS[0]]),
+    "clip": lambda x: torch.clip(x, INTEGERS),
+    "diff": lambda x: torch.diff(x, dim=0, append=INTEGERS),
+    "l1_loss": lambda x: F.l1_loss(x, INTEGERS.expand(4, 5)),
+    "gaussian_nll_loss": lambda x: F.gaussian_nll_loss(x, INTEGERS.expand(4, 5), x.abs() + 1),
+    "poisson_nll_loss": lambda x: F.poisson_nll_loss(x, INTEGERS.expand(4, 5)),
+    "l1_loss of two dtypes": lambda x: F.l1_loss(x, x.double()),
+    "pairwise_distance of two dtypes": lambda x: F.pairwise_distance(x, x.double()),
+    "cosine_similarity of two dtypes": lambda x: F.cosine_similarity(x, x.double()),
+    "normalize by another dtype": lambda x: F.normalize(x) * x.double(),
+    "a Python number": lambda x: torch.kron(x[0, 0] > 0, INTEGERS) * 2.5,
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_composed_call_of_several_dtypes_does_not(name: str) -> None:
+    x = X.half()
+    with tp.promotion("numpy"):
+        assert MIXED[name](x).dtype is torch.float64
+    with tp.promotion("strict"), pytest.raises(PromotionRuleError):
+        MIXED[name](x)
+
+
+TRANSFORMED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "vmap": lambda call: torch.vmap(lambda x: call(x[None], lambda other: other)),
+    "grad": lambda call: torch.func.grad(lambda x: call(x, lambda other: other).sum()),
+    "checkpoint": lambda call: lambda x: checkpoint(call, x, lambda other: other.to(x.dtype), use_reentrant=False),
+    "compiled": lambda call: torch.compile(lambda x: call(x, lambda other: other.to(x.dtype)), backend="aot_eager"),
+    "compiled with its region": lambda call: torch.compile(
+        lambda x: in_strict(lambda: call(x, lambda other: other.to(x.dtype))), backend="aot_eager"
+    ),
+}
+
+
+def in_strict(call: Callable[[], Any]) -> Any:
+    with tp.promotion("strict"):
+        return call()
+
+
+@pytest.mark.parametrize("how", TRANSFORMED)
+def test_composed_calls_under_transforms(how: str) -> None:
+    calls: list[Callable[..., Any]] = [
+        lambda x, to: F.cross_entropy(x, TARGET[: len(x)], label_smoothing=0.1),
+        lambda x, to: F.rms_norm(x, (5,)),
+        lambda x, to: torch.masked.mean(x, mask=x > -9),
+    ]
+    for call in calls:
+        torch._dynamo.reset()
+        x, function = X.half().requires_grad_(how == "checkpoint"), TRANSFORMED[how](call)
+        expected = function(x)
+        with tp.promotion("strict"):
+            assert torch.equal(function(x), expected)
+
+
 # --- Under the rule "torch", every op equals stock
 
 
@@ -113,6 +298,7 @@ def outcome(function: Callable[[], Any]) -> Outcome:
 
 def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        value = value.to_dense() if value.layout is not torch.strided else value
         dense = value.detach().resolve_conj().resolve_neg()
         data = torch.empty(value.numel(), dtype=value.dtype).copy_(dense.reshape(-1))
         return str(value.dtype), tuple(value.shape), value.stride(), bytes(data.view(torch.uint8).tolist())
@@ -221,6 +407,83 @@ def test_numbers(rule: str) -> None:
     assert "result" in results
 
 
+CHOICE = torch.tensor([True, False, True])
+POLYNOMIALS = [
+    function for name in dir(torch.special) if "_polynomial_" in name for function in [getattr(torch.special, name)]
+]
+#: Calls on a tensor and a number for which PyTorch has an overload of its own, and whether they compute floats.
+OF_NUMBERS: dict[str, tuple[Callable[..., Any], bool]] = {
+    "where.ScalarOther": (lambda x, number: torch.where(CHOICE, x, number), False),
+    "where.ScalarSelf": (lambda x, number: torch.where(CHOICE, number, x), False),
+    "Tensor.where": (lambda x, number: x.where(CHOICE, number), False),
+    **{f"{f.__name__}.n_scalar": (f, True) for f in POLYNOMIALS},
+    **{f"{f.__name__}.x_scalar": (lambda x, number, f=f: f(number, x), True) for f in POLYNOMIALS},
+}
+
+
+@pytest.mark.parametrize("rule", ["torch", *RULES])
+def test_overloads_of_numbers(rule: str) -> None:
+    assert len(POLYNOMIALS) > 10
+    for name, (function, floats) in OF_NUMBERS.items():
+        results = set()
+        for dtype, number, shape in itertools.product(ALL, (True, 3, 2.5, 1j), ((3,), ())):
+            operands = [operand(dtype, shape), number]
+            if rule == "torch":  # it is stock's
+                assert got(rule, function, operands) == outcome(functools.partial(function, *operands)), (name, dtype)
+                continue
+            wanted = expected(promotion_rule(rule), function, operands, floats)
+            assert got(rule, function, operands) == wanted, (name, rule, dtype, number, shape)
+            results.add(wanted if wanted == "raises" else wanted[0])
+        assert results >= ({"result", "raises"} if rule in ("array_api", "strict") else set()), name
+
+
+def test_where_of_two_numbers_has_the_dtype_of_the_rule() -> None:
+    stock = {(2.5, 1): torch.float32, (1j, 0.1): torch.complex64, (1, 2): torch.int64, (True, False): torch.bool}
+    wide = {**stock, (2.5, 1): torch.float64, (1j, 0.1): torch.complex128}
+    own = tp.make_rule("half", {}, numbers={(float, torch.bool): torch.float16})
+    rules: list[Any] = [(rule, wide if rule == "numpy" else stock) for rule in ("torch", *RULES)]
+    rules.append((own, {**stock, (2.5, 1): torch.float16}))
+    for (rule, dtypes), choice in itertools.product(rules, (CHOICE, CHOICE[0], CHOICE.expand(2, 3).t())):
+        for numbers, dtype in dtypes.items():
+            a, b = (torch.tensor(number, dtype=dtype) for number in numbers)
+            with tp.promotion(rule):
+                found = torch.where(choice, *numbers)
+            assert described(found) == described(torch.where(choice, a, b)), (rule, numbers)
+            assert promotion_rule(rule).common(numbers) is dtype
+
+
+def test_out_of_an_overload_of_numbers() -> None:
+    ints, polynomial = torch.arange(3, dtype=torch.int32), torch.special.chebyshev_polynomial_t
+    with tp.promotion("numpy"):
+        single = polynomial(0.1, ints, out=torch.empty(3))
+        with pytest.raises(PromotionWriteError, match=r"chebyshev_polynomial_t.n_scalar_out.*does not write to int32"):
+            polynomial(ints, 2, out=ints)
+    assert torch.equal(single, polynomial(0.1, ints.double()).float())
+    assert torch.equal(ints, torch.arange(3, dtype=torch.int32))
+    with tp.promotion("strict"), pytest.raises(PromotionRuleError, match="a Python float would change"):
+        polynomial(0.1, ints, out=torch.empty(3))
+    with tp.promotion("numpy"), pytest.raises(PromotionWriteError, match=r"aten::polygamma_"):
+        ints.polygamma_(1)
+
+
+def test_gradients_through_where_of_a_number() -> None:
+    half = operand(torch.float16, (3,)).requires_grad_()
+    for rule, dtype, number in (("numpy", torch.complex64, 1j), ("jax", torch.float16, 2.5)):
+        with tp.promotion(rule):
+            results = [torch.where(CHOICE, half, number), torch.where(CHOICE, number, half)]
+        for result, wanted in zip(results, (CHOICE, ~CHOICE), strict=True):
+            assert result.dtype is dtype
+            (gradient,) = torch.autograd.grad(result.abs().sum(), half)
+            assert torch.equal(gradient, torch.where(wanted, half.sign(), 0).half())
+
+
+def test_where_of_a_number_on_another_device() -> None:
+    with FakeTensorMode(), tp.promotion("numpy"):
+        choice, ints = torch.empty(3, dtype=torch.bool, device="cuda"), torch.empty(3, dtype=torch.int32, device="cuda")
+        results = [torch.where(choice, ints, 2.5), torch.where(choice, 2.5, ints), torch.where(choice, 2.5, 1)]
+        assert [(result.dtype, result.device.type) for result in results] == [(torch.float64, "cuda")] * 3
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_where_lists_and_three_operands(rule: str) -> None:
     condition = torch.tensor([True, False, True])
@@ -273,6 +536,21 @@ def test_a_higher_kind_is_not_written(rule: str) -> None:
         torch.add(x.float(), x.float(), out=x)
     assert torch.equal(x, torch.ones(3, dtype=torch.int32))
     assert x._version == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_real_results_of_complex_operands_are_written_to_real_tensors(rule: str) -> None:
+    z = operand(torch.complex64, (3,))
+    angles, distance = z.angle(), torch.dist(z, 2 * z)
+    with tp.promotion(rule):
+        assert torch.equal(torch.angle(z, out=torch.empty(3)), angles)
+        assert torch.equal(torch.ops.aten.dist.out(z, 2 * z, out=torch.empty(())), distance)
+    if rule == "numpy":
+        with tp.promotion(rule):
+            assert torch.dist(z.to(torch.complex128), z.real.int()).dtype is torch.float64
+            assert torch.dist(z.real, z.real.int()).dtype is torch.float64
+        with tp.promotion(rule), pytest.raises(PromotionWriteError):
+            torch.angle(z, out=torch.empty(3, dtype=torch.int32))
 
 
 def test_numpy_writes_unsigned_to_signed_and_not_back() -> None:

@@ -14,6 +14,7 @@ divides, as `true_divide` does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
+from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
-from torch_promote.reference import Operand, PromotionError, PromotionRule
+from torch_promote.reference import Operand, PromotionError, PromotionRule, ShapeError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.ops.call import Call, TensorLike, described
@@ -66,6 +68,7 @@ class Expectation:
         if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
             the op is a matrix product for which the reference has no rule.
         row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
+        rule: The promotion rule that acts on the call; None if PyTorch's own does.
         fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
             the fake raises, there are none, and `error` says so.
     """
@@ -77,6 +80,7 @@ class Expectation:
     arguments: Mapping[str, torch.dtype]
     row_is_missing: bool = False
     if_product: torch.dtype | None = None
+    rule: PromotionRule | None = None
     fake: tuple[torch.Tensor | None, ...] | None = None
 
     @property
@@ -181,21 +185,25 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
         return Expectation(op, plan, NO_RULE, None, planned)
-    in_force, if_product = rule_in_force(), None
+    (rule, matmul), if_product = rule_in_force() or (None, False), None
     try:
-        if in_force is not None:
-            rule, matmul = in_force
-            values = dict(_promoted_values(runs, values, rule, matmul))
+        found = None if rule is None else operands_of(runs, values)
+        if found is not None and not _C.promotion_acts_on(found.tensors(values)):
+            rule = found = None
+        if rule is not None:
+            if found is not None and (matmul or not found.is_product):
+                values = dict(_promoted_values(runs, values, found, rule))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
             if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
-                if_product = rule.common(list(planned.values()))
+                with contextlib.suppress(PromotionRuleError):
+                    if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
         inference = infer(runs, (), values)
         by_fake = isinstance(inference, NoRule) and has_fake(runs)
         fake, error = _run_fake(runs, values) if by_fake else (None, None)
-        return Expectation(op, plan, inference, error, planned, if_product=if_product, fake=fake)
-    except (PromotionError, PromotionRuleError) as error:
-        return Expectation(op, plan, None, str(error), planned)
+        return Expectation(op, plan, inference, error, planned, if_product=if_product, rule=rule, fake=fake)
+    except (PromotionError, PromotionRuleError, ShapeError) as error:
+        return Expectation(op, plan, None, str(error), planned, rule=rule)
 
 
 def _cast_values(plan: AutocastPlan, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,7 +352,7 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
 
     None if there is none, or if it is PyTorch's own.
     """
-    number = _C.promotion_in_force()
+    number = _C.promotion_in_force() if my_autocast_is_in_force() else None
     if number is None:
         return None
     from torch_promote.regions.promotion_tables import matmul_of, rule_of
@@ -354,17 +362,17 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
 
 
 def _promoted_values(
-    runs: torch._ops.OpOverload, values: Mapping[str, Any], rule: PromotionRule, matmul: bool
+    runs: torch._ops.OpOverload, values: Mapping[str, Any], found: JoinedOperands, rule: PromotionRule
 ) -> Mapping[str, Any]:
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
-    found = operands_of(runs, values)
-    if found is None or (found.is_product and not matmul):
-        return values
     name = overload_name(runs)
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
     result = values
     for paths in found.joins(values):
         operands = [described(x) if isinstance(x, TensorLike) else x for x in (_at(values, path) for path in paths)]
+        if operands and all(isinstance(operand, _NUMBERS) for operand in operands):  # as where(condition, 2.5, 1)
+            operands = [Operand(rule.common(operands, name, found.divides), (), ())] * len(operands)
+            result = {**result, **dict(zip(found.names, operands, strict=True))}
         if not any(isinstance(operand, Operand) and not operand.wrapped for operand in operands):
             continue
         dtype = rule.common(operands, name, found.divides)
@@ -390,6 +398,11 @@ class JoinedOperands:
     divides: bool = False
     in_step: bool = False
     is_product: bool = False
+
+    def tensors(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Returns the operands that are tensors."""
+        operands = (_at(values, path) for name in self.names for path in _paths(name, values[name]))
+        return [operand for operand in operands if isinstance(operand, torch.Tensor)]
 
     def joins(self, values: Mapping[str, Any]) -> Iterator[list[_Path]]:
         """Yields the operands that are joined: once, or once for each position of lists that go in step."""

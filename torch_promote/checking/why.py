@@ -1,20 +1,25 @@
 """`why`: explains the dtype of an expression, with the casts of autocast.
 
 PyTorch chooses the overload of a function, and composite ops call others. So this module runs each operator and
-function of the expression on fake tensors, observes which ops are dispatched, and writes what the reference says of
-each: what autocast casts, how the operands promote, and the result's dtype.
+function of the expression, observes which ops are dispatched, and writes what the reference says of each: what autocast
+casts, how the operands promote, and the result's dtype.
+
+NOTE [ Real tensors ]
+What PyTorch does with real tensors is the answer, its errors too: fake tensors have other dtypes in places, and take
+calls that the kernels refuse. Without a GPU, tensors of the CPU stand in for those of CUDA, under CUDA's policies. Fake
+tensors stand in for large ones. In both cases the derivation says that it is inferred.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import operator
 import os
 import re
 import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,10 +32,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
-from torch_promote.observe.autocast_state import pretend_cuda, state_in_force
+from torch_promote.observe.autocast_state import state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
 from torch_promote.policy.dtype_names import parse_dtype
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.policy import Policy
 from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
@@ -41,15 +48,15 @@ from torch_promote.regions.promotion import promotion
 
 __all__ = ["Derivation", "why"]
 
+_Fill = Callable[[tuple[int, ...], torch.dtype, str], torch.Tensor]
+
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 #: What fake tensors raise where the results depend on values.
 _DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+#: What follows an error that the reference expects of a call, and PyTorch does not raise.
+_WRONG = "PyTorch does not raise here: the reference is wrong. Report it."
 #: Calls on more elements are not run on real tensors.
 _SMALL = 1 << 20
-#: Errors of real tensors that depend on dtypes. Others depend on the values, which an expression does not have.
-_ABOUT_DTYPES = re.compile(
-    r"not implemented for|overflow|ZeroDivision|dtype|scalar type|floating|integ|bool|complex|Half|BFloat16|not support"
-)
 #: Ops by which autocast and composite ops change a dtype. The casts are steps of their own.
 _CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
 #: Ops that return the data of their first argument.
@@ -70,6 +77,7 @@ class Derivation:
         by_rule: Whether the error comes from the promotion rule and not from PyTorch.
         results: The dtype and shape of each result, for a call with several.
         autocast: The region that the expression is explained in, in words, or None.
+        inferred: Why PyTorch was not asked on real tensors of the device, as a clause, or None if it was.
 
     Example:
         >>> derivation = why("int8[3] * int64[]")
@@ -86,6 +94,7 @@ class Derivation:
     by_rule: bool = False
     results: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
     autocast: str | None = None
+    inferred: str | None = None
 
     def __str__(self) -> str:
         return self.text(100)
@@ -113,6 +122,8 @@ class Derivation:
         title += f", by the rule {self.rule}" if self.rule != "torch" else ""
         lines = [(title, "  ")]
         lines += [(f"{number}. {step}", " " * len(f"{number}. ")) for number, step in enumerate(self.steps, start=1)]
+        if self.inferred is not None:
+            lines.append((f"Inferred: {self.inferred}.", "  "))
         if self.error is not None:
             lines.append((f"{'The rule' if self.by_rule else 'PyTorch'} raises: {self.error}", ""))
         elif self.dtype is not None and self.shape is not None:
@@ -179,14 +190,22 @@ def why(
         value = explainer.value_of(tree)
     except (PromotionError, PromotionRuleError) as error:
         by_rule, steps = isinstance(error, PromotionRuleError), tuple(explainer.steps)
-        return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region)
+        inferred = explainer.inferred
+        return Derivation(tree.text, steps, None, None, str(error), chosen.name, by_rule, (), region, inferred)
     operands = [leaf for leaf in tree_leaves(value, is_leaf=_is_operand) if _is_operand(leaf)]
     results = tuple((operand.dtype, operand.shape) for operand in operands)
     if not explainer.calls_pytorch or not results:
         raise ExpressionError(
             f"{expression!r} has no operator or function with a tensor operand, so nothing is promoted."
         )
-    derivation = Derivation(tree.text, tuple(explainer.steps), *results[0], rule=chosen.name, autocast=region)
+    derivation = Derivation(
+        tree.text,
+        tuple(explainer.steps),
+        *results[0],
+        rule=chosen.name,
+        autocast=region,
+        inferred=explainer.inferred,
+    )
     return replace(derivation, results=results) if len(results) > 1 else derivation
 
 
@@ -217,6 +236,19 @@ class _Call:
         return overload_name(self.op)
 
     @property
+    def returned(self) -> list[torch.dtype]:
+        """The dtypes of its results; none if it raised."""
+        return [tensor.dtype for tensor in tensors_in(self.results or ())]
+
+    @property
+    def expected(self) -> list[torch.dtype] | None:
+        """The dtypes that the reference expects; None if it does not say."""
+        inference = self.expectation.inference
+        if not isinstance(inference, Inference) or any(one.expectation.has_policy for one in self.inside()):
+            return None
+        return [dtype for dtype in inference.dtypes if dtype is not None]
+
+    @property
     def is_cast(self) -> bool:
         """Whether the op changes a tensor's dtype and nothing else."""
         return self.op._schema.name in _CASTS
@@ -240,7 +272,8 @@ class _Call:
             expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
             explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
             if call.is_cast:
-                yield from [call] if tensors and call.args[0].dtype is not tensors[0].dtype else []
+                before = tensors_in(call.args[:1])  # none for a Python number
+                yield from [call] if before and tensors and before[0].dtype is not tensors[0].dtype else []
             elif call.is_view or call.op._schema.name in _LIKE_VIEWS or tensors == []:
                 continue
             elif expected.has_policy or explained or not (call.is_composite and call.inner):
@@ -249,25 +282,50 @@ class _Call:
                 yield from call.inside()
 
 
-class _Calls:
-    """An observer that keeps the calls, with those inside of each, and the first error that the reference expects."""
+@dataclass(slots=True)
+class _Run:
+    """A run of a function, and the observer that keeps the calls that it makes, with those inside of each.
 
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-        self.expected_error: str | None = None
-        self._open: list[_Call] = []
+    Attributes:
+        stands_in: Whether the CPU stands in for CUDA.
+        operands: The tensors that the function received.
+        names: Those that the expression spells, as it does, by `id`.
+        calls: The calls.
+        result: What the function returned, with an `Operand` for each tensor.
+        error: What it raised, or None.
+    """
+
+    stands_in: bool
+    operands: list[torch.Tensor] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    calls: list[_Call] = field(default_factory=list)
+    result: Any = None
+    error: Exception | None = None
+    _all: list[_Call] = field(default_factory=list)
+    _open: list[_Call] = field(default_factory=list)
+
+    @property
+    def expected_error(self) -> str | None:
+        """The first error that the reference expects."""
+        return next((call.expectation.error for call in self._all if call.expectation.error is not None), None)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the call takes little memory on real tensors."""
+        results = (tensor for call in self._all for tensor in tensors_in(call.results or ()))
+        return sum(tensor.numel() for tensor in self.operands) <= _SMALL and all(
+            tensor.numel() <= _SMALL for tensor in results
+        )
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
         state = state_in_force()
-        try:
-            expectation = expect(op, args, state)
-        except ShapeError as error:
-            expectation = Expectation(op, None, None, str(error), {})
-        self.expected_error = self.expected_error or expectation.error
-        device = expectation.plan and expectation.plan.device
-        overridden = bool(state and device and state.override(overload_name(op), device) is not None)
+        expectation = expect(op, args, state)
+        device, name = expectation.plan and expectation.plan.device, overload_name(op)
+        override = state.override(name, device) if state and device else None
+        overridden = override is not None and not (self.stands_in and override is stock_policy(name, "cuda"))
         call = _Call(op, args, expectation, overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
+        self._all.append(call)
         self._open.append(call)
         return call
 
@@ -279,6 +337,10 @@ class _Calls:
         self._open.remove(token)
 
 
+class _NoTensorError(ExpressionError):
+    """No tensor of a dtype can be made."""
+
+
 @dataclass(slots=True)
 class _Explainer:
     """Evaluates an expression, and writes a step for each thing that happens.
@@ -288,6 +350,7 @@ class _Explainer:
         rule: The promotion rule, under the default dtype.
         steps: The steps so far.
         calls_pytorch: Whether a function or an operator on tensors has been run.
+        inferred: See `Derivation`.
     """
 
     autocast: str | None
@@ -296,13 +359,14 @@ class _Explainer:
     rule: PromotionRule
     steps: list[str] = field(default_factory=list)
     calls_pytorch: bool = False
+    inferred: str | None = None
     _spelled: list[tuple[Operand, str]] = field(default_factory=list)
 
     def region_in_words(self) -> str | None:
         if self.autocast is None:
             return None
         with self._region():
-            enabled, dtype = torch.is_autocast_enabled(self.autocast), torch.get_autocast_dtype(self.autocast)
+            enabled, dtype = torch.is_autocast_enabled(self._device), torch.get_autocast_dtype(self._device)
         if not enabled:
             refused = dtype_name(self.dtype or dtype)
             return f"under autocast on {self.autocast}, which does not support {refused}: the region is disabled"
@@ -321,13 +385,29 @@ class _Explainer:
             _FAKE_TENSORS.setLevel(logging.CRITICAL)  # they log a traceback for each error
             stack.callback(_FAKE_TENSORS.setLevel, before[1])
             stack.enter_context(torch.no_grad())
-            if self.autocast == "cuda":
-                stack.enter_context(pretend_cuda())
             if self.autocast is not None:
-                stack.enter_context(my_autocast(self.autocast, dtype=self.dtype, policy=self.policy))
+                stack.enter_context(self._autocast())
             if self.rule.name != "torch":
                 stack.enter_context(promotion(self.rule))
             yield
+
+    @property
+    def _stands_in(self) -> bool:
+        """Whether the CPU stands in for CUDA: NOTE [ Real tensors ]."""
+        return self.autocast == "cuda" and not torch.cuda.is_available()
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.autocast == "cuda" and not self._stands_in else "cpu"
+
+    def _autocast(self) -> my_autocast:
+        assert self.autocast is not None
+        if not self._stands_in:
+            return my_autocast(self.autocast, dtype=self.dtype, policy=self.policy)
+        own = () if self.policy is None else Policy.of(self.policy).diff("stock")
+        changes = {exact_key(change.overload): change.mine for change in own if change.device == "cuda"}
+        policy = Policy.named("cuda").override(changes, "cpu")
+        return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype("cuda"), policy=policy)
 
     def value_of(self, node: Node) -> Any:
         """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
@@ -347,7 +427,8 @@ class _Explainer:
         kwargs = {name: self.value_of(arg) for name, arg in node.kwargs}
         function = node.function
         if isinstance(function, str):
-            return self._run(node, find_function(function, args), _with_list(function, args), kwargs)
+            found = find_function(function, args)
+            return self._run(node, found, _with_list(function, found, args), kwargs)
         assert function is not None
         if not node.symbol:
             if function is operator.getitem and (
@@ -372,87 +453,138 @@ class _Explainer:
         return value
 
     def _run(self, node: Node, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Runs a function on fake tensors, and writes the steps of the ops that it calls."""
+        """Runs a function on tensors like the operands, and writes the steps of the ops that it calls."""
         self.calls_pytorch = True
-        mode = FakeTensorMode()
-        mode.cache_enabled = False  # the cache makes tensors by ops that the call does not run
-        spelled = {id(operand): text for operand, text in self._spelled}
-        names: dict[int, str] = {}
-        made = []  # keeps the fake tensors alive: `names` has their ids
-
-        def fake(operand: Operand) -> torch.Tensor:
-            with mode:
-                made.append(torch.empty(operand.shape, dtype=operand.dtype, device=self.autocast or "cpu"))
-            if id(operand) in spelled:
-                names[id(made[-1])] = spelled[id(operand)]
-            return made[-1]
-
-        observer = _Calls()
-        result: Any = None
+        fake = self._tried(function, args, kwargs, fill=None, observed=True)
+        if isinstance(node.function, str) and not fake.calls and isinstance(fake.error, TypeError):
+            raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(fake.error)}") from None
+        real = self._on_real_tensors(function, args, kwargs) if fake.is_small else None
+        run = real or fake
+        if real is None:
+            reason = "PyTorch cannot run it here on tensors of ones"
+            if not fake.is_small:
+                reason = "the tensors are too large to run on"
+            if isinstance(run.error, _DEPENDS_ON_DATA):
+                raise ExpressionError(f"the results of {node.text} depend on values, and {reason}.")
+            self.inferred = f"{reason}, so it ran on fake tensors, which have no data"
+        elif self._stands_in:
+            self.inferred = self.inferred or "there is no GPU here, so the CPU ran it under the policies of CUDA"
         refused: PromotionError | PromotionRuleError | None = None
+        if isinstance(run.error, PromotionRuleError):
+            refused = run.error
+        elif run.error is not None:
+            said = _one_line(run.error)
+            refused = PromotionError(said.replace("autocast on cpu", f"autocast on {self.autocast}"))
+        elif real is None and run.expected_error is not None:
+            refused = PromotionError(run.expected_error)
+        calls = [call for call in run.calls if not call.is_view] or run.calls
+        symbol = node.symbol if self.autocast is None and len(calls) == 1 and len(node.args) == 2 else ""
+        writer = _StepWriter(self.rule, self.steps, symbol, refused, real is not None)
         with self._region():
-            fakes, fake_kwargs = _replaced(args, fake), _replaced(kwargs, fake)
-            try:
-                with observe_dispatch(observer), mode:
-                    result = function(*fakes, **fake_kwargs)
-            except PromotionRuleError as error:
-                refused = error
-            except Exception as error:  # what PyTorch raises for the call, or its fake tensors alone
-                if isinstance(node.function, str) and not observer.calls and isinstance(error, TypeError):
-                    raise ExpressionError(f"PyTorch does not take these arguments: {_one_line(error)}") from None
-                raised: Exception | None = None
-                if self.autocast != "cuda" or isinstance(error, _DEPENDS_ON_DATA):
-                    result, raised = _on_real_tensors(function, args, kwargs)
-                if result is None:
-                    refused = PromotionError(_one_line(raised or error))
-            else:
-                result, refused = self._by_kernels(function, args, kwargs, observer, result)
-            calls = [call for call in observer.calls if not call.is_view] or observer.calls
-            symbol = node.symbol if self.autocast is None and len(calls) == 1 and len(node.args) == 2 else ""
-            writer = _StepWriter(self.rule, self.steps, symbol, refused)
             for call in calls:
-                writer.write(call, names)
+                writer.write(call, run.names)
         if refused is not None:
             raise refused
-        return tree_map_only(torch.Tensor, lambda tensor: Operand(tensor.dtype, tuple(map(int, tensor.shape))), result)
+        return run.result if real is not None or not calls else _by_reference(calls[-1], run.result)
 
-    def _by_kernels(
-        self, function: Any, args: Any, kwargs: Any, observer: _Calls, result: Any
-    ) -> tuple[Any, PromotionError | None]:
-        """The result, and why PyTorch refuses the operands' dtypes, where fake tensors take them. None if it does not.
+    def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> _Run | None:
+        """Runs a function on real tensors. None if that says nothing of the call.
 
-        The kernels of the CPU decide: fake tensors have other dtypes in places. If they cannot be tried, the reference
-        says which dtypes are refused.
+        An error may depend on the values: a matrix of ones has no inverse, and ones are no indices of a dimension of
+        size 1. So PyTorch refuses the call if it does with each fill.
         """
-        real, error = (None, None) if self.autocast == "cuda" else _on_real_tensors(function, args, kwargs)
-        if error is not None:
-            return result, PromotionError(_one_line(error)) if _ABOUT_DTYPES.search(str(error)) else None
-        if real is not None:
-            return real, None
-        return result, None if observer.expected_error is None else PromotionError(observer.expected_error)
+        devices = [torch.cuda.current_device()] if self._device == "cuda" else []
+        for fill in (_ones, _identities, _zeros):
+            with torch.random.fork_rng(devices=devices):
+                try:
+                    run = self._tried(function, args, kwargs, fill, observed=False)
+                except _NoTensorError:
+                    return None
+            if run.error is None or isinstance(run.error, PromotionRuleError | NotImplementedError):
+                break
+        if _says_nothing(run.error, self._stands_in):
+            return None
+        with torch.random.fork_rng(devices=devices):
+            # Observed calls are boxed, and a few kernels tell `x.op_()` from `op(x, out=x)` by the address of x.
+            observed = self._tried(function, args, kwargs, fill, observed=True)
+        observed.result, observed.error = run.result, run.error
+        return observed
+
+    def _tried(self, function: Callable[..., Any], args: Any, kwargs: Any, fill: _Fill | None, observed: bool) -> _Run:
+        """Runs a function in the regions. Without a fill, its tensors are fake.
+
+        Raises:
+            _NoTensorError: No tensor of a dtype can be made.
+        """
+        spelled = {id(operand): text for operand, text in self._spelled}
+        run = _Run(self._stands_in)
+        mode: Any = contextlib.nullcontext()
+        if fill is None:
+            mode = FakeTensorMode()
+            mode.cache_enabled = False  # the cache makes tensors by ops that the call does not run
+
+        def tensor(operand: Operand) -> torch.Tensor:
+            made = (fill or _empty)(operand.shape, operand.dtype, self._device)
+            if id(operand) in spelled:
+                run.names[id(made)] = spelled[id(operand)]
+            run.operands.append(made)
+            return made
+
+        with self._region():
+            try:
+                with mode:
+                    tensors, tensor_kwargs = _replaced(args, tensor), _replaced(kwargs, tensor)
+            except RuntimeError as error:
+                raise _NoTensorError(
+                    f"no tensors for {function.__name__} can be made here: {_one_line(error)}"
+                ) from None
+            try:
+                with observe_dispatch(run) if observed else contextlib.nullcontext(), mode:
+                    result = function(*tensors, **tensor_kwargs)
+            except Exception as error:  # what PyTorch raises for the call, or its fake tensors alone
+                run.error = error
+            else:
+                run.result = tree_map_only(
+                    torch.Tensor, lambda tensor: Operand(tensor.dtype, tuple(map(int, tensor.shape))), result
+                )
+        return run
 
 
-def _on_real_tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
-    """The result of a call on tensors of ones like the operands and the fake tensors, or its error.
+def _says_nothing(error: Exception | None, stands_in: bool) -> bool:
+    """Whether an error is one of values or of memory, or of the CPU that stands in for CUDA."""
+    if type(error).__name__ == "_LinAlgError" or (stands_in and isinstance(error, NotImplementedError)):
+        return True
+    ours = "|not implemented for '" if stands_in else ""
+    return re.search(rf"Could not run '|can't allocate memory|out of memory{ours}", str(error)) is not None
 
-    Neither if the tensors are too large, or cannot be made.
-    """
-    leaves = tree_leaves((args, kwargs), is_leaf=_is_operand)
-    if sum(math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, (Operand, torch.Tensor))) > _SMALL:
-        return None, None
 
-    def real(like: Operand | torch.Tensor) -> torch.Tensor:
-        return torch.ones(like.shape, dtype=torch.uint8).to(like.dtype)
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
-    try:
-        reals, real_kwargs = tree_map_only((Operand, torch.Tensor), real, (args, kwargs), is_leaf=_is_operand)
-    except RuntimeError:  # no conversion to the dtype is implemented
-        return None, None
-    with torch.random.fork_rng(devices=[]):
-        try:
-            return function(*reals, **real_kwargs), None
-        except Exception as error:
-            return None, error
+
+def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    # More dtypes can be converted to than filled.
+    return torch.ones(shape, dtype=torch.uint8, device=device).to(dtype)
+
+
+def _identities(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    if len(shape) < 2:
+        return _ones(shape, dtype, device)
+    one = torch.eye(shape[-2], shape[-1], dtype=torch.uint8, device=device)
+    return one.expand(shape).contiguous().to(dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8, device=device).to(dtype)
+
+
+def _by_reference(call: _Call, result: Any) -> Any:
+    """The result of a call on fake tensors, with the dtypes of the reference: fake tensors have others in places."""
+    operands = [leaf for leaf in tree_leaves(result, is_leaf=_is_operand) if _is_operand(leaf)]
+    if call.expected is None or [operand.dtype for operand in operands] != call.returned:
+        return result
+    dtypes = iter(call.expected)
+    return _replaced(result, lambda operand: operand._replace(dtype=next(dtypes)))
 
 
 @dataclass(slots=True)
@@ -464,12 +596,14 @@ class _StepWriter:
         steps: The steps so far, to which it adds.
         symbol: The operator of Python that calls the op; "" for a function, or for an operator that calls several ops.
         error: Why PyTorch or the rule refuses the call, or None.
+        is_real: Whether the tensors were real.
     """
 
     rule: PromotionRule
     steps: list[str]
     symbol: str
     error: Exception | None
+    is_real: bool
 
     def write(self, call: _Call, names: Mapping[int, str]) -> None:
         """Writes the steps of a call. `names` has the tensors as the expression spells them, by `id`."""
@@ -497,9 +631,11 @@ class _StepWriter:
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
         if call.expectation.error is not None:
-            with contextlib.suppress(PromotionError, PromotionRuleError, ShapeError):
+            with contextlib.suppress(ShapeError):
                 self._promotion(call, (), names)
-            if call.expectation.error != str(self.error):
+            if self.is_real and call.results is not None:
+                self.steps.append(f"{call.expectation.error} {_WRONG}")
+            elif call.expectation.error != str(self.error):
                 self.steps.append(call.expectation.error)
         elif isinstance(inference, Inference) and not casts_inside:
             self._by_rule(call, inference, names)
@@ -518,18 +654,10 @@ class _StepWriter:
             values = dict(zip(argument_names(call.op), call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
             self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
-        expected = [dtype for dtype in inference.dtypes if dtype is not None]
-        returned = [tensor.dtype for tensor in tensors_in(call.results or ())]
-        if call.results is not None and returned != expected:
-            given = list(zip(call.op._schema.arguments, call.args, strict=False))
-            positional = [value for argument, value in given if not argument.kwarg_only]
-            named = {argument.name: value for argument, value in given if argument.kwarg_only}
-            results, error = _on_real_tensors(call.op, positional, named)
-            kernels = [tensor.dtype for tensor in tensors_in([results])] if results is not None else returned
-            if error is None and kernels != expected:
-                self.steps.append(
-                    f"PyTorch itself returns {_dtypes(returned)}: the reference is wrong here. Report it."
-                )
+        if self.is_real and call.results is not None and call.returned != call.expected:
+            self.steps.append(
+                f"PyTorch itself returns {_dtypes(call.returned)}: the reference is wrong here. Report it."
+            )
 
     def _promotion(self, call: _Call, results: Sequence[torch.dtype | None], names: Mapping[int, str]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
@@ -546,10 +674,15 @@ class _StepWriter:
         if not operands:
             return False
         refused = self.error is not None
-        for step in explain_promotion(
-            call.name, operands, results, self.rule, divides=found.divides, symbol=self.symbol, refused=refused
-        ):
-            self.steps.append(step)
+        rule = call.expectation.rule or promotion_rule("torch", self.rule.default_dtype)
+        try:
+            for step in explain_promotion(
+                call.name, operands, results, rule, divides=found.divides, symbol=self.symbol, refused=refused
+            ):
+                self.steps.append(step)
+        except (PromotionError, PromotionRuleError) as error:
+            if call.results is not None and call.expectation.error is None:
+                self.steps.append(f"{error} {_WRONG}")
         return True
 
 
@@ -563,19 +696,19 @@ def _dtypes(found: Sequence[Any]) -> str:
     return listed([dtype_name(getattr(one, "dtype", one)) for one in found if one is not None]) or "no tensor"
 
 
-def _with_list(function: str, args: list[Any]) -> list[Any]:
-    """Makes `cat(x, y)` `cat([x, y])`: functions on lists take tensors one by one, too."""
-    name = function.rpartition(".")[2]
+def _with_list(spelled: str, function: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """Makes `cat(x, y)` `cat([x, y])`. Functions in Python, such as `block_diag`, take tensors one by one."""
+    name = spelled.rpartition(".")[2]
     tensors = [arg for arg in args if isinstance(arg, Operand)]
     packet = getattr(torch.ops.aten, name, None)
-    if not tensors or args[: len(tensors)] != tensors or packet is None:
+    if not tensors or args[: len(tensors)] != tensors or packet is None or isinstance(function, types.FunctionType):
         return args
     first = {str(getattr(packet, overload)._schema.arguments[0].real_type) for overload in packet.overloads()}
     return [tensors, *args[len(tensors) :]] if first == {"List[Tensor]"} else args
 
 
-def _replaced(value: Any, make: Callable[[Operand], torch.Tensor]) -> Any:
-    """A value with a tensor for each `Operand` in it."""
+def _replaced(value: Any, make: Callable[[Operand], Any]) -> Any:
+    """A value with another object for each `Operand` in it."""
     return tree_map_only(Operand, make, value, is_leaf=_is_operand)
 
 

@@ -33,7 +33,7 @@ columns:
   local        the error of the op alone, on the inputs of the reference: who is
                to blame
   accumulated  its error in the candidate's own run: who shows the symptom
-  impact       what the local error does to the loss, first order
+  impact       what the local error does to the loss, first order, in its unit
 
 Errors are relative L2 norms. The parameters, buffers, optimizers and random
 number generators are restored after each run.

@@ -50,7 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = run_recorded(arguments, "find-nan", request)
     tried = {one.partition("=")[0].strip().removeprefix("aten::") for one in ",".join(arguments.override).split(",")}
     for record in outcome.records.values():
-        op = (record.override or "").removeprefix("aten::")
-        if op and tried.isdisjoint((op, op.partition(".")[0])):
-            record.text += f"\ntorch-promote: to see whether float32 cures it, run it again with --override {op}=fp32"
+        for attempt in record.attempts:
+            if not attempt.option:
+                record.text += f"\ntorch-promote: to run it in float32 in this module alone: {attempt.code}"
+            elif tried.isdisjoint(name for op in attempt.overrides for name in _names_of(op)):
+                again = f"run it again with {attempt.option}"
+                record.text += f"\ntorch-promote: to see whether float32 cures it, {again}"
     return report_each(arguments, outcome, {".json": arguments.json})
+
+
+def _names_of(key: str) -> tuple[str, str]:
+    name = key.removeprefix("aten::")
+    return name, name.partition(".")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,19 +35,22 @@ torch.autocast, and compares the op table with the running PyTorch.
                    op falls through
   unlisted ops     ops that PyTorch registers and the table has no policy for:
                    left to stock
+
+It fits a screen: long values and lists are shortened, unless you pass --all.
 """
 EPILOG = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--all", action="store_true", help="shorten nothing, and list missing rows and unlisted ops")
+    parser.add_argument("--json", action="store_true", help="print JSON, which is always complete")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     info = _info()
-    return show(info, _parts(info), arguments.json)
+    return show(info, _parts(info, arguments.all), arguments.json)
 
 
 def _info() -> dict[str, Any]:
@@ -83,18 +86,29 @@ def _info() -> dict[str, Any]:
     }
 
 
-def _parts(info: Mapping[str, Any]) -> Iterator[Part]:
-    given = (f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"])
-    variables = (f"{name}={value}" for name, value in info["environment"].items())
+#: The length of a value, in characters, and of a list, that info shows without --all.
+_LENGTH, _LINES = 100, 3
+
+
+def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
+    def value(text: str) -> str:
+        return text if in_full or len(text) <= _LENGTH else f"{text[:_LENGTH]}... (--all)"
+
+    def lines(found: Sequence[str]) -> str:
+        more = [] if in_full or len(found) <= _LINES else [f"and {len(found) - _LINES + 1} others (--all)"]
+        return "\n".join([*(found[: _LINES - 1] if more else found), *more])
+
+    given = [f"{one['op']} on {one['device']}: {one['policy']}" for one in info["registered_policies"]]
+    variables = (value(f"{name}={text}") for name, text in info["environment"].items())
     yield {
         "torch_promote": info["torch_promote"],
         "torch": f"{info['torch']}, built with {info['built_with_torch']}",
         "python": info["python"],
         "dispatch key": info["dispatch_key"],
         "op table": f"{info['rows']} rows",
-        "torch.autocast": info["installed"] or "PyTorch's own",
-        "default policy": info["default_policy"] or "PyTorch's own",
-        "registered policies": "\n".join(given) or "none",
+        "torch.autocast": value(info["installed"] or "PyTorch's own"),
+        "default policy": value(info["default_policy"] or "PyTorch's own"),
+        "registered policies": lines(given) or "none",
         "environment": "\n".join(variables) or f"none of {', '.join(VARIABLES)}",
         "autoloading": info["autoloading"],
     }
@@ -109,6 +123,13 @@ def _parts(info: Mapping[str, Any]) -> Iterator[Part]:
         }
         for name, device in info["devices"].items()
     ]
-    differs = any(device["missing_rows"] or device["unlisted_ops"] for device in info["devices"].values())
+    differing = {
+        f"{what.replace('_', ' ')} on {name}": "\n".join(device[what])
+        for name, device in info["devices"].items()
+        for what in ("missing_rows", "unlisted_ops")
+        if device[what]
+    }
+    if in_full:
+        yield differing
     lists = "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
-    yield lists if differs else "This PyTorch registers exactly the ops that the table lists."
+    yield lists if differing else "This PyTorch registers exactly the ops that the table lists."

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_promote.errors import TorchPromoteError
+from torch_promote.errors import TorchPromoteError, printable
 from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
@@ -119,8 +119,12 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
         if isinstance(part, Report) and not is_terminal:
             drawn.write(f"{part.text(width)}\n")
         else:
-            console.print(part if isinstance(part, str | Report) else _table(part))
+            console.print(_drawn(part))
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
+
+
+def _drawn(part: Part) -> str | Report | Table:
+    return printable(part) if isinstance(part, str) else part if isinstance(part, Report) else _table(part)
 
 
 def _table(rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Table:
@@ -140,7 +144,7 @@ def _cell(value: Any) -> Text:
     """Returns a cell, in its colour if it is the name of a policy; "-" for None."""
     from rich.text import Text
 
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else printable(str(value))
     return Text(text, style=_STYLES.get(text, ""))
 
 
@@ -181,7 +185,7 @@ def say(part: str | Report) -> None:
     """Prints a message or a report to stderr. stdout is for the command's result, or the program's."""
     if sys.stderr is not None:
         with contextlib.suppress(BrokenPipeError):
-            text = f"{part}\n" if isinstance(part, str) else render([part], sys.stderr)
+            text = f"{printable(part)}\n" if isinstance(part, str) else render([part], sys.stderr)
             print(text, end="", file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_promote.cli.output import Part, show
-from torch_promote.errors import OptionError, PolicyError
+from torch_promote.errors import OptionError, PolicyError, UnsupportedDeviceError, did_you_mean
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
 from torch_promote.policy.named_policies import Value, stock_policy
@@ -78,6 +78,9 @@ exit status: 0 success; 1 --diff found a difference between PyTorch and the
 table, or between two policies; 2 invalid command line.
 """
 
+#: Device types without a column in the table, for which PyTorch registers ops for autocast.
+_OTHER_DEVICES = ("mps", "xpu")
+
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
 
@@ -134,6 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
     if policy is not None and len(compared) != 1:
         got = repr(" ".join(compared)) if compared else "none"
         raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
+    if policy is None:
+        _check_names(compared)
     if policy is not None or _are_policies(compared):
         data, parts = _policies_compared([policy or compared[0], compared[-1]], devices, pattern)
     elif not compared:
@@ -141,9 +146,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.device:
         raise OptionError("--diff with two devices does not accept --device.")
     elif len(compared) != 2 or compared[0] == compared[1]:
+        policy = next(filter(_is_policy, compared), "POLICY")
         raise OptionError(
             f"--diff takes nothing (compare PyTorch with the table), two different devices or two policies, got "
-            f"{' '.join(compared)!r}. To compare one policy with PyTorch's: --diff {compared[0]} stock."
+            f"{' '.join(compared)!r}. To compare one policy with PyTorch's: --diff {policy} stock."
         )
     else:
         data, parts = _devices_compared(compared, pattern)
@@ -153,9 +159,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _are_policies(compared: Sequence[str]) -> bool:
     """Whether --diff has two policies. `cpu cuda` are two columns of the table."""
-    if len(compared) != 2 or all(name in DEVICE_TYPES for name in compared):
-        return False
-    return all(name in Policy.names() or name.endswith(".toml") or "/" in name or os.sep in name for name in compared)
+    return len(compared) == 2 and all(map(_is_policy, compared)) and not all(name in DEVICE_TYPES for name in compared)
+
+
+def _is_policy(name: str) -> bool:
+    return name in Policy.names() or name.endswith(".toml") or "/" in name or os.sep in name
+
+
+def _is_device(name: str) -> bool:
+    with contextlib.suppress(UnsupportedDeviceError):
+        return bool(registered(name))
+    return False
+
+
+def _check_names(compared: Sequence[str]) -> None:
+    """Raises for a name after --diff that is neither a policy nor a device type, and for a policy beside a device."""
+    for name in compared:
+        if not _is_policy(name) and not _is_device(name):
+            close = did_you_mean(name, Policy.names()) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
+            raise OptionError(
+                f"--diff: {name!r} is neither a policy nor a device type.{close} Legal: two "
+                f"policies ({', '.join(Policy.names())}, or a file whose name ends with .toml or contains a /), or two "
+                f"device types with autocast ({', '.join((*DEVICE_TYPES, *_OTHER_DEVICES))})."
+            )
+    policies = [name for name in compared if not _is_device(name)]
+    others = [name for name in compared if not _is_policy(name)]
+    if policies and others:
+        raise OptionError(
+            f"--diff compares two policies or two device types, got the policy {policies[0]!r} and the device type "
+            f"{others[0]!r}. Name two of a kind."
+        )
 
 
 # Choosing ops

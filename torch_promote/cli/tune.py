@@ -48,6 +48,9 @@ run in float32. 130 if it was interrupted.
 """
 
 
+_NOT_SAVED = "torch-promote: the policy was not saved. To save it, name a file: -o mine.toml"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     targets.add_arguments(
@@ -102,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
         raise
     targets.put_out(found, arguments, arguments.output)
+    if arguments.output is None:
+        say(_NOT_SAVED)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -116,9 +121,13 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
     if arguments.json not in (None, STDOUT):
         write_atomically(arguments.json, json.dumps(data, indent=2) + "\n")
         say(f"torch-promote: wrote {arguments.json}")
-    if met and arguments.output is not None:
+    if arguments.output is None:
+        say(_NOT_SAVED)
+    elif met:
         current_policy().save(arguments.output)
         say(f"torch-promote: wrote {arguments.output}: the policy in force, as it is")
+    else:
+        say(f"torch-promote: no policy was found, so {arguments.output} was not written.")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
     return 0 if met else 1

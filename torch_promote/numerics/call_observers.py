@@ -9,9 +9,10 @@ NOTE [ The runs of a comparison ]
    passes the errors to `Impacts`, which multiplies them with the gradients of the backward.
 
 NOTE [ Which calls are compared ]
-The calls that the program makes in a forward. Of a composite op, only the op itself is compared, not the ops that it
-calls, because an override of the op applies to all of them. Not compared: views and ops that move data, which compute
-nothing; collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
+The calls that the program makes in a forward, and those of optimizers inside of a region, with their results and the
+arguments that they write to. Of a composite op, only the op itself is compared, not the ops that it calls, because an
+override of the op applies to all of them. Not compared: views and ops that move data, which compute nothing;
+collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import THROUGH, CallObserver
-from torch_promote.observe.ops import can_be_read, leaves, overload_name, unnoticed
+from torch_promote.observe.ops import can_be_read, leaves, overload_name, unnoticed, writes_of
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.legality import moves_data
 from torch_promote.policy.named_policies import Value
@@ -139,7 +140,7 @@ class ForwardCalls(CallObserver):
         """Called before a call. Its result is passed to `seen`."""
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
-        """Called after a call with its record, its arguments, and the tensors among its results."""
+        """Called after a call with its record, its arguments, and the tensors of its outputs."""
 
     def _remember(self, call: Call, tensors: list[torch.Tensor]) -> None:
         self._ended = call, tensors
@@ -157,7 +158,7 @@ class ForwardCalls(CallObserver):
         if token.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif token.phase == "forward" and _computes(op):
+        elif (token.phase == "forward" or (token.phase == "optimizer" and token.autocast)) and _computes(op):
             place = token.origin.module, overload_name(op)
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
@@ -188,7 +189,7 @@ class ForwardCalls(CallObserver):
 def _computes(op: torch._ops.OpOverload) -> bool:
     if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
         return False
-    return not moves_data(overload_name(op)) and bool(op._schema.returns)
+    return not moves_data(overload_name(op)) and bool(op._schema.returns or writes_of(op))
 
 
 def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -201,6 +202,12 @@ def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         and not tensor.is_nested
         and can_be_read(tensor)
     ]
+
+
+def _why_unread(tensor: torch.Tensor) -> str:
+    if not can_be_read(tensor):
+        return f"{type(tensor).__name__} has no data of its own"
+    return f"a tensor is {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')}"
 
 
 @dataclass(slots=True, eq=False)
@@ -259,6 +266,7 @@ class CompareCandidate(ForwardCalls):
         calls: The candidate's calls.
         errors: The accumulated errors, by module and overload.
         only_here: The number of calls that the reference did not make, by module and overload.
+        unread: The overloads in regions with outputs that cannot be compared, by the reason.
     """
 
     def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
@@ -266,6 +274,7 @@ class CompareCandidate(ForwardCalls):
         self.calls: dict[CallKey, Call] = {}
         self.errors: dict[tuple[str, str], ErrorSums] = {}
         self.only_here: Counter[tuple[str, str]] = Counter()
+        self.unread: dict[str, dict[str, None]] = {}
         self._reference = reference
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> None:
@@ -278,6 +287,9 @@ class CompareCandidate(ForwardCalls):
         """Called after a call."""
         self.calls[key] = call
         kept, ours = self._reference.get(key), _floating(results)
+        for one in results if call.autocast and len(ours) < len(results) else ():
+            if one.is_floating_point() and not _floating([one]):
+                self.unread.setdefault(_why_unread(one), {})[key.name] = None
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
             return
@@ -367,7 +379,9 @@ class CompareLocally(ForwardCalls):
         """Called after a call."""
         found, differs = _floating(results), self._differs(key)
         self._check(key, found)
-        for one in found:
+        arguments = set(map(id, leaves(args)))
+        computed = [one for one in found if id(one) not in arguments or not one.is_leaf]  # not a buffer or a parameter
+        for one in computed:
             if self._with_grad and differs and not one.requires_grad and one.is_leaf and not one.is_inference():
                 one.requires_grad_(True)
             if one.requires_grad and one.numel() == 1:
@@ -375,7 +389,7 @@ class CompareLocally(ForwardCalls):
         if begun is not None:
             self._compare(key, found, _floating(begun))
         elif not differs and not key.module:  # the loss: to decide whether the gradients of the model are zero
-            for one in found:
+            for one in computed:
                 self._impacts.add(key[:2], one, torch.zeros((), device=one.device))
 
     def _differs(self, key: CallKey) -> bool:
@@ -431,14 +445,13 @@ class CompareLocally(ForwardCalls):
             self.refused.setdefault(overload_name(op), f"{', '.join(sorted(closed))} has no data of its own")
             return None
         dtypes = {info.name: info.dtype for info in as_in.ran_with}
-        writes = {one.name for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+        writes = {one.name for one in writes_of(op)}
 
         def convert(name: str, value: Any) -> Any:
             if isinstance(value, torch.Generator):
                 return value.clone_state()
-            copies = name in writes or name in _STATISTICS
             chosen = {
-                path: tensor.detach().to(dtypes.get(path, tensor.dtype), copy=copies)
+                path: tensor.detach().to(dtypes.get(path, tensor.dtype), copy=name in writes)
                 for path, tensor in tensors_in(name, value)
             }
             return replace_tensors(name, value, chosen) if chosen else value
@@ -470,8 +483,6 @@ class CompareLocally(ForwardCalls):
         return found
 
 
-#: Arguments that batch and instance norm write to, although their schemas do not declare it.
-_STATISTICS = frozenset({"running_mean", "running_var"})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _keys: Any = torch._C
 _OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))

@@ -177,7 +177,7 @@ class ComparedRuns:
             random_cotangents=self._impacts.random,
             noise=noise,
             not_aligned=_not_aligned(calls, there, only_there),
-            not_seen=list(dict.fromkeys(not_seen)),
+            not_seen=list(dict.fromkeys([*not_seen, *_not_compared(self._theirs.unread)])),
             notes=self._all_notes(calls, there, bool(only_there)),
             torch_version=str(torch.__version__),
         )
@@ -370,6 +370,10 @@ def _change(reference: Results, candidate: Results) -> float:
 
 def _number(tensor: torch.Tensor) -> float | None:
     return float(tensor) if tensor.numel() == 1 and not tensor.is_complex() else None
+
+
+def _not_compared(unread: dict[str, dict[str, None]]) -> list[str]:
+    return [f"The outputs of {', '.join(names)} were not compared: {why}." for why, names in unread.items()]
 
 
 def _not_aligned(

@@ -29,9 +29,10 @@ __all__ = ["Comparison", "GradientError", "Metric", "Site"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The calls of one overload in one module, in the forward.
+    """The calls of one overload in one module, in the forward, or of an optimizer inside of a region.
 
-    Errors are those of the candidate relative to the reference, over the results of all calls together. The local error
+    Errors are those of the candidate relative to the reference, over all calls together: over their results, and the
+    arguments that they wrote to, such as those of foreach ops and the running statistics of batch norm. The local error
     is that of the op alone: on the reference's inputs, cast to the dtypes in which the candidate ran it. The
     accumulated error is that of the candidate's own run, including the errors of its inputs. Values beyond 1e30, which
     stand for infinity in masks, are ignored.
@@ -45,11 +46,13 @@ class Site:
         dtypes: The dtypes in which the candidate ran the op: "float16", "float16, float32".
         policy: The candidate's policy for the op: "lower_precision_fp"; "" if there is none.
         local: The local error, as a relative L2 norm. Infinite if a result is not finite where the reference's is.
-        local_ulp: The largest local error of an element, in units in the last place of the candidate's result dtype.
-        local_sqnr: The local signal to quantization noise ratio in dB; infinite without an error.
+        local_ulp: The largest local error of an element, in units in the last place of the candidate's result dtype;
+            None if a result is not finite.
+        local_sqnr: The local signal to quantization noise ratio in dB; infinite without an error. None if the local
+            error is infinite.
         accumulated: The accumulated error, as a relative L2 norm; None if the candidate made no such call.
         accumulated_ulp: The largest accumulated error of an element, like `local_ulp`.
-        accumulated_sqnr: The accumulated signal to quantization noise ratio in dB.
+        accumulated_sqnr: The accumulated signal to quantization noise ratio in dB, like `local_sqnr`.
         impact: The change of the loss by the local errors, first order, in the loss's unit: abs(sum(g * d)) with the
             gradients g of the loss and the local errors d; for several batches, the root of the sum of squares.
             Infinite if a non-finite error reaches the loss. None if unknown. With random cotangents instead of
@@ -71,8 +74,8 @@ class Site:
     dtypes: str = ""
     policy: str = ""
     local: float = 0.0
-    local_ulp: float = 0.0
-    local_sqnr: float = math.inf
+    local_ulp: float | None = 0.0
+    local_sqnr: float | None = math.inf
     accumulated: float | None = None
     accumulated_ulp: float | None = None
     accumulated_sqnr: float | None = None
@@ -183,7 +186,7 @@ class Comparison(Report):
                         Column("dtypes", "dtypes"),
                         Column("local", "number"),
                         Column("accumulated", "number"),
-                        Column("impact", "number"),
+                        Column(f"impact on {self.loss_or_outputs}", "number"),
                         Column("inf or NaN", "count"),
                         Column("line", "line", "page"),
                     ),
@@ -205,13 +208,18 @@ class Comparison(Report):
                     [(one.name, one.error, one.norm) for one in self.gradients],
                     most=5,
                 ),
-                _heat_chart(self.sites),
+                _heat_chart(self.sites, self.loss_or_outputs),
                 self._module_tree(),
                 Listing("Calls that only one of the runs made", self.not_aligned),
                 Listing("Not compared", self.not_seen),
                 Listing("Notes", self.notes),
             ),
         )
+
+    @property
+    def loss_or_outputs(self) -> str:
+        """What the impacts are on, in whose unit they are: "outputs" with random cotangents, else "loss"."""
+        return "outputs" if self.random_cotangents else "loss"
 
     def _verdict(self) -> str:
         worst = max(self.metrics, key=lambda metric: metric.error, default=None)
@@ -231,7 +239,8 @@ class Comparison(Report):
         if overflowing:
             facts.append(("overflows", str(overflowing[0]), f"sites that make inf or NaN: {len(overflowing)}"))
         if first is not None and first.impact:
-            facts.append(("largest impact", str(first), spell_number(first.impact)))
+            change = f"changes the {self.loss_or_outputs} by {spell_number(first.impact)}"
+            facts.append(("largest impact", str(first), change))
         elif first is not None and first.local:
             facts.append(("largest local error", str(first), spell_number(first.local)))
         facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))
@@ -266,16 +275,22 @@ class Comparison(Report):
             )
             for number, path in enumerate(paths)
         ]
-        columns = [*(Column(measure, "number") for measure in _MEASURES), Column("sites", "count")]
+        spelled = {"impact": f"impact on {self.loss_or_outputs}"}
+        columns = [
+            *(Column(spelled.get(measure, measure), "number") for measure in _MEASURES),
+            Column("sites", "count"),
+        ]
         return Tree("Modules", columns, branches, list(shares))
 
 
 _ABOUT_SITES = (
     "A site is the calls of one op in one module. Its local error is that of the op alone, on the inputs of the "
-    "reference. Its accumulated error includes the errors of its inputs. Its impact is the first-order effect of its "
-    "local error on the loss. Errors are relative L2 norms."
+    "reference. Its accumulated error includes the errors of its inputs. Errors are relative L2 norms. Its impact is "
+    "the first-order effect of its local error on the loss, in the loss's unit."
 )
-_ABOUT_COTANGENTS = " Impacts are from random cotangents, because the gradient at the reference is zero."
+_ABOUT_COTANGENTS = (
+    " Here it is on the outputs, in their unit, from random cotangents, because the gradient at the reference is zero."
+)
 _SITE_CELLS = ("calls", "dtypes", "local", "accumulated", "impact")
 _MEASURES = ("local", "accumulated", "impact")
 
@@ -288,7 +303,7 @@ def _measure(sites: Iterable[Site], measure: str) -> float | None:
     return math.hypot(*values) if measure == "impact" else float(max(values))
 
 
-def _heat_chart(sites: Sequence[Site]) -> Chart:
+def _heat_chart(sites: Sequence[Site], loss_or_outputs: str) -> Chart:
     """The errors and impacts of the ops that each module calls itself, largest impact first."""
     by_module: dict[str, list[Site]] = {}
     for site in sites:
@@ -297,7 +312,7 @@ def _heat_chart(sites: Sequence[Site]) -> Chart:
     order = sorted(values, key=lambda module: (-(values[module][2] or 0.0), -(values[module][0] or 0.0)))
     series = [
         Series(name, [math.nan if (value := values[module][number]) is None else value for module in order])
-        for number, name in enumerate(("local error", "accumulated error", "impact"))
+        for number, name in enumerate(("local error", "accumulated error", f"impact on {loss_or_outputs}"))
     ]
     return Chart("Errors and impact by module", "heat", series, [module_name(module) for module in order])
 

@@ -46,16 +46,19 @@ class Errors(NamedTuple):
         relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
             the reference's is, or if the reference is zero and the difference is not.
         nonfinite: The number of non-finite values where the reference's are finite.
-        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value.
+        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value. None if
+            a value is not finite where the reference's is.
     """
 
     relative: float = 0.0
     nonfinite: int = 0
-    ulp: float = 0.0
+    ulp: float | None = 0.0
 
     @property
-    def sqnr(self) -> float:
-        """The signal to quantization noise ratio in dB; infinite without a difference."""
+    def sqnr(self) -> float | None:
+        """The signal to quantization noise ratio in dB; infinite without a difference, None if that is infinite."""
+        if self.relative == math.inf:
+            return None
         return -20 * math.log10(self.relative) if self.relative else math.inf
 
 
@@ -87,7 +90,7 @@ class ErrorSums:
         """Returns the errors of all results together."""
         difference, size, lost, ulp = (0.0, 0.0, 0, 0.0) if self._sums is None else self._sums.tolist()
         if lost or (difference and not size):
-            return Errors(math.inf, int(lost), ulp)
+            return Errors(math.inf, int(lost), None if lost else ulp)
         return Errors(math.sqrt(difference / size), 0, ulp) if difference else Errors()
 
 

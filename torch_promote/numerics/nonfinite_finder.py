@@ -1,8 +1,10 @@
-"""The observer of `find_nonfinite`: checks the results of calls, and diagnoses the first that is not finite.
+"""The observer of `find_nonfinite`: checks the outputs of calls, and diagnoses the first that is not finite.
 
 NOTE [ Which call is the origin ]
-A call is checked when it ends. Its arguments are inspected only if a result is not finite. Arguments that the op writes
-to are inspected before it runs, and copied if they are float16 or bfloat16, because the verdict needs their old values.
+A call is checked when it ends: its results, and the arguments that it wrote to. Its other arguments are inspected only
+if an output is not finite. Arguments that the op writes to are inspected before it runs, and copied if the verdict may
+need their old values: to repeat a call with float16 or bfloat16 tensors in float32, and to see which elements an op has
+written that may write to a part of a buffer, such as a cache made by `torch.empty`.
 
 The ops inside of a composite op are checked first. Their verdict counts only if the result of the op that the program
 called is not finite either, because a composite op may use infinite values internally.
@@ -20,6 +22,7 @@ that result from those infinite gradients are benign as well.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -33,9 +36,10 @@ from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.checking.crosscheck import UNINITIALIZED
+from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
-from torch_promote.observe.observer import THROUGH, CallObserver, Part
+from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, Part
 from torch_promote.observe.ops import (
     can_be_read,
     is_wrapped,
@@ -43,6 +47,8 @@ from torch_promote.observe.ops import (
     tensor_arguments,
     tensors_in,
     unnoticed,
+    writes_of,
+    written,
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
@@ -83,8 +89,8 @@ class NonfiniteOrigin:
         phase: "forward", "recompute", "backward" or "optimizer".
         line: "path:number", as in `Call.line`.
         kind: Why the output is not finite.
-        inputs: The ranges of the arguments that the program passed.
-        outputs: The ranges of the results.
+        inputs: The ranges of the arguments that the program passed, before the call.
+        outputs: The ranges of the results, and of the arguments that the call wrote to and did not return.
         argument: The argument whose cast overflowed; "" for other kinds.
         node: In a backward, the name of the autograd node: "MmBackward0".
         call: The call in full.
@@ -113,8 +119,25 @@ class NonfiniteOrigin:
             lines.append(f"policy: {self.call.policy_name} ({self.call.said_by}); dtypes: {self.call.dtypes}")
         if self.node:
             lines.append(f"autograd node: {self.node}")
-        lines += [f"  input {one}" for one in self.inputs] + [f"  output {one}" for one in self.outputs]
+        outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])
+        inputs = _most_telling(self.inputs, [one.name for one in outputs])
+        for what, shown, ranges in (("input", inputs, self.inputs), ("output", outputs, self.outputs)):
+            lines += [f"  {what} {one}" for one in shown]
+            if len(shown) < len(ranges):
+                lines.append(f"  {what}s not shown: {len(ranges) - len(shown):,}")
         return "\n".join(lines)
+
+
+#: The number of inputs and outputs of an op on lists that the text of an origin names.
+_MOST_SHOWN = 8
+
+
+def _most_telling(ranges: Sequence[TensorRange], names: Sequence[str]) -> Sequence[TensorRange]:
+    """Of many ranges, those in the same places of their lists as these, and those that are in no list."""
+    if len(ranges) <= _MOST_SHOWN:
+        return ranges
+    places = {name.partition("[")[2] for name in names}
+    return [one for one in ranges if one.name in names or one.name.partition("[")[2] in {"", *places}][:_MOST_SHOWN]
 
 
 _WHY = {
@@ -209,11 +232,16 @@ class FinderState:
         benign: The benign non-finite values, by place.
         checked: The number of checked calls.
         forward_ops: The names of the ops that the forward called, by module and line.
+        scaler: The steps of GradScaler.
+        scaled: In the last step that GradScaler skipped, the first call whose result is not finite because of the
+            scale.
     """
 
     benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)
     checked: int = 0
     forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    scaler: ScalerSteps = field(default_factory=ScalerSteps)
+    scaled: NonfiniteOrigin | None = None
 
 
 # --- verdicts on calls
@@ -226,8 +254,8 @@ _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::
 _OVERWRITING = frozenset(
     f"aten::{name}_"
     for name in ("copy", "fill", "zero", "normal", "uniform", "log_normal", "exponential", "cauchy", "geometric")
-)
-#: Ops that write to a part of a tensor. The rest may be uninitialized.
+) | {"aten::_foreach_copy_", "aten::_foreach_zero_"}
+#: Ops that write to a part of a tensor, as ops of libraries may, too. The rest may be uninitialized.
 _PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
 _MOST_BENIGN = 1000
 
@@ -241,15 +269,16 @@ class WatchedCall:
         op: The overload.
         args: Its arguments, in the schema's order.
         before: The extremes of arguments that the op writes to, before the call, by id.
-        copies: Copies of these arguments in half precision, by id.
+        copies: Copies of those whose old values the verdict may need, by id.
+        ignores_old: Whether it is known that the outputs are not finite whatever was in these arguments before.
         cast_args: The arguments after autocast's casts; None without casts.
         scales: Whether it is GradScaler's multiplication.
         has_inner: Whether the op has called others.
         inner_nonfinite: Whether one of those has returned a value that is not finite.
         verdict: The verdict on these.
         call: The record of the call.
-        results: The tensors among its results.
-        outputs: Their extremes.
+        results: The tensors of its outputs.
+        outputs: Their extremes; finite ones if the call has left the non-finite values in memory as they were.
     """
 
     token: Any
@@ -257,6 +286,7 @@ class WatchedCall:
     args: list[Any]
     before: dict[int, Extremes] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    ignores_old: bool = False
     cast_args: list[Any] | None = None
     scales: bool = False
     has_inner: bool = False
@@ -264,40 +294,80 @@ class WatchedCall:
     verdict: Verdict | None = None
     call: Call = None  # type: ignore[assignment]
     results: list[torch.Tensor] = field(default_factory=list)
-    outputs: Sequence[Extremes] = ()
+    outputs: list[Extremes] = field(default_factory=list)
 
     @functools.cached_property
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors among the arguments, by name."""
         return list(tensor_arguments(self.op, self.args))
 
+    @property
+    def nonfinite(self) -> list[torch.Tensor]:
+        """The outputs that are not finite."""
+        return [tensor for tensor, found in zip(self.results, self.outputs, strict=True) if not is_finite(found)]
+
     @functools.cached_property
     def inputs(self) -> list[Extremes]:
         """The extremes of `tensors` before the call; finite ones for memory that the op overwrites."""
-        arguments = zip(self.op._schema.arguments, self.args, strict=True)
-        outs = {id(tensor) for tensor in tensors_in([value for argument, value in arguments if argument.is_out])}
+        outs = set(map(id, self.outs.values()))
         fresh = [tensor for _, tensor in self.tensors if id(tensor) not in self.before and id(tensor) not in outs]
         before = {} if self.op._schema.name in _OVERWRITING else self.before
         found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
-    def again(self, dtype: torch.dtype) -> list[torch.Tensor] | None:
-        """Repeats the call on copies of its arguments in another dtype, without autocast.
+    @property
+    def outs(self) -> dict[str, torch.Tensor]:
+        """The arguments for `out=`, by name."""
+        return dict(written(self.op, self.args, [one for one in writes_of(self.op) if one.is_out]))
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the op may write to a part of an argument that contained values that are not finite."""
+        name = self.op._schema.name.removeprefix("aten::")
+        return (name in _PARTIAL or "::" in name) and not all(map(is_finite, self.before.values()))
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether all non-finite values of an output were there before the call, outside of the part that it wrote."""
+        before = self.copies.get(id(tensor))
+        if before is None or not self.is_partial or before.shape != tensor.shape:
+            return False
+        with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
+            same, finite = (tensor == before) | (tensor.isnan() & before.isnan()), tensor.isfinite()
+            return bool(finite.any() and (same | finite).all())
+        return False
+
+    def depends_on_old(self) -> bool:
+        """Whether the outputs are finite if arguments that the op writes to contain zeros before, not inf or NaN."""
+        self.ignores_old = True
+        alone = self.again(None)
+        if alone is not None and not all(map(is_finite, extremes(alone))):
+            pairs = zip(self.tensors, self.inputs, strict=True)
+            self.inputs = [FINITE if id(tensor) in self.before else found for (_, tensor), found in pairs]
+            return False
+        self.ignores_old = False
+        return alone is not None
+
+    def again(self, dtype: torch.dtype | None) -> list[torch.Tensor] | None:
+        """Repeats the call on copies of its arguments in another dtype, or in the same one, without autocast.
 
         Returns:
-            The tensors among the results; None if the call fails in this dtype, or communicates between processes.
+            The tensors of its outputs; None if the call fails in this dtype, or communicates between processes.
         """
 
         def convert(name: str, value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 tensor = self.copies.get(id(value), value)
+                if self.ignores_old and not is_finite(self.before.get(id(value), FINITE)):
+                    tensor = torch.zeros_like(tensor)
+                if dtype is None:
+                    return tensor.clone()
                 if tensor.is_floating_point():
                     return tensor.to(dtype, copy=True)
                 return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
             if isinstance(value, torch.Generator):
                 return value.clone_state()
             if isinstance(value, torch.dtype):
-                return dtype if value in _LOWER or value is torch.float32 else value
+                return dtype if dtype is not None and value in (*_LOWER, torch.float32) else value
             return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
 
         if self.op.namespace in BETWEEN_PROCESSES:
@@ -397,28 +467,32 @@ class NonfiniteFinder(CallObserver):
         if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
             calls[-1].cast_args = args
         calls.append(watched)
-        if op._schema.is_mutable:
+        if writes_of(op) and not _is_part(token):  # a part is not judged by itself
             self._look_before(watched)
         name = overload_name(op)
-        if name == "aten::mul.Tensor" and len(calls) == 1 and _called_by_grad_scaler(sys._getframe()):
+        # A number as the other factor is the scale that the scaler hands to a fused optimizer.
+        is_scaling = name == "aten::mul.Tensor" and len(calls) == 1 and isinstance(args[1], torch.Tensor)
+        if is_scaling and _called_by_grad_scaler(sys._getframe()):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
         elif name == "aten::_amp_update_scale_":
+            (_, scale), (_, found_inf) = extremes([args[0], args[2]])
+            self.seen.scaler.add(scale, found_inf > 0, *args[4:])
             self._scale, self._scaled_overflow = None, False
 
     def _look_before(self, watched: WatchedCall) -> None:
-        arguments = watched.op._schema.arguments
-        written = [
-            value
-            for argument, value in zip(arguments, watched.args, strict=True)
-            if argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
-        ]
-        tensors = tensors_in(written)
-        watched.before = {id(tensor): found for tensor, found in zip(tensors, extremes(tensors), strict=True)}
+        token, op, args = watched.token, watched.op, watched.args
+        tensors = [tensor for _, tensor in written(op, args, [one for one in writes_of(op) if not one.is_out])]
+        watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
+        repeats = isinstance(token, CastingCall) or any(tensor.dtype in _LOWER for _, tensor in watched.tensors)
+        repeats |= watched.is_partial or (self._scale is not None and token.phase == "backward")
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
-            copied = [tensor for tensor in tensors if tensor.dtype in _LOWER and can_be_read(tensor)]
-            watched.copies = {id(tensor): tensor.clone() for tensor in copied}
+            watched.copies = {
+                id(tensor): tensor.clone()
+                for tensor in tensors
+                if (repeats or not is_finite(watched.before[id(tensor)])) and can_be_read(tensor)
+            }
 
     def end(self, token: Any, results: list[Any]) -> None:
         """Called after a call."""
@@ -436,7 +510,7 @@ class NonfiniteFinder(CallObserver):
             if parent is not None:
                 parent.inner_nonfinite |= watched.inner_nonfinite
                 if parent.verdict is None and watched.verdict is not None:
-                    parent.verdict = _about_cast(watched, parent)
+                    parent.verdict = _in_terms_of(parent, watched, watched.verdict)
             return
         assert self._watching.ended is not None
         (watched.call, watched.results), self._watching.ended = self._watching.ended, None
@@ -468,7 +542,10 @@ class NonfiniteFinder(CallObserver):
             return
         uninitialized = UNINITIALIZED.get(call.name, ())
         self.seen.checked += 1
-        watched.outputs = extremes([tensor for i, tensor in enumerate(results) if i not in uninitialized])
+        watched.outputs = extremes(results)
+        for i, tensor in enumerate(results):
+            if not is_finite(watched.outputs[i]) and (i in uninitialized or watched.keeps(tensor)):
+                watched.outputs[i] = FINITE
         if all(map(is_finite, watched.outputs)):
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
                 for _, spread in self._provisional:
@@ -483,19 +560,21 @@ class NonfiniteFinder(CallObserver):
             verdict = self._judge(watched)
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
-                spread.read([tensor for _, tensor in watched.tensors], results)
+                spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
         elif self._is_allowed(call):
             self._nan_is_known = True
             self._add_benign("allowed", call)
         elif parent is not None:
-            parent.verdict = parent.verdict or verdict
+            parent.verdict = parent.verdict or _in_terms_of(parent, watched, verdict)
         else:
             self._report(watched, verdict)
 
-    def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
-        call, results = watched.call, watched.results
+    @staticmethod
+    def _origin(watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
+        call = watched.call
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
-        origin = NonfiniteOrigin(
+        outs = watched.outs
+        return NonfiniteOrigin(
             op=call.op,
             inner=verdict.inner,
             module=call.module,
@@ -505,19 +584,25 @@ class NonfiniteFinder(CallObserver):
             inputs=tuple(
                 TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
                 for name, tensor in watched.tensors
+                if name not in outs
             ),
-            outputs=tuple(TensorRange.of(str(i), tensor) for i, tensor in enumerate(results)),
+            outputs=tuple(
+                TensorRange.of(info.name, tensor) for info, tensor in zip(call.outputs, watched.results, strict=True)
+            ),
             argument=verdict.argument,
             node="" if node is None else node.name(),
             call=call,
         )
+
+    def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
+        origin = self._origin(watched, verdict)
         with self._lock:
             if self.done:
                 return
             self._drop_ended()
             first = not self._provisional
             if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
-                self._provisional.append((origin, Propagation(results)))
+                self._provisional.append((origin, Propagation(watched.nonfinite)))
             else:
                 self.done = True
             self.done |= len(self._provisional) > _MOST_PROVISIONAL
@@ -543,13 +628,14 @@ class NonfiniteFinder(CallObserver):
 
     def _judge(self, watched: WatchedCall) -> Verdict | None:
         """Returns the verdict on a call with a non-finite result; None if the call is not at fault."""
+        if watched.is_partial and watched.depends_on_old():
+            return None
         call, inputs = watched.call, watched.inputs
         makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
         has_nan = any(math.isnan(low) for low, _ in inputs)
         has_inf = not has_nan and not all(map(is_finite, inputs))
         if makes_nan and has_nan:
-            is_known = self._nan_is_known or self._scaled_overflow or self._writes_a_part(watched)
-            return None if is_known else Verdict("data", call.name)
+            return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None
         if not makes_nan:
@@ -565,15 +651,9 @@ class NonfiniteFinder(CallObserver):
         return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
     @staticmethod
-    def _writes_a_part(watched: WatchedCall) -> bool:
-        """Whether a call keeps NaNs in the rest of a buffer, such as a cache made by `torch.empty`."""
-        pairs = zip(watched.tensors, watched.inputs, strict=True)
-        others = [found for (_, tensor), found in pairs if id(tensor) not in watched.before]
-        return watched.call.op.removeprefix("aten::") in _PARTIAL and all(map(is_finite, others))
-
-    @staticmethod
     def _is_mask(watched: WatchedCall) -> bool:
-        asked = any(isinstance(arg, float) and math.isinf(arg) for arg in watched.args)
+        passed = [one for arg in watched.args for one in (arg if isinstance(arg, list | tuple) else [arg])]
+        asked = any(isinstance(one, float) and math.isinf(one) for one in passed)
         numbers = [tensor for _, tensor in watched.tensors if tensor.dtype is not torch.bool]
         lowest = all(high != math.inf for _, high in watched.outputs) and any(
             _is_lowest(low, tensor.dtype) for (_, tensor), (low, _) in zip(watched.tensors, watched.inputs, strict=True)
@@ -610,6 +690,8 @@ class NonfiniteFinder(CallObserver):
         ]
         if any(size / self._scale > largest for size, largest in sizes):
             return False
+        if not self._scaled_overflow:
+            self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled_overflow = True
         self._add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
         return True
@@ -618,7 +700,9 @@ class NonfiniteFinder(CallObserver):
         """The verdict on a call at fault, of which all inputs are finite or not."""
         call, tensors = watched.call, watched.tensors
         if finite and call.name in _CONVERSIONS:
-            return Verdict("overflow in a cast", call.name, tensors[-1 if call.name == "aten::copy_" else 0][0])
+            sources = [name for name, tensor in tensors if id(tensor) not in watched.before] or [tensors[0][0]]
+            first = next(i for i, found in enumerate(watched.outputs) if not is_finite(found))
+            return Verdict("overflow in a cast", call.name, sources[min(first, len(sources) - 1)])
         earlier = self._earlier_cast(watched) if finite else None
         if earlier is not None:
             return earlier
@@ -663,13 +747,12 @@ def _is_part(token: Any) -> bool:
     return isinstance(token, Part)
 
 
-def _about_cast(watched: WatchedCall, parent: WatchedCall) -> Verdict | None:
-    """The verdict on a part of a call. For a cast, it names the argument."""
-    verdict = watched.verdict
-    if verdict is None or overload_name(watched.op) == overload_name(parent.op):
+def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:
+    """The verdict on a call that another one made, with the argument that the other one passed on; "" if it did not."""
+    if overload_name(watched.op) == overload_name(parent.op):
         return verdict
-    named = tensor_arguments(parent.op, parent.args)
-    argument = next((name for name, tensor in named if tensor is watched.args[0]), verdict.argument)
+    passed = dict(watched.tensors).get(verdict.argument)
+    argument = next((name for name, tensor in parent.tensors if tensor is passed), "")
     return Verdict(verdict.kind, verdict.inner, argument)
 
 

@@ -37,7 +37,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.observe.ops import leaves
+from torch_promote.observe.ops import produced
 
 __all__ = [
     "BETWEEN_PROCESSES",
@@ -386,7 +386,7 @@ def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
 
 
 def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
-    """Repeats a call with each argument converted, and returns the tensors among the results.
+    """Repeats a call with each argument converted, and returns the tensors that it produced: see `produced`.
 
     Random numbers are drawn from the current state of the generators, which is restored.
     """
@@ -397,7 +397,8 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
         results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
     finally:
         set_random_state(before)
-    return [one for one in leaves(results if isinstance(results, list | tuple) else [results]) if one is not None]
+    several = results if isinstance(results, list | tuple) else [results]
+    return [one for _, one in produced(op, [value for _, value in given], several)]
 
 
 # --- the objects to which a step refers

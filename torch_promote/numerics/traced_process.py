@@ -12,13 +12,17 @@ import json
 import multiprocessing.util
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_promote.errors import DispatchObserverError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
+
+if TYPE_CHECKING:
+    from torch_promote.numerics.find_nonfinite import Attempt
 
 __all__ = ["VARIABLE", "Record", "Request", "read_records", "use_environment"]
 
@@ -62,7 +66,7 @@ class Record:
         found: In find-nan, whether there is an origin; None if it did not reach the steps.
         text: In find-nan, the report as text.
         data: In find-nan, the report as JSON-compatible values.
-        override: In find-nan, the op to run in float32 as a possible remedy, or None.
+        attempts: In find-nan, remedies to try, the narrowest first.
     """
 
     process: int
@@ -73,7 +77,7 @@ class Record:
     found: bool | None = None
     text: str = ""
     data: dict[str, Any] | None = None
-    override: str | None = None
+    attempts: Sequence[Attempt] = ()
 
 
 def use_environment() -> None:
@@ -143,12 +147,12 @@ class _Process:
         if isinstance(self._report, TraceReport):
             record.report = self._report
         elif self._report is not None:
-            from torch_promote.numerics.find_nonfinite import next_override
+            from torch_promote.numerics.find_nonfinite import next_attempts
 
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
-            record.override = next_override(self._report) if record.found else None
+            record.attempts = next_attempts(self._report) if record.found or data["origin"] is None else ()
         whole = Path(self._request.folder, f"{os.getpid()}.record")
         part = whole.with_suffix(".record-part")
         with contextlib.suppress(OSError):  # the command has ended before this process

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.policy.files import to_toml
+from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Chart, Code, Column, Content, Fact, Listing, Report, Series, Table, size
 
@@ -130,6 +132,22 @@ class Tuning(Report):
     interrupted: bool = False
     found: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        self._policy_file: str = "mine.toml"  # which the page names; not a part of the report
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the report, or with the extension ".toml" the policy. Pages that are saved later name that file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError, MissingPackageError: As `Report.save`.
+        """
+        super().save(path)
+        if (name := os.fspath(path)).lower().endswith(".toml"):
+            self._policy_file = name
+
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`."""
         return {".toml": ("the policy", lambda: to_toml(self.policy.to_dict())), **super().formats()}
@@ -151,13 +169,23 @@ class Tuning(Report):
                 Listing("What the runs have proved", [self.certificate.text]),
                 Listing("Not monotone", self.certificate.violations, most=3),
                 Table("Best trials", self._trial_columns(), self._trial_rows(self._best(trials), 3), where="terminal"),
-                Code("mine.toml", to_toml(self.policy.to_dict())),
-                Code("Python", _USE_TABLES if self.policy.modules else _USE, _ABOUT_USE),
+                Code(self._policy_file, to_toml(self.policy.to_dict())),
+                Code(
+                    "Python",
+                    (_USE_TABLES if self.policy.modules else _USE).replace("FILE", quoted(self._policy_file)),
+                    _ABOUT_USE.replace("FILE", quoted(self._policy_file)),
+                ),
                 self._trials_chart(trials),
                 Table("Trials", self._trial_columns(), self._trial_rows(self.trials, 12), where="page"),
                 Table(
                     "Candidates",
-                    (Column("candidate", "name"), Column("impact", "number"), "calls", "overflows", "override"),
+                    (
+                        Column("candidate", "name"),
+                        Column(f"impact on {self.comparison.loss_or_outputs}", "number"),
+                        "calls",
+                        "overflows",
+                        "override",
+                    ),
                     [
                         (one.name, one.impact, one.calls, "yes" * one.nonfinite, "yes" * (one.name in chosen))
                         for one in self.candidates
@@ -295,13 +323,13 @@ _ABOUT_ERRORS = (
     "Errors are relative to the reference, of the worst batch. The noise floor is the difference between two runs of "
     "the reference."
 )
-_USE = 'torch_promote.install(policy="mine.toml")'
+_USE = "torch_promote.install(policy=FILE)"
 _USE_TABLES = """\
-policy = torch_promote.Policy.load("mine.toml")
+policy = torch_promote.Policy.load(FILE)
 policy.apply_to(model)
 torch_promote.install(policy=policy)"""
 _ABOUT_USE = (
     "It applies to every region of torch.autocast. With set_default_policy in place of install, it applies to those of "
     "my_autocast. "
-    'For one region: my_autocast(..., policy="mine.toml"), with model=model if the policy has tables of modules.'
+    "For one region: my_autocast(..., policy=FILE), with model=model if the policy has tables of modules."
 )

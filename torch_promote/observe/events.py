@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_promote.observe.values import Values
+from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
@@ -22,6 +22,8 @@ from torch_promote.report.codec import decode_fields, encode
 
 __all__ = [
     "AUTOCAST_OFF",
+    "COMPILED",
+    "COMPILED_CALLS",
     "Call",
     "CallGroup",
     "Calls",
@@ -39,6 +41,10 @@ __all__ = [
 
 #: The start of `Call.said_by` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
+#: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
+COMPILED = "compiled code"
+#: The start of the sentence in `not_seen` if compiled functions ran.
+COMPILED_CALLS = "Calls of compiled functions: "
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.
@@ -106,6 +112,8 @@ class Cast:
         tensor: The number of the cast tensor in this trace; views have the number of their base.
         earlier: The number of earlier casts of this tensor to this dtype with unchanged content.
         cache: For a reused cast, the mode of the cache: "weights", "persistent", "all", or "PyTorch's".
+        avoidable: The cache mode, "persistent" for weights or "all" for activations, in which an earlier cast would
+            have been reused instead. "": none, or the mode is set already.
     """
 
     argument: str
@@ -117,6 +125,7 @@ class Cast:
     tensor: int = 0
     earlier: int = 0
     cache: str = ""
+    avoidable: Literal["", "persistent", "all"] = ""
 
     def __str__(self) -> str:
         text = f"{self.argument}: {dtype_name(self.from_dtype)} -> {dtype_name(self.to_dtype)}, {self.bytes:,} bytes"
@@ -137,14 +146,15 @@ class Call:
             of the forward if it is known; "" if there is none.
         inputs: The tensors among the arguments that the caller passed.
         ran_with: The same tensors after the casts.
-        outputs: The tensors among the results; empty if the call raised.
+        outputs: The tensors that the call produced: its results by index, then the arguments that it wrote to and did
+            not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
         said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
             "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
             off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
             NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
-            registered one; or "".
+            registered one; "compiled code", whose graph contains the casts; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised.
@@ -467,6 +477,7 @@ class Recording:
         self.device_names: list[str] = []
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
+        self.nonfinite = NonfiniteValues()
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
@@ -519,6 +530,12 @@ class Recording:
     def total(self) -> CallGroup:
         """All calls."""
         return next(iter(self._by(lambda place: "")), CallGroup(""))
+
+    @property
+    def first_nonfinite(self) -> Call | None:
+        """The call that made the inf or NaN that `nonfinite` counts; None without, or without values."""
+        number = self.nonfinite.first_call
+        return None if number is None else self.calls[number]
 
     def by_op(self) -> GroupTable:
         """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""

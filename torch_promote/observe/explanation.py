@@ -10,20 +10,33 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.events import CallGroup, Place
+from torch_promote.observe.events import Call, CallGroup, Place
 from torch_promote.observe.findings import savings
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import CastPolicy
-from torch_promote.report.base import Column, Content, Listing, Report, Table, module_name, short_line, size, spell
+from torch_promote.report.base import (
+    Column,
+    Content,
+    Listing,
+    Report,
+    Table,
+    module_name,
+    percent,
+    short_line,
+    size,
+    spell,
+)
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
 
-__all__ = ["Explanation", "ExplanationRow", "explain"]
+__all__ = ["Explanation", "ExplanationRow", "describe_call", "explain"]
 
 #: The number of names in a fact, of ops that get advice, and of names in an error.
 _NAMED, _ADVISED, _IN_ERRORS = 4, 2, 5
+#: The fact that the calls made the first inf or NaN of the trace.
+_MADE = "made the first inf or NaN"
 _TO_LOWER = "lower", "in the autocast dtype instead of float32"
 #: What another policy of an op would be, and its effect.
 _OTHER_POLICY = {
@@ -107,8 +120,12 @@ class Explanation(Report):
             for row in self.rows
         ]
         verdict = f"The {self.kind} {module_name(self.pattern)} in this trace"
+        made = next((value for name, value in self.facts if name == _MADE), None)
+        if made is not None:
+            verdict += f" made the first inf or NaN: {made}"
         parts = Listing("What you can change", self.advice), Table("Calls", columns, rows, most=20)
-        return Content(f"explanation: {self.kind} {module_name(self.pattern)}", verdict, self.facts, parts)
+        title = f"explanation: {self.kind} {module_name(self.pattern)}"
+        return Content(title, verdict, self.facts, parts, good=None if made is None else False)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the explanation as JSON-compatible values."""
@@ -130,7 +147,7 @@ class _Explainer:
     """Explains the calls that a pattern selects: as a whole, by op, by op and module, and by line."""
 
     def __init__(self, report: Recording, kind: str, name: str, wants: Callable[[Place], bool]) -> None:
-        self.kind, self.name = kind, name
+        self.report, self.kind, self.name, self.wants = report, kind, name, wants
         self.whole = CallGroup("")
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
@@ -165,7 +182,15 @@ class _Explainer:
         return Explanation(self.name, self.kind, facts, tuple(self._advice()), tuple(rows))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        whole = self.whole
+        whole, report = self.whole, self.report
+        first = report.first_nonfinite
+        if first is not None and self.wants((first.name, first.module, first.line)):
+            losses = report.nonfinite.about_losses(report.steps)
+            made = describe_call(first, report.nonfinite.call_step)
+            yield _MADE, f"{made}{losses and '; '}{losses}"
+        measured = [call for call in self.stored if call.values]
+        bad = sum(any(one.infs or one.nans for one in call.values) for call in measured)
+        yield "inf or NaN", f"in results of {bad:,} of {len(measured):,} calls" if bad else ""
         yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
         if self.kind != "module":
             yield "modules", _names(dict.fromkeys(module_name(module) for _, module in self.groups))
@@ -195,6 +220,9 @@ class _Explainer:
 
     def _advice(self) -> Iterator[str]:
         """Yields the suggested changes: of policies, then of the cache."""
+        first = self.report.first_nonfinite
+        if first is not None and self.wants((first.name, first.module, first.line)):
+            yield "tp.find_nonfinite() tells whether the dtype of that call is to blame, and finds a policy for it."
         backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
         if backward:
             yield (
@@ -228,6 +256,14 @@ class _Explainer:
         if path and not has_one and not path[0].isupper() and "backward" not in group.phases:
             code = f'set_module_policy(model, {{"{path}": {{"{key}": "{other}"}}}})'
         return f"To run {op} {effect}: {code}."
+
+
+def describe_call(call: Call, step: int) -> str:
+    """Returns where a call is: "aten::log, forward, blocks.0, train.py:12, step 3: 100 % NaN"."""
+    share = {name: max((getattr(one, name) for one in call.values), default=0.0) for name in ("nans", "infs")}
+    shares = [f"{percent(share[name])} {shown}" for name, shown in (("nans", "NaN"), ("infs", "inf")) if share[name]]
+    place = call.name, call.phase, module_name(call.module), short_line(call.line), f"step {step:,}"
+    return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
 
 
 def _short(text: str) -> str:

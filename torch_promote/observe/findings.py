@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,8 @@ __all__ = [
     "casts_chart",
     "dtypes_chart",
     "exponents_chart",
+    "is_uninitialized",
+    "is_view",
     "module_tree",
     "modules_and_optimizer",
     "result_dtypes",
@@ -97,7 +99,6 @@ def time_in_casts(report: Recording) -> float | None:
     return report.total.cast_time / outermost if outermost else None
 
 
-_REMEMBERED = 4  # the number of activations that cache="all" keeps
 _FP32_POLICIES = ("fp32", "float32", "float64")
 
 
@@ -106,23 +107,24 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
     A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
     """
-    activations, weights = _saved_by_caches(calls)
+    avoidable: dict[str, list[int]] = {"all": [], "persistent": []}
+    for cast in (cast for call in calls for cast in call.casts if cast.avoidable):
+        avoidable[cast.avoidable].append(cast.bytes)
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
         if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
-    reused = "These casts of {} would be reused, "
     found = [
         (
             'my_autocast(..., cache="all")',
-            activations,
-            reused.format("activations") + "if the earlier cast is in the same region.",
+            avoidable["all"],
+            "These casts of activations would be reused within their region.",
         ),
         (
             'my_autocast(..., cache="persistent")',
-            weights,
-            reused.format("weights") + "because the weights did not change in between.",
+            avoidable["persistent"],
+            "These casts of weights would be reused, because the weights did not change in between.",
         ),
     ]
     effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
@@ -135,32 +137,12 @@ def _widens(cast: Cast) -> bool:
     return _is_lower(dtype_name(cast.from_dtype)) and not _is_lower(dtype_name(cast.to_dtype))
 
 
-def _saved_by_caches(calls: Iterable[Call]) -> tuple[list[int], list[int]]:
-    """The sizes of the casts that cache="all" and "persistent" would reuse."""
-    activations, weights = [], []
-    last: defaultdict[int, deque[tuple[int, str]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-    for call in calls:
-        for cast in call.casts:
-            if cast.reused or cast.kind == "gradient":
-                continue
-            if cast.kind == "weight":
-                weights += [cast.bytes] if cast.earlier and not _widens(cast) else []
-                continue
-            key, recent = (cast.tensor, dtype_name(cast.to_dtype)), last[call.thread]
-            if cast.earlier and key in recent and not _widens(cast):
-                activations.append(cast.bytes)
-            if key in recent:
-                recent.remove(key)
-            recent.append(key)
-    return activations, weights
-
-
 def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
     """Sorts groups by op: by cast bytes, then by whether they have a policy, then by the number of calls.
 
     Ops that return a view of their argument, such as transpose, come last.
     """
-    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, _is_view(group.key), -group.calls))
+    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, is_view(group.key), -group.calls))
 
 
 #: The name of the group of the calls that optimizers made.
@@ -254,7 +236,6 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 
-#: Ops that return uninitialized memory: torch.empty, empty_like, new_empty_strided and others.
 _UNINITIALIZED = re.compile(r"\w+::_*(new_)?empty")
 #: The exponents of the smallest subnormal, the smallest normal and the largest number of float16.
 _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
@@ -268,7 +249,7 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     """
     measured: dict[str, list[Any]] = {}
     for call in calls:
-        if not call.composite and not _is_view(call.name) and not _UNINITIALIZED.match(call.op):
+        if not call.composite and not is_view(call.name) and not is_uninitialized(call.op):
             measured.setdefault(call.name, []).extend(values for values in call.values if values.count)
     rows = []
     for op, found in measured.items():
@@ -299,8 +280,13 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")
 
 
+def is_uninitialized(op: str) -> bool:
+    """Whether an op returns uninitialized memory, as torch.empty, empty_like and new_empty_strided do."""
+    return _UNINITIALIZED.match(op) is not None
+
+
 @functools.lru_cache(maxsize=4096)
-def _is_view(name: str) -> bool:
+def is_view(name: str) -> bool:
     """Whether an op returns a view of an argument, whose values another call has computed."""
     if name.startswith(("aten::to.", "aten::contiguous")):
         return False  # only if there is nothing to do

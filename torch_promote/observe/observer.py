@@ -33,17 +33,17 @@ import itertools
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Cast, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -54,8 +54,9 @@ from torch_promote.observe.ops import (
     is_traced,
     is_weight,
     is_wrapped,
-    leaves,
+    produced,
     read_arguments,
+    tensors_in,
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
@@ -158,10 +159,14 @@ Token = OpenCall | Part
 
 
 class _Thread(threading.local):
-    """The open calls of a thread, the outermost first."""
+    """The open calls of a thread, the outermost first; its last casts of activations, as cache="all" would keep them.
+
+    A cast has its tensor, the tensor's version, the target dtype, and how often the thread's casts had ended before.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
+        self.activations: deque[tuple[weakref.ref[torch.Tensor], int, torch.dtype, int]] = deque(maxlen=4)
 
 
 @dataclass(slots=True)
@@ -178,7 +183,7 @@ class CallObserver:
 
     Args:
         modules: Tracks which module runs.
-        add: The subscriber. It gets each call with the tensors among its results, in the thread of the call.
+        add: The subscriber. It gets each call with the tensors of its `outputs`, in the thread of the call.
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
@@ -237,7 +242,7 @@ class CallObserver:
         where = self._locate(around)
         if where is None:
             return None
-        origin, phase = where
+        origin, phase, is_compiled = where
         first_node = torch._C._autograd._get_sequence_nr()
         if around is None:
             self._nodes.add_between(first_node, origin)
@@ -264,7 +269,10 @@ class CallObserver:
         call.policy_is_known = around is not None and around.policy_is_known
         if asked is not None:
             call.autocast = asked.devices
-        self._explain_policy(call, plan, asked)
+        if is_compiled:
+            call.said_by, call.policy_is_known = COMPILED, True
+        else:
+            self._explain_policy(call, plan, asked)
         tokens.append(call)
         return call
 
@@ -301,10 +309,10 @@ class CallObserver:
         call.sizes = {name: bytes_of(tensor) for name, tensor in operands}
         call.ran_with = self._share(operands)
 
-    def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase] | None:
-        """The origin and the phase of a call; None while PyTorch prints a tensor."""
+    def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase, bool] | None:
+        """The origin and the phase of a call, and whether it is compiled; None while PyTorch prints a tensor."""
         if around is not None:
-            return around.origin, around.phase
+            return around.origin, around.phase, around.said_by == COMPILED
         found = place()
         if found is None:
             return None
@@ -317,7 +325,7 @@ class CallObserver:
         origin = self._origins.get(where)  # there are as many as the program has lines in modules
         if origin is None:
             origin = self._origins[where] = where._replace(line=shown_line(where.line))
-        return origin, found.phase
+        return origin, found.phase, found.is_compiled
 
     def _explain_policy(self, call: OpenCall, plan: AutocastPlan | None, asked: _StateFacts | None) -> None:
         """Fills in the policy of a call, and its source or why there is none."""
@@ -340,7 +348,9 @@ class CallObserver:
                 call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.said_by)
         if call.policy is None and not call.said_by and call.facts.promotes(info.dtype for info in call.inputs):
-            call.said_by = f"promotion rule {_C.promotion_rule() or 'torch'}"
+            rule = _C.promotion_rule()
+            acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
+            call.said_by = f"promotion rule {rule if acts else 'torch'}"
 
     def end(self, token: Token | _Through, results: list[Any]) -> None:
         """Called after a call."""
@@ -348,7 +358,7 @@ class CallObserver:
             return
         self._pop(token)
         if isinstance(token, OpenCall):
-            self._close(token, [tensor for tensor in leaves(results) if tensor is not None], False)
+            self._close(token, produced(token.facts.op, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
@@ -365,7 +375,7 @@ class CallObserver:
         del tokens[tokens.index(token) :]
         return True
 
-    def _close(self, call: OpenCall, tensors: list[torch.Tensor], error: bool) -> None:
+    def _close(self, call: OpenCall, outputs: NamedTensors, error: bool) -> None:
         self._nodes.add(call.first_node, call.origin)
         casting = call if isinstance(call, CastingCall) and call.ran_with is not None else None
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
@@ -379,7 +389,7 @@ class CallObserver:
                 line=call.origin.line,
                 inputs=call.inputs,
                 ran_with=call.inputs if casting is None or casting.ran_with is None else casting.ran_with,
-                outputs=self._share([(str(i), tensor) for i, tensor in enumerate(tensors)]),
+                outputs=self._share(outputs),
                 casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
                 policy=call.policy,
                 said_by=call.said_by,
@@ -392,7 +402,7 @@ class CallObserver:
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
             ),
-            tensors,
+            [tensor for _, tensor in outputs],
         )
 
     def _casts(self, call: CastingCall) -> Iterator[Cast]:
@@ -407,17 +417,35 @@ class CallObserver:
             if made:
                 call.conversions[key] = made - 1
             number, earlier = self._numbers.count(tensor, got.dtype)
+            kind: Kind = "weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation"
+            mode = _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's"
+            avoidable = self._avoidable(tensor, got.dtype, kind, mode, earlier) if made else ""
             yield Cast(
                 argument=before.name,
                 from_dtype=before.dtype,
                 to_dtype=got.dtype,
                 bytes=call.sizes[before.name],
-                kind="weight" if is_weight(tensor) else "gradient" if call.phase == "backward" else "activation",
+                kind=kind,
                 reused=not made,
                 tensor=number,
                 earlier=earlier,
-                cache="" if made else _C.cache_mode() if my_autocast_is_in_force() else "PyTorch's",
+                cache="" if made else mode,
+                avoidable=avoidable,
             )
+
+    def _avoidable(
+        self, tensor: torch.Tensor, to: torch.dtype, kind: Kind, mode: str, earlier: int
+    ) -> Literal["", "persistent", "all"]:
+        """The cache mode in which a cast would have been reused. None keeps casts of activations to a larger dtype."""
+        if kind == "weight":
+            return "persistent" if earlier and mode != "persistent" and _C.would_keep(tensor, True) else ""
+        if kind == "gradient" or mode == "all" or tensor.is_inference() or to.itemsize > tensor.dtype.itemsize:
+            return ""
+        state = tensor._version, to, _C.casts_ended()
+        if any(known() is tensor and tuple(then) == state for known, *then in self._thread.activations):
+            return "all" if _C.would_keep(tensor, False) else ""
+        self._thread.activations.append((weakref.ref(tensor), *state))
+        return ""
 
     def _share(self, named: NamedTensors) -> tuple[TensorInfo, ...]:
         """The records of tensors. Equal ones are one object, because a program has few different ones."""

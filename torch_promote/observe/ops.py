@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -33,11 +33,14 @@ __all__ = [
     "is_wrapped",
     "leaves",
     "overload_name",
+    "produced",
     "read_arguments",
     "stored_values",
     "tensor_arguments",
     "tensors_in",
     "unnoticed",
+    "writes_of",
+    "written",
 ]
 
 
@@ -141,6 +144,117 @@ def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
             yield from leaves(value)
         elif isinstance(value, Mapping):
             yield from leaves(tuple(value.values()))
+
+
+# --- what a call writes to
+
+
+class Write(NamedTuple):
+    """An argument that an op writes to: a tensor, an optional one, or a list of them.
+
+    Attributes:
+        place: Its index among the arguments.
+        name: Its name.
+        is_out: Whether the op ignores its content, as that of `out=`.
+        is_returned: Whether the op returns it as well.
+        flag: The place of the bool argument without which the op does not write to it; None if it always does.
+    """
+
+    place: int
+    name: str
+    is_out: bool
+    is_returned: bool
+    flag: int | None = None
+
+
+#: Ops that write to `running_mean` and `running_var` although their schemas do not say so, and the argument that asks
+#: for it; "" if they always do.
+_STATISTICS = {
+    "aten::_batch_norm_impl_index": "training",
+    "aten::batch_norm": "training",
+    "aten::batch_norm_gather_stats": "",
+    "aten::batch_norm_gather_stats_with_counts": "",
+    "aten::batch_norm_update_stats": "",
+    "aten::cudnn_batch_norm": "training",
+    "aten::instance_norm": "use_input_stats",
+    "aten::miopen_batch_norm": "training",
+    "aten::native_batch_norm": "training",
+}
+#: Ops whose schemas declare a write to their argument, of which they leave the elements as they are.
+_NOT_WRITING = ("aten::record_stream", "aten::retain_grad")
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def writes_of(op: torch._ops.OpOverload) -> tuple[Write, ...]:
+    """Returns the arguments that an op writes to, as its schema's alias annotations say.
+
+    Example:
+        >>> [write.name for write in writes_of(torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default)]
+        ['self', 'found_inf']
+    """
+    schema = op._schema
+    if schema.name in _NOT_WRITING:
+        return ()
+    returned = {alias for one in schema.returns if one.alias_info is not None for alias in one.alias_info.before_set}
+    names = argument_names(op)
+    flag = _STATISTICS.get(schema.name)
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        alias = argument.alias_info
+        if alias is not None and alias.is_write:
+            found.append(Write(place, argument.name, argument.is_out, not returned.isdisjoint(alias.before_set)))
+        elif flag is not None and argument.name in ("running_mean", "running_var"):
+            found.append(Write(place, argument.name, False, False, names.index(flag) if flag else None))
+    return tuple(found)
+
+
+def written(op: torch._ops.OpOverload, args: Sequence[Any], writes: Sequence[Write] | None = None) -> NamedTensors:
+    """Returns the tensors that a call writes to, by their paths among its arguments.
+
+    Args:
+        op: The overload.
+        args: All its arguments, in the schema's order.
+        writes: Some of the op's writes. None: all.
+
+    Example:
+        >>> [name for name, _ in written(torch.ops.aten._foreach_mul_.Scalar, [[torch.ones(1), torch.ones(1)], 2])]
+        ['self[0]', 'self[1]']
+    """
+    asked = [one for one in (writes_of(op) if writes is None else writes) if one.flag is None or args[one.flag]]
+    return read_arguments([one.name for one in asked], [args[one.place] for one in asked])[0]
+
+
+def produced(op: torch._ops.OpOverload, args: Sequence[Any], results: Sequence[Any]) -> NamedTensors:
+    """Returns the tensors that a call has produced: its results, and the arguments that it wrote to and did not return.
+
+    Args:
+        op: The overload.
+        args: All its arguments, in the schema's order.
+        results: Its results.
+
+    Returns:
+        The results by their indices, "0", and the arguments by their paths, "self[0]".
+
+    Example:
+        >>> x = torch.ones(1)
+        >>> [name for name, _ in produced(torch.ops.aten.add_.Tensor, [x, x, 1], [x])]
+        ['0']
+        >>> [name for name, _ in produced(torch.ops.aten._foreach_add_.Scalar, [[x], 1], [])]
+        ['self[0]']
+    """
+    found: NamedTensors = []
+    for value in results:
+        if isinstance(value, torch.Tensor):  # without a generator, which would cost each call more
+            found.append((str(len(found)), value))
+        elif value is not None:
+            found.extend((str(i), tensor) for i, tensor in enumerate(tensors_in([value]), len(found)))
+    others = _not_returned(op)
+    return found + written(op, args, others) if others else found
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def _not_returned(op: torch._ops.OpOverload) -> tuple[Write, ...]:
+    return tuple(one for one in writes_of(op) if not one.is_returned)
 
 
 _keys: Any = torch._C

@@ -269,11 +269,21 @@ _OPTIMIZING = (
     f"{os.sep}sharded_grad_scaler.py",
 )
 _SCALES_LOSS = ("scale", "apply_scale")
+#: Folders of PyTorch whose functions run compiled graphs, below autocast.
+_COMPILED = tuple(f"{_BETWEEN[0]}{folder}{os.sep}" for folder in (f"_functorch{os.sep}_aot_autograd", "_inductor"))
+
+
+class _Role(NamedTuple):
+    """Whether a function is in a file that calls ops on behalf of other code, an optimizer's, or runs compiled code."""
+
+    is_between: bool
+    optimizes: bool
+    is_compiled: bool = False
 
 
 @functools.lru_cache(4096)
-def _role(code: CodeType) -> tuple[bool, bool]:
-    """Whether a function is in a file that calls ops on behalf of other code, and whether it belongs to an optimizer.
+def _role(code: CodeType) -> _Role:
+    """The role of a function.
 
     PyTorch wraps the `step` of each optimizer. Other methods of a program's own optimizer, such as `first_step` of SAM,
     are found through its class.
@@ -281,10 +291,11 @@ def _role(code: CodeType) -> tuple[bool, bool]:
     file, name = code.co_filename, code.co_name
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
-        return True, (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
+        optimizes = (here and name not in _SCALES_LOSS) or name == "clip_grad_norm_"  # FSDP has its own
+        return _Role(True, optimizes, file.startswith(_COMPILED))
     owner, _, _ = code.co_qualname.rpartition(".")
     classes = [one for one in _subclasses(Optimizer) if one.__qualname__ == owner]
-    return False, any(_code_of(vars(one).get(name)) is code for one in classes)
+    return _Role(False, any(_code_of(vars(one).get(name)) is code for one in classes))
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -323,6 +334,7 @@ class Place(NamedTuple):
             in a backward outside of the program's own functions. A cell has the path of its code.
         phase: The phase.
         module: The frame of the innermost running module, or None.
+        is_compiled: Whether code of AOTAutograd or Inductor made it.
         called_backward: Whether this thread called the running backward. An autograd thread does so if a checkpoint
             runs a backward inside a backward.
     """
@@ -330,6 +342,7 @@ class Place(NamedTuple):
     line: str
     phase: Phase
     module: FrameType | None
+    is_compiled: bool = False
     called_backward: bool = False
 
 
@@ -342,16 +355,18 @@ def place() -> Place | None:
     frame: FrameType | None = sys._getframe(1)
     backward = torch._C._current_graph_task_id() != -1
     phase: Phase = "backward" if backward else "forward"
-    line, module, in_closure = "", None, False
+    line, module, in_closure, is_compiled = "", None, False, False
     while frame is not None:
         code = frame.f_code
         if code is _MODULE_CALL:
             if module is None:
                 module = frame
         else:
-            is_between, optimizes = _role(code)
+            role = _role(code)
             file = code.co_filename
-            if not is_between:
+            if role.is_compiled and not line:
+                is_compiled, module = True, None  # a graph may be a module
+            if not role.is_between:
                 line = line or f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
@@ -360,14 +375,14 @@ def place() -> Place | None:
                     phase = "recompute"
                     break
                 if file == _ENGINE and code.co_name == "_engine_run_backward":
-                    return Place(line, phase, module, True)
-            if optimizes and module is None and not in_closure:
+                    return Place(line, phase, module, is_compiled, True)
+            if role.optimizes and module is None and not in_closure:
                 in_closure = file == _OPTIMIZER and code.co_name == "wrapper" and _is_in_closure(frame)
                 phase = "optimizer" if not in_closure else "backward" if backward else "forward"
         if line and module is not None and not backward:
             break
         frame = frame.f_back
-    return Place(line, phase, module)
+    return Place(line, phase, module, is_compiled)
 
 
 def is_parameter_made() -> bool:

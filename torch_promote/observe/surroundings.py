@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
+from torch_promote.observe.events import COMPILED_CALLS
 from torch_promote.observe.places import RunningModules
 
 __all__ = ["Listener", "watch_steps", "watch_unseen"]
@@ -130,8 +131,9 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         threads = max(len(alive), unnamed)
         if block.compiled:
             sentences.append(
-                f"Calls of compiled functions: {block.compiled}. Of a compiled graph, the trace contains only ops that "
-                "run PyTorch's own kernels. To see all ops, call the uncompiled function."
+                f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
+                "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the "
+                "trace. To see all, call the uncompiled function."
             )
         if threads:
             sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
@@ -139,7 +141,7 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
             sentences.append(
                 f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
             )
-        if modules is not None and modules.missed:
+        if modules is not None and modules.missed and not block.compiled:
             sentences.append(
                 "The given model was not called in the block, so calls have no module paths. Pass the module that the "
                 "program calls, such as the wrapped one, or no model."

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from torch_promote.errors import OptionError, check_flag
 from torch_promote.observe.events import Call
-from torch_promote.observe.observer import CallObserver, observe
+from torch_promote.observe.observer import CallObserver, OpenCall, observe
+from torch_promote.observe.ops import NamedTensors
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.value_flow import ValueFlow
 from torch_promote.observe.values import Values, ValuesCollector
 
 __all__ = ["trace"]
+
+
+#: The number with which the collector delivers the value of a loss.
+_LOSS = -1
+
+
+class _ObserverWithArguments(CallObserver):
+    """Tells the subscriber the arguments of a call, too."""
+
+    _ending = threading.local()
+
+    @property
+    def args(self) -> list[Any]:
+        """The arguments of the call that the subscriber gets, in the schema's order."""
+        args: list[Any] = self._ending.args
+        return args
+
+    def _close(self, call: OpenCall, outputs: NamedTensors, error: bool) -> None:
+        self._ending.args = call.args
+        try:
+            super()._close(call, outputs, error)
+        finally:
+            del self._ending.args
 
 
 @contextlib.contextmanager
@@ -34,8 +60,8 @@ def trace(
     Args:
         model: The module that the paths of modules start from. None: the first module that is called outside of other
             modules.
-        values: Whether to also record the ranges of results, in `Call.values` of the calls that are stored
-            individually. They are computed on the device of the result, and transferred at the next optimizer step or
+        values: Whether to also record the ranges of outputs, in `Call.values` of the calls that are stored
+            individually. They are computed on the device of the output, and transferred at the next optimizer step or
             at the end of the block, with one synchronization for all.
         where: "ops" records all calls, "casts" only those for which autocast has a policy.
         max_calls: The number of calls to store individually. The report's sums and tables include all calls.
@@ -63,22 +89,36 @@ def trace(
     del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)
 
+    flow = ValueFlow(report)
+
     def deliver(number: int, found: tuple[Values, ...]) -> None:
-        if number < len(report.calls):  # false for calls of a parent process
+        if number < 0:
+            flow.deliver_loss(found[0])
+        elif number < len(report.calls):  # false for calls of a parent process
             report.calls[number] = dataclasses.replace(report.calls[number], values=found)
+            flow.deliver(number, found)
 
     collector = ValuesCollector(deliver)
 
     def add(call: Call, tensors: list[torch.Tensor]) -> None:
         number = report.add(call)
-        if values and number is not None:
+        if with_arguments is None:  # no values are wanted
+            return
+        if not with_arguments.open_calls:  # the program's own
+            loss = flow.loss_of(call, with_arguments.args)
+            if loss is not None:
+                collector.add(_LOSS, [loss])
+            flow.add(number, call, with_arguments.args, tensors)
+        if number is not None:
             collector.add(number, tensors)
 
     def stepped() -> None:
         report.steps += 1
+        flow.stepped(len(report.calls))
         collector.transfer()
 
-    observer = CallObserver(modules, add, where == "casts")
+    with_arguments = _ObserverWithArguments(modules, add, where == "casts") if values else None
+    observer = with_arguments or CallObserver(modules, add, where == "casts")
     try:
         with watch_steps(stepped), observe(observer, report.not_seen):
             yield report

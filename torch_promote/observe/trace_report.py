@@ -15,8 +15,18 @@ from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.diff import TraceDiff, compare_traces
-from torch_promote.observe.events import TENSORS, Call, CallGroup, CastGroup, Phase, Recording, TensorInfo
-from torch_promote.observe.explanation import Explanation, explain
+from torch_promote.observe.events import (
+    COMPILED,
+    COMPILED_CALLS,
+    TENSORS,
+    Call,
+    CallGroup,
+    CastGroup,
+    Phase,
+    Recording,
+    TensorInfo,
+)
+from torch_promote.observe.explanation import Explanation, describe_call, explain
 from torch_promote.observe.findings import (
     OPTIMIZER,
     by_weight,
@@ -30,7 +40,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.values import Values
+from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Column,
@@ -61,6 +71,8 @@ class TraceReport(Recording, Report):
         torch_version: PyTorch's version.
         not_seen: Computations of the block that are not in the report, one sentence each.
         steps: The number of optimizer steps that ended in the block.
+        nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
+        first_nonfinite: That `Call`, or None.
         total: The sums over all calls, a `CallGroup`.
     """
 
@@ -107,7 +119,18 @@ class TraceReport(Recording, Report):
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
         steps = f", optimizer steps: {self.steps:,}" if self.steps else ""
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
-        return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
+        losses = self.nonfinite.about_losses(self.steps)
+        if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
+            return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
+        what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
+        verdict = f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()} {self._verdict()}"
+        return Content(f"{title}, {what}", verdict, list(self._facts()), list(self._parts()), good=False)
+
+    def _first_nonfinite(self) -> str:
+        first = self.first_nonfinite
+        if first is None:
+            return "The call that made the first of these values is not in this report."
+        return f"The first inf or NaN: {describe_call(first, self.nonfinite.call_step)}."
 
     def _verdict(self) -> str:
         total = self._total_of_model()
@@ -115,6 +138,11 @@ class TraceReport(Recording, Report):
             return "Only optimizers called ops." if self.total.calls else "No call was recorded."
         raised = f" Calls that raised: {total.errors:,}." if total.errors else ""
         having = total.policies.total()
+        if not having and (total.rules[COMPILED] or any(one.startswith(COMPILED_CALLS) for one in self.not_seen)):
+            return (
+                f"Autocast had no policy for the calls in this trace ({total.calls:,}). The casts of compiled "
+                f"functions are part of their graphs.{raised}"
+            )
         if not having:
             return (
                 f"Autocast was off or had no policy for all calls ({total.calls:,}), which kept their dtypes.{raised}"
@@ -131,7 +159,13 @@ class TraceReport(Recording, Report):
         return total
 
     def _facts(self) -> Iterable[Fact]:
-        total, of_model = self.total, self._total_of_model()
+        total, of_model, nonfinite = self.total, self._total_of_model(), self.nonfinite
+        if nonfinite.kind:
+            yield "losses", f"{nonfinite.nans + nonfinite.infs:,} of {nonfinite.losses:,} {nonfinite.kind}"
+        if nonfinite.calls:
+            first = self.first_nonfinite
+            where = "" if first is None else f"first: {describe_call(first, nonfinite.call_step)}"
+            yield "calls with inf or NaN", f"{nonfinite.calls:,}", where
         phases = (f"{total.phases[phase]:,} {phase}" for phase in get_args(Phase) if total.phases[phase])
         yield "calls", f"{total.calls:,}", ", ".join(phases)
         results = sorted(result_dtypes(of_model.dtypes).items(), key=lambda item: -item[1])
@@ -323,7 +357,7 @@ class TraceReport(Recording, Report):
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            **{name: encode(getattr(self, name)) for name in _PLAIN},
+            **{name: encode(getattr(self, name)) for name in (*_PLAIN, "nonfinite")},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -353,6 +387,8 @@ class TraceReport(Recording, Report):
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
         for name in _PLAIN:
             setattr(report, name, data[name])
+        report.nonfinite = decode(NonfiniteValues, data["nonfinite"])
+        _ = report.first_nonfinite  # raises IndexError if there is no such call
         return report
 
     def __repr__(self) -> str:

@@ -21,7 +21,17 @@ import torch
 from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["EMPTY", "FINITE", "Extremes", "TensorRange", "Values", "ValuesCollector", "extremes", "is_finite"]
+__all__ = [
+    "EMPTY",
+    "FINITE",
+    "Extremes",
+    "NonfiniteValues",
+    "TensorRange",
+    "Values",
+    "ValuesCollector",
+    "extremes",
+    "is_finite",
+]
 
 
 class _Format(NamedTuple):
@@ -194,6 +204,53 @@ class Values:
         return cls(**rest, exponents=exponents)
 
 
+@dataclass
+class NonfiniteValues:
+    """The losses of a trace with values, and its inf and NaN except those that masks asked for.
+
+    Attributes:
+        losses: The number of losses.
+        nans: The number of losses that are NaN.
+        infs: The number of infinite losses.
+        first_loss: The number of the first loss that is not finite, from 0; None if all are finite.
+        loss_step: The number of optimizer steps that had ended before it.
+        calls: The number of the program's calls whose results have inf or NaN.
+        nan_calls: The number of those with NaN.
+        first_call: The index in `TraceReport.calls` of the call that made them, for the first such loss if there is
+            one; None if all results are finite.
+        call_step: The number of optimizer steps that had ended before it.
+    """
+
+    losses: int = 0
+    nans: int = 0
+    infs: int = 0
+    first_loss: int | None = None
+    loss_step: int = 0
+    calls: int = 0
+    nan_calls: int = 0
+    first_call: int | None = None
+    call_step: int = 0
+
+    @property
+    def kind(self) -> str:
+        """What the losses are that are not finite: "NaN", "inf", "NaN or inf" or ""."""
+        return " or ".join(["NaN"] * bool(self.nans) + ["inf"] * bool(self.infs))
+
+    def about_losses(self, steps: int) -> str:
+        """Returns "3 of 10 losses are NaN, from step 4"; "" if all losses are finite.
+
+        Args:
+            steps: The number of optimizer steps in the trace. Without any, losses are counted instead.
+        """
+        bad, kind = self.nans + self.infs, self.kind
+        if not bad:
+            return ""
+        if bad == self.losses:
+            return f"all {bad:,} losses are {kind}" if bad > 1 else f"the only loss is {kind}"
+        since = f"from step {self.loss_step:,}" if steps else f"from loss {self.first_loss:,}, counted from 0"
+        return f"{bad:,} of {self.losses:,} losses {'are' if bad > 1 else 'is'} {kind}, {since}"
+
+
 EMPTY = Values()
 
 
@@ -221,10 +278,10 @@ def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
 
 
 class ValuesCollector:
-    """Counts the results of calls on their devices, and delivers the statistics after their transfer.
+    """Counts the outputs of calls on their devices, and delivers the statistics after their transfer.
 
     Args:
-        deliver: Called with the number of a call and the statistics of its results.
+        deliver: Called with the number of a call and the statistics of its outputs.
         most: The maximum number of results that wait for a transfer.
     """
 
@@ -236,11 +293,11 @@ class ValuesCollector:
         self._lock = threading.RLock()  # a signal handler may run ops
 
     def add(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Counts the results of a call. On a GPU this does not synchronize, unless the buffer is full.
+        """Counts the outputs of a call. On a GPU this does not synchronize, unless the buffer is full.
 
         Args:
             number: The call's number, for `deliver`.
-            tensors: The tensors among its results.
+            tensors: Its outputs.
         """
         counted: list[tuple[torch.Tensor | None, torch.dtype]] = []
         with unnoticed():

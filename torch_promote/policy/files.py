@@ -17,7 +17,7 @@
     policy = "fp32"
 
 Tables for modules need format = 2. A policy without them is written as format 1.
-A saved file has one line for each op, so that a diff of two files shows which ops differ. Reading is strict: an entry
+A saved file has the patterns that the policy was made of, and a line for each other op. Reading is strict: an entry
 that is unknown, illegal or repeated raises an error that names its section.
 """
 
@@ -31,16 +31,17 @@ import re
 import shutil
 import tomllib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import PolicyError, did_you_mean, shown
 from torch_promote.policy.module_tables import (
     KEY_OF_WHOLE,
     MODULES,
+    Table,
     Tables,
     merged,
     parse_tables,
@@ -48,7 +49,7 @@ from torch_promote.policy.module_tables import (
     section_of,
     spell_table,
 )
-from torch_promote.policy.named_policies import MEANINGS, Change, Value
+from torch_promote.policy.named_policies import MEANINGS, Change, Value, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
@@ -57,8 +58,10 @@ __all__ = [
     "ALL_DEVICE_TYPES",
     "FORMAT",
     "Entries",
+    "Pattern",
     "from_data",
     "load",
+    "patterns_in",
     "save",
     "to_data",
     "to_toml",
@@ -82,22 +85,84 @@ _LEGAL_KEYS = (
 
 #: Maps overloads' full names and device types to policies.
 Entries = dict[tuple[str, str], Value]
+#: A pattern of ops as a user wrote it: the section of its entry in a file, the pattern, and the policy.
+Pattern = tuple[str, str, Value]
 
 
-def to_data(changes: Iterable[Change], modules: Tables = ()) -> dict[str, Any]:
-    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it."""
+def to_data(changes: Iterable[Change], modules: Tables = (), patterns: Sequence[Pattern] = ()) -> dict[str, Any]:
+    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it.
+
+    Args:
+        changes: The changes.
+        modules: The tables.
+        patterns: The patterns of ops that they were made of, the latest last. Those that still describe the policy take
+            the place of single ops.
+    """
     sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     given = {(overload, device_type): value for overload, device_type, value in changes}
-    for (overload, device_type), value in sorted(given.items(), key=lambda entry: entry[0]):
-        on_all = all(given.get((overload, other)) == value for other in DEVICE_TYPES)
+    kept, named = _fold(given, [one for one in patterns if one[0] in _SECTIONS], stock_policy)
+    for section, key, value in kept:
+        sections[section][key] = spell_policy(value)
+    for (overload, device_type), value in sorted(named.items(), key=lambda entry: entry[0]):
+        on_all = all(named.get((overload, other)) == value for other in DEVICE_TYPES)
         sections[ALL_DEVICE_TYPES if on_all else device_type][exact_key(overload)] = spell_policy(value)
-    tables = {MODULES: {name: spell_table(table) for name, table in modules}} if modules else {}
+    tables = {MODULES: {name: _table_to_data(name, table, patterns) for name, table in modules}} if modules else {}
     version = _FORMAT_OF_MODULES if modules else _FORMAT_WITHOUT_MODULES
     return {"format": version, **_VERSIONS, **{name: each for name, each in sections.items() if each}, **tables}
 
 
-def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entries, Tables]:
-    """Checks plain data and returns its entries, and its tables for modules. Errors name the source.
+def _table_to_data(name: str, table: Table, patterns: Sequence[Pattern]) -> dict[str, str]:
+    section = section_of(name)
+    if isinstance(table, str) or not any(one[0] == section for one in patterns):
+        return spell_table(table)
+    given = {(overload, section): value for overload, value in table}
+    kept, named = _fold(given, [one for one in patterns if one[0] == section], lambda *_: None)
+    return {
+        **{key: spell_policy(value) for _, key, value in kept},
+        **spell_table(tuple((overload, value) for (overload, _), value in sorted(named.items(), key=lambda it: it[0]))),
+    }
+
+
+def _fold(
+    given: Entries, patterns: Sequence[Pattern], otherwise: Callable[[str, str], Value | None]
+) -> tuple[list[Pattern], Entries]:
+    """Returns the patterns that a file of these entries can have, and the entries to name besides them.
+
+    In a file, a name takes precedence over a pattern, and no two patterns may select the same op. `otherwise` returns
+    the policy of a place that has no entry; if it has none, no entry can say so, and the pattern is left out.
+    """
+    kept: list[Pattern] = []
+    covered: Entries = {}
+    for section, key, value in reversed(patterns):
+        try:
+            _, overloads = select(key, value)
+        except PolicyError:  # the library that defines the ops is not imported
+            continue
+        device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
+        places = list(itertools.product(overloads, device_types))
+        actual = {place: given.get(place, otherwise(*place)) for place in places}
+        spared = sum(given.get(place) == value for place in places)
+        exceptions = sum(one != value and place not in given for place, one in actual.items())
+        if None not in actual.values() and not any(place in covered for place in places) and spared >= exceptions:
+            kept.append((section, key, value))
+            covered.update(dict.fromkeys(places, value))
+    named: Entries = {}
+    for place in {**given, **covered}:
+        wanted = given.get(place) or otherwise(*place)
+        if wanted is not None and wanted != covered.get(place):
+            named[place] = wanted
+    return kept[::-1], named
+
+
+def patterns_in(section: str, entries: Mapping[Any, Any]) -> Iterator[Pattern]:
+    """Yields the patterns among the keys of overrides, which have been checked."""
+    for key, value in entries.items():
+        if is_pattern_key(key):
+            yield section, key, parse_policy(value)
+
+
+def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entries, Tables, tuple[Pattern, ...]]:
+    """Checks plain data and returns its entries, its tables for modules, and its patterns. Errors name the source.
 
     The data is what `to_data` returns, or the same structure written by hand. Of the versions, only `format` is
     required.
@@ -106,7 +171,11 @@ def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entr
         raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
     try:
         _check_versions(data)
-        return _entries(data), _tables(data.get(MODULES, {}))
+        entries, tables = _entries(data), _tables(data.get(MODULES, {}))
+        sections = {name: data.get(name, {}) for name in _SECTIONS}
+        sections |= {section_of(name): table for name, table in data.get(MODULES, {}).items()}
+        found = (one for section, content in sections.items() for one in patterns_in(section, content))
+        return entries, tables, tuple(found)
     except PolicyError as error:
         newer = any(_release(str(data.get(key, ""))) > _release(here) for key, here in _VERSIONS.items())
         written, here = ({key: each[key] for key in _VERSIONS if key in each} for each in (data, _VERSIONS))
@@ -123,10 +192,10 @@ def _check_versions(data: Mapping[str, Any]) -> None:
         raise PolicyError("the key 'format' is missing. Start with: format = 1")
     written = data["format"]
     if type(written) is not int or written < 1:
-        raise PolicyError(f"format is an integer from 1 to {FORMAT}, got {written!r}.")
+        raise PolicyError(f"format is an integer from 1 to {FORMAT}, got {shown(written)}.")
     if written > FORMAT:
         raise PolicyError(
-            f"format {written} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
+            f"format {shown(written)} is newer than {FORMAT}, the newest that this torch_promote reads. Use a newer "
             f"torch_promote."
         )
     if MODULES in data and written < _FORMAT_OF_MODULES:
@@ -136,7 +205,7 @@ def _check_versions(data: Mapping[str, Any]) -> None:
         )
     for key, version in _VERSIONS.items():
         if key in data and not (isinstance(data[key], str) and _release(data[key])):
-            raise PolicyError(f"{key} is a version such as {version!r}, got {data[key]!r}.")
+            raise PolicyError(f"{key} is a version such as {version!r}, got {shown(data[key])}.")
 
 
 def _entries(data: Mapping[str, Any]) -> Entries:
@@ -146,15 +215,16 @@ def _entries(data: Mapping[str, Any]) -> Entries:
         if section in ("format", MODULES, *_VERSIONS):
             continue
         if section not in _SECTIONS:
-            close = did_you_mean(str(section), [*_SECTIONS, MODULES, *_VERSIONS, "format"])
-            raise PolicyError(f"{section!r} is not a key of a policy.{close} {_LEGAL_KEYS}")
+            asked = section if isinstance(section, str) else ""
+            close = did_you_mean(asked, [*_SECTIONS, MODULES, *_VERSIONS, "format"])
+            raise PolicyError(f"{shown(section)} is not a key of a policy.{close} {_LEGAL_KEYS}")
         if not isinstance(content, Mapping):
-            raise PolicyError(f"{section} is a section of ops, got {content!r}. Write [{section}].")
+            raise PolicyError(f"{section} is a section of ops, got {shown(content)}. Write [{section}].")
         items += [(section, key, value) for key, value in content.items()]
     entries: Entries = {}
     places: dict[tuple[str, str], tuple[object, str]] = {}
     for section, key, value in sorted(items, key=lambda item: is_pattern_key(item[1])):
-        place = f"[{section}] " + (quoted(key) if isinstance(key, str) else repr(key))
+        place = f"[{section}] " + (quoted(key) if isinstance(key, str) else shown(key))
         policy, overloads = _entry(key, value, place)
         device_types = DEVICE_TYPES if section == ALL_DEVICE_TYPES else (section,)
         for overload, device_type in itertools.product(overloads, device_types):
@@ -174,7 +244,7 @@ def _entry(key: object, value: object, place: str) -> tuple[Value, tuple[str, ..
         dotted = f'"{key}.{next(iter(value), "")}"'
         raise PolicyError(f"{place}: sections do not nest. Quote the names of ops: {dotted}.")
     if not isinstance(value, str):
-        raise PolicyError(f"{place}: expected the name of a policy in quotes, got {value!r}.")
+        raise PolicyError(f"{place}: expected the name of a policy in quotes, got {shown(value)}.")
     try:
         return select(key, parse_policy(value))
     except PolicyError as error:
@@ -183,13 +253,13 @@ def _entry(key: object, value: object, place: str) -> tuple[Value, tuple[str, ..
 
 def _tables(data: object) -> Tables:
     if not isinstance(data, Mapping):
-        raise PolicyError(f'{MODULES} holds the tables for modules, got {data!r}. Write [{MODULES}."NAME"].')
+        raise PolicyError(f'{MODULES} holds the tables for modules, got {shown(data)}. Write [{MODULES}."NAME"].')
     tables: dict[str, Any] = {}
     for name, content in data.items():
         if not isinstance(content, Mapping) or any(isinstance(value, Mapping) for value in content.values()):
             raise PolicyError(
-                f"[{MODULES}] {quoted(str(name))}: expected a table of ops, got {content!r}. Quote names that contain "
-                f'dots: [{MODULES}."blocks.0"], "softmax.int".'
+                f"[{MODULES}] {quoted(name if isinstance(name, str) else shown(name))}: expected a table of ops, got "
+                f'{shown(content)}. Quote names that contain dots: [{MODULES}."blocks.0"], "softmax.int".'
             )
         if KEY_OF_WHOLE in content and len(content) > 1:
             raise PolicyError(
@@ -202,14 +272,16 @@ def _tables(data: object) -> Tables:
 
 def _release(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    parts = match[0].split(".") if match else []
+    # Python refuses to convert very long numbers.
+    return tuple(map(int, parts)) if all(len(part) < 10 for part in parts) else ()
 
 
-def save(changes: Iterable[Change], path: str | os.PathLike[str], modules: Tables = ()) -> None:
-    """Writes changes and tables to a file, as a whole. A PolicyError says why it cannot be written."""
+def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes what `to_data` returned to a file, as a whole. A PolicyError says why it cannot be written."""
     name = _name(path)
     try:
-        write_atomically(name, to_toml(to_data(changes, modules)))
+        write_atomically(name, to_toml(data))
     except OSError as error:
         raise PolicyError(f"cannot write the policy file {name!r}: {error.strerror or error}.") from error
 
@@ -229,11 +301,11 @@ def to_toml(data: Mapping[str, Any]) -> str:
     sections |= {section_of(name): each for name, each in data.get(MODULES, {}).items()}
     for section, entries in sections.items():
         lines += ["", section]
-        lines += [f"{k if k == KEY_OF_WHOLE else json.dumps(k)} = {json.dumps(v)}" for k, v in entries.items()]
+        lines += [f"{k if k == KEY_OF_WHOLE else quoted(k)} = {json.dumps(v)}" for k, v in entries.items()]
     return "\n".join(lines) + "\n"
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables]:
+def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, ...]]:
     """Reads a file. The result is that of `from_data`; a PolicyError says why it cannot be read."""
     name = _name(path)
     try:

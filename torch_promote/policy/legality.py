@@ -33,6 +33,10 @@ _MOVES_DATA = re.compile(
 )
 
 
+#: Ops that write to lists of any dtype, and count steps or scale in float32 beside them.
+_KEEPS_FLOAT32 = re.compile(r"aten::_(fused_(adam|adamw|adagrad|sgd)_?(\.|$)|amp_)")
+
+
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
     """Returns the cast policies that the schema of a row, or of an overload with a full name, allows.
 
@@ -76,6 +80,8 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return None if name == _IN_FLOAT8 else f"only {_IN_FLOAT8} has a product in float8"
     writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
     if policy is CastPolicy.match_self:
+        if _KEEPS_FLOAT32.match(str(op)):
+            return "it counts steps or scales in float32 beside tensors of any dtype"
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"

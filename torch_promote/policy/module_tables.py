@@ -114,8 +114,13 @@ def section_of(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns text as a basic string of TOML, which differs from JSON's for characters beyond 16 bits, and for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Returns text as a basic string of TOML, in which what a terminal would not print is escaped."""
+
+    def spelled(one: str) -> str:
+        is_half_a_pair = "\ud800" <= one < "\ue000"  # for which TOML has no code
+        return one if one.isprintable() or is_half_a_pair else rf"\U{ord(one):08x}"
+
+    return "".join(map(spelled, json.dumps(text, ensure_ascii=False)))
 
 
 _library: list[Callable[[], Any]] = []

@@ -18,7 +18,7 @@ from torch import nn
 from torch._library.custom_ops import CustomOpDef
 from torch.nn import functional
 
-from torch_promote.errors import PolicyError
+from torch_promote.errors import LONGEST_NAME, PolicyError
 from torch_promote.policy.op_table import rows_by_name, schema_of
 
 __all__ = [
@@ -63,6 +63,8 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
         >>> closest_ops("torch", ["trace", "trunc"])
         []
     """
+    if len(name) > LONGEST_NAME:
+        return []
     name = name.strip().lower()
     asked = name.replace("_", "")
     if namespace == "aten" and asked in _ALIASES:
@@ -253,6 +255,8 @@ def find_overloads(key: object) -> tuple[str, ...]:
         ('aten::layer_norm',)
     """
     asked = spell_key(key)
+    if len(asked) > LONGEST_NAME:
+        raise PolicyError(f"no op is called {asked!r}. {HOW_TO_NAME}")
     name = asked if "::" in asked else f"aten::{asked}"
     found = _find(name)
     if not found:

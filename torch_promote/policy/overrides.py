@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDeviceError, did_you_mean, shown
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name, why_not_cast
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, spell_key
@@ -148,7 +148,8 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
         remedy = " For other ops, scale the tensors and call an op that takes scales, such as F.scaled_mm."
         raise PolicyError(f"{where}{why}. {_LEGAL_VALUES}{remedy if value.is_floating_point else ''}")
     if not isinstance(value, str):
-        raise PolicyError(f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {value!r}. {_LEGAL_VALUES}")
+        got = shown(value)
+        raise PolicyError(f"{where}a policy is a str, a CastPolicy or a torch.dtype, got {got}. {_LEGAL_VALUES}")
     try:
         return CastPolicy(value)
     except ValueError:

@@ -14,10 +14,11 @@ from torch.utils import _pytree
 
 from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
-from torch_promote.policy.module_tables import Tables, entries_of, spell_table
+from torch_promote.policy.files import Pattern
+from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
 from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import rows_by_name, spell_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
 
 __all__ = ["Difference", "Policy", "PolicyDiff"]
@@ -111,8 +112,8 @@ class Policy:
     """What autocast does with each op on each device type: stock's policy with overrides.
 
     A policy is immutable. Two policies with the same effect are equal and have the same hash, however they were made.
-    Policies can be copied, pickled and saved. Create one with `Policy.stock()`, `Policy.named(...)` or
-    `Policy.load(...)`; `override` returns a changed copy.
+    Policies can be copied, pickled and saved, with the patterns that they were made of. Create one with
+    `Policy.stock()`, `Policy.named(...)` or `Policy.load(...)`; `override` returns a changed copy.
 
     For an op outside the table, a policy contains only the entry you gave it. Without one, PyTorch's own autocast, a
     library or `register_policy` decides about the op; `fallthrough` disables what they do.
@@ -137,13 +138,16 @@ class Policy:
     """
 
     # Not a dataclass: torch.compile would treat its fields as variables instead of the policy as a constant.
-    __slots__ = ("_hash", "changes", "modules")
+    __slots__ = ("_hash", "_patterns", "changes", "modules")
 
     changes: tuple[Change, ...]
     modules: Tables
+    _patterns: tuple[Pattern, ...]  # for files; they say nothing that `changes` and `modules` do not say
     _hash: int
 
-    def __init__(self, changes: tuple[Change, ...] = (), modules: Tables = ()) -> None:
+    def __init__(
+        self, changes: tuple[Change, ...] = (), modules: Tables = (), _patterns: tuple[Pattern, ...] = ()
+    ) -> None:
         """Makes a policy from changes without checking them. Use `stock`, `named` and `override` instead."""
         if not isinstance(changes, tuple) or not all(isinstance(one, tuple) and len(one) == 3 for one in changes):
             raise PolicyError(
@@ -152,6 +156,7 @@ class Policy:
             )
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "modules", modules)
+        object.__setattr__(self, "_patterns", _patterns)
 
     @classmethod
     def stock(cls) -> Policy:
@@ -252,7 +257,8 @@ class Policy:
         entries = self._entries()
         for overload, value in parse_overrides(overrides):
             entries.update({(overload, name): value for name in device_types})
-        return self._of_entries(entries, self.modules)
+        sections = [files.ALL_DEVICE_TYPES] if len(device_types) == len(DEVICE_TYPES) else device_types
+        return self._of_entries(entries, self.modules, self._with_patterns(dict.fromkeys(sections, overrides)))
 
     def override_modules(self, tables: Mapping[str, Any]) -> Policy:
         """Returns a copy of this policy with other policies for some modules.
@@ -278,7 +284,15 @@ class Policy:
             >>> policy.to_dict()["modules"]["blocks.*.attn"]
             {'aten::softmax.int': 'lower_precision_fp'}
         """
-        return Policy(self.changes, module_tables.merged(self.modules, module_tables.parse_tables(tables)))
+        merged = module_tables.merged(self.modules, module_tables.parse_tables(tables))
+        written = {section_of(name): table for name, table in tables.items() if isinstance(table, Mapping)}
+        return Policy(self.changes, merged, self._with_patterns(written))
+
+    def _with_patterns(self, written: Mapping[str, Mapping[Any, Any]]) -> tuple[Pattern, ...]:
+        """Returns the patterns of this policy, and after them those of overrides, by the sections of a file."""
+        added = [one for section, overrides in written.items() for one in files.patterns_in(section, overrides)]
+        places = {one[:2] for one in added}
+        return (*(one for one in self._patterns if one[:2] not in places), *added)
 
     def without_modules(self) -> Policy:
         """Returns this policy without its tables for modules.
@@ -287,7 +301,7 @@ class Policy:
             >>> Policy.stock().override_modules({"head": "fp32"}).without_modules() == Policy.stock()
             True
         """
-        return Policy(self.changes)
+        return Policy(self.changes, (), self._patterns)
 
     def apply_to(self, model: nn.Module) -> Any:
         """Has regions of this policy apply its tables for modules to a model, without `my_autocast(model=...)`.
@@ -387,7 +401,7 @@ class Policy:
             >>> Policy.stock().override({"mm.default": "fp32"}).to_dict()["all"]
             {'aten::mm.default': 'fp32'}
         """
-        return files.to_data(self.changes, self.modules)
+        return files.to_data(self.changes, self.modules, self._patterns)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
@@ -411,7 +425,7 @@ class Policy:
         Raises:
             PolicyError: The file cannot be written.
         """
-        files.save(self.changes, path, self.modules)
+        files.save(self.to_dict(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -448,7 +462,7 @@ class Policy:
             return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Policy, (self.changes, self.modules) if self.modules else (self.changes,)
+        return Policy, (self.changes, self.modules, self._patterns)
 
     def __repr__(self) -> str:
         """Returns an expression whose value is the policy, unless it leaves out entries ("...")."""
@@ -472,9 +486,11 @@ class Policy:
         return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
 
     @classmethod
-    def _of_entries(cls, entries: Mapping[tuple[str, str], Value], modules: Tables = ()) -> Policy:
+    def _of_entries(
+        cls, entries: Mapping[tuple[str, str], Value], modules: Tables = (), patterns: tuple[Pattern, ...] = ()
+    ) -> Policy:
         changes = ((*place, value) for place, value in sorted(entries.items(), key=lambda entry: entry[0]))
-        return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]), modules)
+        return cls(tuple(change for change in changes if stock_policy(*change[:2]) != change[2]), modules, patterns)
 
     def _entries(self) -> dict[tuple[str, str], Value]:
         return {(overload, device_type): value for overload, device_type, value in self.changes}

@@ -7,7 +7,7 @@ independently from the definition of autocast, so that checks can compare it wit
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -315,24 +315,52 @@ def _plan(call: Call, name: str, device: str, policy: CastPolicy | torch.dtype, 
     if policy is CastPolicy.fp32_append_dtype and isinstance(first, torch.Tensor):
         dtype = torch.float32 if first_eligible else first.dtype
         return AutocastPlan(policy, device, (), _with_dtype(name), MappingProxyType({"dtype": dtype}))
-    to = _target(call, device, policy, state.devices[device].dtype)
-    with_doubles = policy is CastPolicy.match_self
-    casts = () if to is None else tuple(_casts(call, device, to, state, with_doubles))
+    targets: Iterable[_Target]
+    if policy is CastPolicy.match_self:
+        targets = _matching(call, device)
+    else:
+        to = _target(call, device, policy, state.devices[device].dtype)
+        targets = [] if to is None else [(path, tensor, to) for path, tensor, _ in _candidates(call)]
+    casts = tuple(_casts(call, targets, device, state, with_doubles=policy is CastPolicy.match_self))
     return AutocastPlan(policy, device, casts, name)
 
 
-def _casts(call: Call, device: str, to: torch.dtype, state: AutocastState, with_doubles: bool) -> Iterator[Cast]:
+#: The path of a tensor, the tensor, and a dtype to cast it to.
+_Target = tuple[str, torch.Tensor, torch.dtype]
+
+
+def _casts(
+    call: Call, targets: Iterable[_Target], device: str, state: AutocastState, with_doubles: bool
+) -> Iterator[Cast]:
     """The casts of one device type's tensors. If two arguments are the same weight, the cache serves the second."""
-    cached = [weight for weight, dtype in state.cached if dtype is to]
-    for path, tensor, _ in _candidates(call):
+    cached = list(state.cached)
+    for path, tensor, to in targets:
         if tensor.dtype is to or not _eligible(tensor, device, with_doubles):
             continue
         cacheable = state.cache_enabled and (
             (not state.inference_mode and _is_weight(tensor))
             or (state.keeps_more and _gives_own_results(call.signature.name) and _is_known_weight(tensor))
         )
-        yield Cast(path, tensor.dtype, to, cacheable, cacheable and any(weight is tensor for weight in cached))
-        cached.append(tensor)
+        served = any(weight is tensor and dtype is to for weight, dtype in cached)
+        yield Cast(path, tensor.dtype, to, cacheable, cacheable and served)
+        cached.append((tensor, to))
+
+
+def _matching(call: Call, device: str) -> Iterator[_Target]:
+    """The tensors that `match_self` may cast, with the dtype of what is written.
+
+    Lists go in step with a list that is written. Beside such a list of several dtypes, no dtype matches other tensors.
+    """
+    first = next(filter(None, _written(call)), [])
+    dtypes = [one.dtype if _eligible(one, device, with_doubles=True) else None for one in first]
+    for argument in call.signature.arguments:
+        tensors = [] if argument.written else list(tensors_in(argument.name, call[argument.name]))
+        in_step = argument.type == "List[Tensor]" and len(tensors) == len(dtypes)
+        if len(set(dtypes)) > 1 and not in_step:
+            continue
+        for (path, tensor), to in zip(tensors, dtypes if in_step else dtypes[:1] * len(tensors), strict=True):
+            if to is not None:
+                yield path, tensor, to
 
 
 def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: torch.dtype) -> torch.dtype | None:
@@ -345,9 +373,6 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
         return torch.float32
     if policy is CastPolicy.promote:
         return _join(call, device)
-    if policy is CastPolicy.match_self:
-        written = next(_written(call), None)
-        return written.dtype if written is not None and _eligible(written, device, with_doubles=True) else None
     return None
 
 
@@ -369,11 +394,11 @@ def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield path, tensor, not is_optional
 
 
-def _written(call: Call) -> Iterator[torch.Tensor]:
-    """The tensors that the op writes to, in schema order."""
+def _written(call: Call) -> Iterator[list[torch.Tensor]]:
+    """The tensors of each argument that the op writes to, in schema order."""
     for argument in call.signature.arguments:
         if argument.written:
-            yield from (tensor for _, tensor in tensors_in(argument.name, call[argument.name]))
+            yield [tensor for _, tensor in tensors_in(argument.name, call[argument.name])]
 
 
 def _devices(call: Call) -> set[str]:

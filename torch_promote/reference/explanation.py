@@ -217,7 +217,7 @@ def _promotion_by_rule(
     tensors = [value for value in values if isinstance(value, Operand)]
     if len(values) == 1:
         return common
-    if len(values) > 2:
+    if len(values) > 2 or not tensors:
         yield f"The rule {rule.name} has {dtype_name(common)} for {listed(names)}."
     elif len(tensors) == 1:
         number = next(type(value) for value in values if not isinstance(value, Operand))

@@ -63,16 +63,19 @@ class ModulePolicy:
     Attributes:
         value: The policy. The ops and cast policies of a mapping are names; a file is replaced by its policy.
         change: The number of the change to the surrounding policy; None: the region disables autocast.
+        below: After the removal of the handle of `set_module_policy` that set it: the module, and the policy that it
+            had replaced there. A copy of the module may have the same object, for which nothing was removed.
 
     Raises:
         PolicyError: The policy does not exist, or is not legal.
     """
 
-    __slots__ = ("_held", "change", "value")
+    __slots__ = ("_held", "below", "change", "value")
 
     def __init__(self, value: object) -> None:
         self.value: dict[str, str] | Policy | str
         self.change: int | None = None
+        self.below: tuple[weakref.ref[nn.Module], ModulePolicy | None] | None = None
         if isinstance(value, str) and value in ("fp32", "off"):
             self.value = value
         else:
@@ -98,7 +101,7 @@ class ModulePolicy:
         if isinstance(self.value, dict) or self.value in ("fp32", "off"):
             return str(self)
         policy = Policy.of(self.value)
-        return f"{policy!r} {policy.to_dict()}"
+        return f"{policy!r} {Policy(policy.changes, policy.modules).to_dict()}"
 
     def __str__(self) -> str:
         if isinstance(self.value, dict):

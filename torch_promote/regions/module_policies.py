@@ -12,13 +12,13 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from torch_promote.errors import PolicyError, did_you_mean
+from torch_promote.errors import LONGEST_NAME, PolicyError, did_you_mean
 from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.ranks import describe_module_policies
@@ -36,6 +36,7 @@ from torch_promote.regions.module_forward import (
 __all__ = [
     "AppliedPolicy",
     "Binding",
+    "SetPolicies",
     "apply",
     "bind",
     "choose",
@@ -57,7 +58,7 @@ _COMPILED = "_orig_mod"
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
-def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
+def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> SetPolicies:
     """Sets policies for modules of a model. They apply whenever the model is called with autocast on.
 
     The forward of such a module runs in a region nested in the surrounding one, which may be ours or of
@@ -83,7 +84,8 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
             - a qualified name, as in `model.named_modules()`; "" is the model itself. In a model that torch.compile
               returned, names are as in the original model;
             - a pattern of names: `*`, `?` and `[...]` as in file names match within one part of a name, and `**`
-              matches any number of parts: "blocks.*.attn", "**.norm";
+              matches any number of parts, also none: "blocks.*.attn", "**.norm". No pattern selects the model itself,
+              so "**" selects all modules inside it;
             - a class, which selects its instances and those of its subclasses.
             Names take precedence over patterns, and patterns over classes. A policy is
             - "fp32": autocast is off inside, and floating inputs on device types whose autocast is on are cast to
@@ -93,6 +95,10 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
             - a value of `my_autocast`'s `policy`: a `Policy`, a name or the path of a file;
             - a mapping, as `my_autocast`'s `overrides`.
 
+    Returns:
+        A handle: its `remove()`, or the end of a `with` block with it, restores the policies that the modules had
+        before. `modules` maps the names of the modules to their policies. The policies stay if you drop the handle.
+
     Raises:
         PolicyError: A key matches no module, two keys of equal precedence give a module different policies, a policy
             does not exist or is not legal, or a module cannot have a policy. No module has been changed.
@@ -100,7 +106,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
     Example:
         >>> from torch_promote import my_autocast
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
+        >>> handle = set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
         >>> print_module_policy(model)
         Sequential
         |-- 0: Linear  [{linear: float16}]
@@ -109,6 +115,9 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
         >>> with my_autocast("cpu"):
         ...     model[:1](torch.ones(1, 3)).dtype, model(torch.ones(1, 3)).dtype
         (torch.float16, torch.float32)
+        >>> handle.remove()
+        >>> module_policies(model)
+        {}
 
     Source: torch/amp/autocast_mode.py, custom_fwd with cast_inputs=torch.float32 (v2.13), for "fp32".
     """
@@ -116,8 +125,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> None:
         raise PolicyError(f"policies must be a mapping of modules to policies, got {type(policies).__name__}.")
     chosen = choose(model, policies)
     _checkpoint.install()
-    for module, policy in chosen.items():
-        attach(module, policy)
+    return SetPolicies(model, chosen)
 
 
 def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, ModulePolicy]:
@@ -156,7 +164,7 @@ def module_policies(model: nn.Module) -> dict[str, Any]:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
-        >>> set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
+        >>> _ = set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
         >>> module_policies(model)
         {'0': 'off', '1': {'aten::softmax': 'lower'}}
     """
@@ -185,7 +193,7 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        >>> set_module_policy(model, {nn.Linear: "fp32"})
+        >>> _ = set_module_policy(model, {nn.Linear: "fp32"})
         >>> remove_module_policy(model, "1")
         >>> module_policies(model)
         {'0': 'fp32'}
@@ -202,7 +210,7 @@ def print_module_policy(model: nn.Module) -> None:
 
     Example:
         >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
-        >>> set_module_policy(model, {"body.*": "off"})
+        >>> _ = set_module_policy(model, {"body.*": "off"})
         >>> print_module_policy(model)
         ModuleDict
         `-- body: Sequential
@@ -255,7 +263,9 @@ def _is_pattern(key: str) -> bool:
 
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     """Returns the modules that a key selects, without those whose forward is never called."""
-    if isinstance(key, str):
+    if isinstance(key, str) and len(key) > LONGEST_NAME:
+        found = []
+    elif isinstance(key, str):
         name_or_pattern = _original(key)
         found = [module for module, own in names.items() if any(matches(name, name_or_pattern) for name in own)]
     elif isinstance(key, type) and issubclass(key, nn.Module):
@@ -301,6 +311,8 @@ def _match_parts(parts: list[str], patterns: list[str]) -> bool:
     if not patterns:
         return not parts
     if patterns[0] == "**":
+        if patterns[1:2] == ["**"]:  # means the same once, and would take exponential time
+            return _match_parts(parts, patterns[1:])
         return any(_match_parts(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatch.fnmatchcase(parts[0], patterns[0]) and _match_parts(parts[1:], patterns[1:])
 
@@ -390,7 +402,65 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
     return Binding(numbered(policy.modules, model if alone else None), chosen)
 
 
-class AppliedPolicy:
+class _Handle:
+    """A handle that undoes what returned it. Also a context manager that does so.
+
+    Attributes:
+        modules: The modules that have policies through it, by name, and these policies.
+    """
+
+    def __init__(self, model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> None:
+        named = {name: policies[module].value for name, module in model.named_modules() if module in policies}
+        self.modules: Mapping[str, Any] = MappingProxyType(named)
+
+    def remove(self) -> None:
+        """Undoes it. Repeating it does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+class SetPolicies(_Handle):
+    """The handle that `set_module_policy` returns, which restores the policies from before.
+
+    Attributes:
+        modules: The modules that it has given a policy, by name, and their policies.
+    """
+
+    def __init__(self, model: nn.Module, chosen: Mapping[nn.Module, ModulePolicy]) -> None:
+        super().__init__(model, chosen)
+        self._set: weakref.WeakKeyDictionary[nn.Module, tuple[ModulePolicy, ModulePolicy | None]]
+        self._set = weakref.WeakKeyDictionary()
+        for module, policy in chosen.items():
+            own = ModulePolicy(policy.value)  # this handle and this module alone have this object
+            self._set[module] = own, policy_of(module)
+            attach(module, own)
+
+    def remove(self) -> None:
+        """Restores the policies from before. Repeating it does nothing.
+
+        Where a later call has replaced this one's policy, that stays. If handles are removed in another order than that
+        of their calls, a module has the policy of the last call whose handle has not been removed.
+        """
+        with _lock:
+            for module, (own, before) in list(self._set.items()):
+                own.below = weakref.ref(module), before
+                if policy_of(module) is own:
+                    while before is not None and before.below is not None and before.below[0]() is module:
+                        before = before.below[1]
+                    detach(module)
+                    attach(module, before)
+            self._set.clear()
+
+    def __repr__(self) -> str:
+        return f"<policies of {len(self.modules)} modules>"
+
+
+class AppliedPolicy(_Handle):
     """The handle that `Policy.apply_to` returns, which undoes it. Also a context manager that does so.
 
     Attributes:
@@ -401,9 +471,7 @@ class AppliedPolicy:
     def __init__(self, policy: Policy, model: nn.Module) -> None:
         self.policy = policy
         self._binding: Binding | None = bind(policy, model, alone=False)
-        found = self._binding.policies
-        named = {name: found[module].value for name, module in model.named_modules() if module in found}
-        self.modules: Mapping[str, Any] = MappingProxyType(named)
+        super().__init__(model, self._binding.policies)
         self._binding.tables.applied += 1
         _applied.add(self)
         self._model = weakref.ref(model, lambda _: self.remove())
@@ -416,12 +484,6 @@ class AppliedPolicy:
             _applied.remove(self)
             self._binding.tables.applied -= 1
             self._binding = None
-
-    def __enter__(self) -> AppliedPolicy:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
 
     def __repr__(self) -> str:
         return f"<{self.policy!r} applied to {len(self.modules)} modules>"

@@ -26,12 +26,12 @@ from torch_promote.reference.ops.infer import EACH, Entry, rule_table
 from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
+from torch_promote.regions.pytorch_callers import FOLDERS, arguments_of_caller
 
 __all__ = [
     "BOOLEAN",
     "COMMON",
     "FLOATS",
-    "OPAQUE",
     "PromotingOp",
     "matmul_of",
     "promoting_ops",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 # What an op computes in; csrc/promotion/call.h, Computes.
-COMMON, FLOATS, BOOLEAN, OPAQUE = range(4)
+COMMON, FLOATS, BOOLEAN, _COMPOSITE = range(4)
 
 #: The rules of promoting ops, and what an op with such a rule computes in.
 _COMPUTES = {
@@ -51,6 +51,7 @@ _COMPUTES = {
     "power_of_number": COMMON,
     "where": COMMON,
     "promoted": COMMON,
+    "real_of_promoted": COMMON,
     "binary_float": FLOATS,
     "unary_float": FLOATS,
     "like_float": FLOATS,
@@ -58,6 +59,9 @@ _COMPUTES = {
     "quotient": FLOATS,
     "comparison": BOOLEAN,
 }
+
+#: Those of them whose results are real.
+_REAL = ("angle", "real_of_promoted")
 
 #: Tensor arguments that are not operands.
 _NO_OPERANDS = {"where": ("condition",)}
@@ -74,21 +78,23 @@ _PRODUCTS = (
 #: Ops with the op rule `one_dtype` in the family "matrices" that are not matrix products.
 _NO_PRODUCTS = ("aten::linalg_cross",)
 
-#: Ops that no rule acts on, nor on the ops that they call: their operands need not have one dtype, or they are
-#: composites that mix tensors of their own with their arguments.
-_OPAQUE = (
+#: Ops that no rule acts on, nor on the ops that they call.
+_LEFT_ALONE = (
     *("float_power", "ldexp"),  # a conversion to float64; a mantissa and an exponent
-    *("corrcoef", "cov", "gradient", "mvlgamma", "nanmean", "nanquantile", "quantile", "special_multigammaln"),
-    *("cumulative_trapezoid", "trapezoid", "trapz"),
-    *("isclose", "logsumexp", "special_logsumexp", "native_dropout_backward", "special_ndtr", "square"),
-    *("_linalg_det", "_linalg_slogdet", "det", "linalg_det", "linalg_slogdet", "logdet", "slogdet"),
-    *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"),
-    *("linalg_matrix_sqrth", "linalg_polar"),
-    *("linalg_matrix_exp", "matrix_exp", "linalg_matrix_rank", "linalg_pinv", "pinverse", "linalg_vector_norm"),
-    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
-    *("cosine_embedding_loss", "margin_ranking_loss", "poisson_nll_loss", "triplet_margin_loss"),
-    "pairwise_distance",
+    *("cov", "gradient"),  # integer frequencies; a spacing, which makes integers floats
+    # Kernels that mix dtypes, which shows in inference mode: NOTE [ Inside kernels ] in csrc/policy/dispatch_state.h.
+    *("convolution", "linalg_matrix_exp", "linalg_matrix_sqrth", "_linalg_det", "_linalg_slogdet", "linalg_pinv"),
+    *("linalg_polar", "linalg_vector_norm", "logsumexp", "mvlgamma", "native_dropout", "native_dropout_backward"),
 )
+
+#: Overloads on which no rule acts although it acts on another overload of the op, and why.
+UNPROMOTED = {
+    "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(
+        (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
+        "the call names the result's dtype, which has to go with the operands' own",
+    ),
+}
 
 #: In-place operators, and the op that computes the same; for others the name without its last underscore is that op.
 _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
@@ -99,12 +105,14 @@ class PromotingOp(NamedTuple):
 
     Attributes:
         name: The overload, such as `aten::add.Tensor`.
-        functional: For an op that writes: the overload that computes the same without writing. Otherwise "".
+        functional: For an op that writes: the overload that computes the same without writing. For an op on numbers
+            alone: the overload that takes tensors for them. Otherwise "".
         participants: The places of the arguments that take part.
-        computes: COMMON, FLOATS, BOOLEAN or OPAQUE.
+        computes: COMMON, FLOATS or BOOLEAN.
         rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
         each: Whether its lists go in step: each element is a call of its own.
         matmul: Whether it is a matrix product.
+        real: Whether its result is real, also of complex operands.
     """
 
     name: str
@@ -114,12 +122,25 @@ class PromotingOp(NamedTuple):
     rounding_mode: int = -1
     each: bool = False
     matmul: bool = False
+    real: bool = False
 
 
 @functools.cache
 def promoting_ops() -> tuple[PromotingOp, ...]:
     """Returns the promoting ops that the running PyTorch has."""
     return tuple(_find(_schemas()))
+
+
+def _composite_ops() -> Iterator[PromotingOp]:
+    """Yields the other ops that compute by calling ops; see NOTE [ Composite calls ] in csrc/promotion/call.h."""
+    known = {op.name for op in promoting_ops()}
+    for name, schema in itertools.chain.from_iterable(overloads.items() for overloads in _schemas().values()):
+        left_alone = schema.name.removeprefix("aten::").removesuffix("_") in _LEFT_ALONE
+        is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        shares = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+        computes = not schema.returns or any("Tensor" in str(result.type) for result in schema.returns)
+        if left_alone or (is_composite and computes and not shares and name not in known and _tensors(schema)):
+            yield PromotingOp(name, "", () if left_alone else _operands(schema), _COMPOSITE)
 
 
 def _schemas() -> dict[str, dict[str, Any]]:
@@ -140,7 +161,7 @@ def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
         schema = schemas.get(name.partition(".")[0], {}).get(name)
         made = None if schema is None else _of_entry(entry, schema)
         if made is not None:
-            yield made
+            yield made._replace(functional=_on_tensors(made, schema, schemas))
             yield from _writers(made, schema, schemas)
     for op in _PRODUCTS:
         for name, schema in schemas.get(f"aten::{op}", {}).items():
@@ -148,10 +169,6 @@ def _find(schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
                 made = PromotingOp(name, "", _tensors(schema), COMMON, matmul=True)
                 yield made
                 yield from _writers(made, schema, schemas)
-    for op in _OPAQUE:
-        for base in (f"aten::{op}", f"aten::{op}_"):
-            for name in schemas.get(base, {}):
-                yield PromotingOp(name, "", (), OPAQUE)
 
 
 def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
@@ -181,7 +198,7 @@ def _of_entry(entry: Entry, schema: Any) -> PromotingOp | None:
     if len(places) < 2 and _COMPUTES[term.rule] is not FLOATS and not _is_list(schema.arguments[places[0]]):
         return None  # a single operand keeps its dtype
     mode = names.index("rounding_mode") if "rounding_mode" in names else -1
-    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each)
+    return PromotingOp(entry.op, "", places, _COMPUTES[term.rule], mode, each, real=term.rule in _REAL)
 
 
 def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[int, ...]:
@@ -201,12 +218,27 @@ def _places_of_each(inner: str, named: tuple[str, ...], schema: Any) -> tuple[in
 def _writers(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> Iterator[PromotingOp]:
     """Yields the overloads that write what another one returns: they have its arguments, and may have outputs."""
     operators = [f"aten::{name}" for name, op in _OPERATORS.items() if f"aten::{op}" == schema.name]
-    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
+    wanted = {argument.name: str(argument.type) for argument in schema.arguments}
     for op in (schema.name, f"{schema.name}_", *operators):
         for name, other in schemas.get(op, {}).items():
-            arguments = [(a.name, str(a.type)) for a in other.arguments if not (_is_written(a) and a.is_out)]
-            if any(_is_written(a) for a in other.arguments) and arguments == wanted:
-                yield made._replace(name=name, functional=made.name)
+            arguments = {a.name: str(a.type) for a in other.arguments if not (_is_written(a) and a.is_out)}
+            if arguments == wanted and any(_is_written(a) for a in other.arguments):
+                names = list(arguments)
+                places = tuple(names.index(schema.arguments[place].name) for place in made.participants)
+                functional = made.name if names == list(wanted) else ""  # polygamma_ has another order
+                yield made._replace(name=name, functional=functional, participants=places)
+
+
+def _on_tensors(made: PromotingOp, schema: Any, schemas: dict[str, dict[str, Any]]) -> str:
+    """Returns the overload of an op on numbers alone that takes tensors for them; "" for any other op."""
+    if {str(schema.arguments[place].type) for place in made.participants} != {"number"}:
+        return ""
+    names = [argument.name for argument in schema.arguments]
+    return next(
+        name
+        for name, other in schemas[schema.name].items()
+        if [a.name for a in other.arguments] == names and all(_is_tensor(other.arguments[p]) for p in made.participants)
+    )
 
 
 def _is_written(argument: Any) -> bool:
@@ -226,6 +258,16 @@ def _tensors(schema: Any) -> tuple[int, ...]:
         place
         for place, argument in enumerate(schema.arguments)
         if (_is_tensor(argument) or _is_list(argument)) and not argument.is_out
+    )
+
+
+def _operands(schema: Any) -> tuple[int, ...]:
+    """Returns the places of the tensors and numbers."""
+    numbers = ("number", "Optional[number]")
+    return tuple(
+        place
+        for place, argument in enumerate(schema.arguments)
+        if not argument.is_out and (_is_tensor(argument) or _is_list(argument) or str(argument.type) in numbers)
     )
 
 
@@ -296,11 +338,11 @@ def matmul_of(number: int) -> bool:
 @functools.cache
 def _register_ops(report: Report) -> None:
     _C.set_promotion_hooks(_Hooks(report))
-    for op in promoting_ops():
+    for op in itertools.chain(promoting_ops(), _composite_ops()):
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
         _C.register_promoting_op(
-            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul
+            name, overload, op.functional, participants, op.computes, op.rounding_mode, op.each, op.matmul, op.real
         )
 
 
@@ -346,7 +388,10 @@ def _kind(dtype: torch.dtype, casting: str) -> tuple[int, bool]:
 
 
 class _Hooks:
-    """What the extension calls; csrc/promotion/rule.h."""
+    """What the extension calls; csrc/promotion/rule.h and call.h."""
+
+    folders = FOLDERS
+    caller = staticmethod(arguments_of_caller)
 
     def __init__(self, report: Report) -> None:
         self._report = report

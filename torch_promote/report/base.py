@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "INFINITE_HEAT",
     "Branch",
     "Cell",
     "Chart",
@@ -208,7 +209,7 @@ class Branch:
         path: Its path: "blocks.0.attn"; "" as in `module_name`.
         cells: Its values, one for each column of the tree.
         bars: For each view of the tree, the parts of its bar with their widths: {"float32": 3, "bfloat16": 7}, or
-            {"heat": 0.4} for a bar whose length and colour show a share.
+            {"heat": 0.4} for a bar whose length and colour show a position of `heat_shares`.
         tag: A mark: "float32 island".
         note: A remark on the mark.
     """
@@ -549,10 +550,19 @@ def spell_number(value: float | None) -> str:
 
 
 _DECADES = 6.0
+#: The position of infinity on the scale of heat, which ends at 1.
+INFINITE_HEAT = 1.5
 
 
 def heat_shares(values: Sequence[float]) -> list[float]:
-    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN, 1 for infinity."""
+    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN.
+
+    Infinity is beyond the scale, so that it has a colour of its own.
+
+    Example:
+        >>> heat_shares([1e-3, 1.0, math.inf, 0.0]), heat_shares([math.inf, math.nan])
+        ([0.05, 1.0, 1.5, 0.0], [1.5, 0.0])
+    """
     powers = [math.log10(value) for value in values if 0 < value < math.inf]
     top = max(powers, default=0.0)
     low = max(min(powers, default=0.0), top - _DECADES)
@@ -560,7 +570,9 @@ def heat_shares(values: Sequence[float]) -> list[float]:
     def share(value: float) -> float:
         if not value > 0:
             return 0.0
-        if value == math.inf or top == low:
+        if value == math.inf:
+            return INFINITE_HEAT
+        if top == low:
             return 1.0
         return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))
 

@@ -39,6 +39,8 @@ _PALETTE = {
     "faint": ("#d9dee3", "--line"),
 }
 _INK, _FAINT = _PALETTE["ink"][0], _PALETTE["faint"][0]
+#: The colour of infinity in a heat map: it is not at the end of the scale, where the largest finite value is.
+_INFINITE = "#3b0f70"
 _MOST_ROWS, _MOST_PANELS, _LONGEST_LABEL = 24, 40, 44
 _WIDTH, _ROW_HEIGHT = 6.4, 0.26
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "axes.linewidth": 0.8, "text.parse_math": False}
@@ -184,7 +186,8 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
         return
     shares = [heat_shares(series.y[:count]) for series in chart.series]
     image = [[column[row] for column in shares] for row in range(count)]
-    axes.pcolormesh(image, cmap="YlOrRd", vmin=0, vmax=1.15)
+    colors = matplotlib.colormaps["YlOrRd"].with_extremes(over=_INFINITE)
+    axes.pcolormesh(image, cmap=colors, vmin=0, vmax=1.15)  # INFINITE_HEAT is beyond
     for number, series in enumerate(chart.series):
         for row in range(count):
             # Texts lie on the colours of the map, which are the same in light and dark.

@@ -22,6 +22,7 @@ from torch_promote.reference.dtypes import (
 )
 from torch_promote.reference.ops.call import Call, TensorLike, described
 from torch_promote.reference.promotion import PromotionError, number_dtype, result_type
+from torch_promote.reference.strides import ShapeError
 
 __all__ = ["DTYPE_RULES", "DtypeRule"]
 
@@ -181,9 +182,9 @@ def pieces(call: Call) -> tuple[torch.dtype, ...]:
 
     Source: aten/src/ATen/native/TensorShape.h, get_num_splits (v2.13).
     """
-    tensor, size = call.tensor(), call["split_size"]
-    count = max(1, -(-tensor.shape[call["dim"]] // size)) if size else 1
-    return (tensor.dtype,) * count
+    size = call["split_size"]
+    count = max(1, -(-_size(call) // size)) if size else 1
+    return (same(call),) * count
 
 
 @_rule
@@ -201,8 +202,15 @@ def slices(call: Call) -> tuple[torch.dtype, ...]:
 
     Source: aten/src/ATen/native/TensorShape.cpp, unbind (v2.13).
     """
-    count: int = call.tensor().shape[call["dim"]]
-    return (same(call),) * count
+    return (same(call),) * _size(call)
+
+
+def _size(call: Call) -> int:
+    """The size of the dimension along which a call takes a tensor apart."""
+    shape, dim = call.tensor().shape, call["dim"]
+    if not -len(shape) <= dim < len(shape):
+        raise ShapeError(f"dim is {dim}, and the tensor has {len(shape)} dimensions.")
+    return int(shape[dim])
 
 
 @_rule

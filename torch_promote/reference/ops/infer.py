@@ -9,7 +9,8 @@ A line names an overload of aten and, for each of its results, a rule or a dtype
 arguments that the rule uses; the default is the first tensor or all tensors, depending on the rule. An elementwise op
 has one result and an elementwise rule. `each(add.Tensor)` names the op that an op on lists runs on their elements.
 Lines that start with # are comments. An op needs no line if its schema suffices: a result that is a written argument
-has that argument's dtype, and some ops return no tensors.
+has that argument's dtype, and some ops return no tensors. Neither does an overload that differs from one with a line
+only in that it takes numbers for tensors, as `add.Scalar` from `add.Tensor`: it has the same rule and operands.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Entry:
 
 @functools.cache
 def rule_table() -> dict[str, Entry]:
-    """Returns the lines of all `.rules` files, by overload.
+    """Returns the lines of all `.rules` files, and those of overloads that take numbers for tensors, by overload.
 
     Raises:
         ValueError: A line is neither a comment nor a rule, or an overload has two lines.
@@ -100,7 +101,26 @@ def rule_table() -> dict[str, Entry]:
             if op in table:
                 raise ValueError(f"{path}:{number}: {op} already has a rule in {table[op].family}.rules.")
             table[op] = Entry(op, _terms(match["terms"]), path.stem)
+    for op in {name.partition(".")[0] for name in table}:
+        table.update(_of_numbers(torch._C._jit_get_schemas_for_operator(op), table))
     return table
+
+
+def _of_numbers(schemas: Sequence[Any], table: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The lines of an op's overloads without one that take numbers for the tensors of one with a line, or back."""
+    named = {f"{s.name}.{s.overload_name}" if s.overload_name else s.name: s for s in schemas}
+    found = {}
+    for name in named.keys() - table.keys():
+        same = (n for n in named if n in table and _with_tensors(named[n]) == _with_tensors(named[name]))
+        for entry in [table[n] for n in same][:1]:
+            tensors = tuple(a.name for a in named[entry.op].arguments if str(a.real_type) == "Tensor")
+            found[name] = Entry(name, tuple(Term(t.rule, t.names or tensors) for t in entry.terms), entry.family)
+    return found
+
+
+def _with_tensors(schema: Any) -> list[tuple[str, str]]:
+    """The names and types of arguments and results, where numbers count as tensors."""
+    return [(a.name, str(a.real_type).replace("number", "Tensor")) for a in (*schema.arguments, *schema.returns)]
 
 
 def _terms(text: str) -> tuple[Term, ...]:

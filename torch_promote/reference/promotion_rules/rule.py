@@ -321,7 +321,7 @@ class PromotionRule:
             strong, weak = weak, None
         if strong is None:
             assert number is not None
-            return number_dtype(number(1), self.default_dtype)
+            return self.of_number(number, torch.bool) or number_dtype(number(1), self.default_dtype)
         if number is not None:
             joined = self.of_number(number, strong if weak is None else weak)
             if joined is None:

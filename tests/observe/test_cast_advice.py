@@ -1,0 +1,206 @@
+"""What a trace says of casts: of what kind a tensor is, and which cache would have reused a cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from torch_promote import _C
+from torch_promote.observe.findings import savings
+from torch_promote.observe.trace_report import TraceReport
+
+X = torch.randn(3, 2, 4)
+
+#: Modules with their arguments, and how often they cast a weight or a view of one, and anything else.
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], tuple[int, int]]] = {
+    "GRU": (lambda: nn.GRU(4, 4, 2), (X,), (8, 8)),
+    "GRU, initial state": (lambda: nn.GRU(4, 4, 2), (X, torch.randn(2, 2, 4)), (8, 8)),
+    "GRU, both ways": (lambda: nn.GRU(4, 4, bidirectional=True), (X,), (8, 8)),
+    "GRU, packed": (lambda: nn.GRU(4, 4), (nn.utils.rnn.pack_padded_sequence(X, [3, 2]),), (4, 4)),
+    "GRUCell": (lambda: nn.GRUCell(4, 4), (X[0], X[1]), (4, 2)),
+    "RNN": (lambda: nn.RNN(4, 4, 2, nonlinearity="relu"), (X,), (8, 3)),
+    "LSTM": (lambda: nn.LSTM(4, 4, 2), (X,), (8, 5)),
+    "LSTM, projection": (lambda: nn.LSTM(4, 4, proj_size=2), (X,), (4 + 3, 5)),  # a view for each step
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(4, 2), (X, X + 1, X + 2), (8, 3)),  # views of one weight
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", MODULES)
+def test_only_weights_are_weights(name: str) -> None:
+    make, args, expected = MODULES[name]
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        make()(*args)
+    weights = sum(one.made for one in report.casts() if one.kind == "weight")
+    assert (weights, report.total.casts - weights) == expected
+    assert {one.kind for one in report.casts()} == {"weight", "activation"}
+
+
+Region = Callable[[], AbstractContextManager[Any]]
+W1, W2 = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+FROZEN = nn.Parameter(torch.randn(8, 8), requires_grad=False)
+Y = torch.randn(4, 8)
+
+
+def one_region(region: Region) -> None:
+    with region():
+        nn.functional.linear(Y, W1)
+        nn.functional.linear(Y, W2)
+
+
+def two_regions(region: Region) -> None:
+    for weight in (W1, W2):
+        with region():
+            nn.functional.linear(Y, weight)
+
+
+def nested_regions(region: Region) -> None:
+    with region():
+        two_regions(region)
+
+
+def one_view(region: Region) -> None:
+    view = Y.view(2, 2, 8)
+    with region():
+        nn.functional.linear(view, W1)
+        nn.functional.linear(view, W2)
+
+
+def two_views(region: Region) -> None:
+    with region():
+        nn.functional.linear(Y.view(2, 2, 8), W1)
+        nn.functional.linear(Y.view(2, 2, 8), W2)
+
+
+def four_others_between(region: Region) -> None:
+    with region():
+        for tensor in (Y, *(Y + i for i in range(4)), Y):
+            nn.functional.linear(tensor, W1)
+
+
+def three_others_between(region: Region) -> None:
+    with region():
+        for tensor in (Y, *(Y + i for i in range(3)), Y):
+            nn.functional.linear(tensor, W1)
+
+
+def written_in_between(region: Region) -> None:
+    tensor = Y.clone()
+    with region():
+        nn.functional.linear(tensor, W1)
+        tensor.add_(1)
+        nn.functional.linear(tensor, W2)
+
+
+def memory_of_numpy(region: Region) -> None:
+    tensor = torch.from_numpy(Y.numpy())
+    with region():
+        nn.functional.linear(tensor, W1)
+        nn.functional.linear(tensor, W2)
+
+
+def inference_tensor(region: Region) -> None:
+    with torch.inference_mode():
+        tensor = Y.clone()
+        with region():
+            nn.functional.linear(tensor, W1)
+            nn.functional.linear(tensor, W2)
+
+
+def with_gradients(region: Region) -> None:
+    with region():
+        hidden = torch.sin(Y @ W1).float()
+        (nn.functional.linear(hidden, W1).sum() + nn.functional.linear(hidden, W2).sum()).backward()
+
+
+def in_a_generator(region: Region) -> None:
+    def steps() -> Iterator[torch.Tensor]:
+        with region():
+            yield nn.functional.linear(Y, W1)
+            yield nn.functional.linear(Y, W2)
+
+    for _ in steps():
+        pass
+
+
+def views_of_weights(region: Region) -> None:
+    for _ in range(2):
+        with region():
+            torch.mm(Y, W1.t())
+            torch.mm(Y + 1, W1.t())
+
+
+def weights_of_two_regions(region: Region) -> None:
+    for _ in range(2):
+        with region():
+            nn.functional.linear(Y + 1, W1)
+
+
+def frozen_weights(region: Region) -> None:
+    with region():
+        nn.functional.linear(Y, FROZEN)
+        nn.functional.linear(Y + 1, FROZEN)
+
+
+def updated_weights(region: Region) -> None:
+    optimizer = torch.optim.SGD([W1], lr=0.1)
+    for _ in range(2):
+        with region():
+            nn.functional.linear(Y + 1, W1).sum().backward()
+        optimizer.step()
+
+
+#: Programs, with the casts that cache="all" and cache="persistent" avoid, compared with the default.
+PROGRAMS: dict[Callable[[Region], None], tuple[int, int]] = {
+    one_region: (1, 0),
+    two_regions: (0, 0),
+    nested_regions: (1, 0),
+    one_view: (1, 0),
+    two_views: (0, 0),
+    four_others_between: (0, 0),
+    three_others_between: (1, 0),
+    written_in_between: (0, 0),
+    memory_of_numpy: (0, 0),
+    inference_tensor: (0, 0),
+    with_gradients: (1, 0),
+    in_a_generator: (1, 0),
+    views_of_weights: (0, 0),
+    weights_of_two_regions: (0, 1),
+    frozen_weights: (0, 1),
+    updated_weights: (0, 0),
+}
+
+
+def traced(program: Callable[[Region], None], region: Region) -> TraceReport:
+    tp.clear_cache()
+    with tp.trace() as report:
+        program(region)
+    return report
+
+
+def advised(report: TraceReport) -> tuple[int, ...]:
+    return tuple(
+        sum(one.casts for one in savings(report.calls) if f'cache="{mode}"' in one.remedy)
+        for mode in ("all", "persistent")
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_cache_avoids_what_is_said(program: Callable[[Region], None]) -> None:
+    expected = PROGRAMS[program]
+    reports = {mode: traced(program, lambda mode=mode: tp.my_autocast("cpu", cache=mode)) for mode in _C.CACHE_MODES}
+    assert advised(reports["weights"]) == expected
+    before, with_all, persistent = (reports[mode].total.casts for mode in ("weights", "all", "persistent"))
+    # cache="all" keeps frozen weights, too
+    assert before - with_all in (expected[0], sum(expected))
+    assert before - persistent == expected[1]
+    assert advised(reports["all"])[0] == 0
+    assert advised(reports["persistent"])[1] == 0
+    stock = traced(program, lambda: torch.autocast("cpu"))
+    assert advised(stock) == expected
