@@ -13,7 +13,7 @@ import functools
 import math
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 
 from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.codec import decode_record
 
 __all__ = [
     "EMPTY",
@@ -211,9 +212,10 @@ class Values:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Values:
         """Returns the statistics from the data of `to_dict`."""
-        exponents = tuple((int(exponent), count) for exponent, count in data["exponents"].items())
-        rest = {name: data[name] for name in ("count", "amax", "min_nonzero", *_SHARES)}
-        return cls(**rest, exponents=exponents)
+        kinds = {"count": int, **dict.fromkeys(("amax", "min_nonzero"), float | None), **dict.fromkeys(_SHARES, float)}
+        read = decode_record({**kinds, "exponents": Mapping[str, int]}, data)
+        exponents = tuple((int(exponent), count) for exponent, count in read.pop("exponents").items())
+        return cls(**read, exponents=exponents)
 
 
 @dataclass
@@ -259,7 +261,7 @@ class NonfiniteValues:
             return ""
         if bad == self.losses:
             return f"all {bad:,} losses are {kind}" if bad > 1 else f"the only loss is {kind}"
-        since = f"from step {self.loss_step:,}" if steps else f"from loss {self.first_loss:,}, counted from 0"
+        since = f"from step {self.loss_step:,}" if steps else f"from loss {self.first_loss or 0:,}, counted from 0"
         return f"{bad:,} of {self.losses:,} losses {'are' if bad > 1 else 'is'} {kind}, {since}"
 
 
