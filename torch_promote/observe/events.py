@@ -18,7 +18,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.base import Column, Table, load_renderer, module_name
-from torch_promote.report.codec import decode_fields, encode
+from torch_promote.report.codec import decode_fields, decode_record, encode
 
 __all__ = [
     "AUTOCAST_OFF",
@@ -226,9 +226,10 @@ class Call:
             data: The data.
             tensor: Returns a tensor, or its dict, from its value.
         """
-        read = {name: list(map(tensor, data[name])) for name in TENSORS}
-        read |= {name: list(data[name].items()) for name in _PAIRS}
-        call: Call = decode_fields(cls, {**data, **read})
+        kinds = dict.fromkeys(TENSORS, list[Any]) | dict.fromkeys(_PAIRS, Mapping[str, Any])
+        read = decode_record(kinds, data)
+        read |= {name: list(map(tensor, read[name])) for name in TENSORS}
+        call: Call = decode_fields(cls, {**data, **read, **{name: list(read[name].items()) for name in _PAIRS}})
         return call
 
 
