@@ -74,8 +74,8 @@ def compare(
             not run a backward, `compare` runs one on the loss.
         model: The model. Sites are named after its modules.
         reference: A policy, its name or its file; "fp32" is the step without casts.
-        candidate: The policy to judge, given like `reference`. None: the current policy, set by `install` or
-            `set_default_policy`, or PyTorch's.
+        candidate: The policy to judge, given like `reference`; Policy.stock().override({"linear": "float8"}), say.
+            None: the current policy, set by `install` or `set_default_policy`, or PyTorch's.
         gradients: Whether to compare the gradients of the parameters, too.
         batches: How many times a run calls the step.
         restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
