@@ -514,8 +514,11 @@ void CompositeArguments::add(const at::Tensor& tensor) {
 }
 
 bool CompositeArguments::have_one_dtype() const {
-  const DtypeCode dtype = are_floating() ? floating_ : one_integral_ ? integral_ : kNoDtype;
-  return one_floating_ && dtype != kNoDtype && !raises(number_, static_cast<ScalarType>(dtype));
+  if (!are_floating() && !are_integral()) {
+    return true; // no tensors
+  }
+  const DtypeCode dtype = are_floating() ? floating_ : integral_;
+  return (are_floating() ? one_floating_ : one_integral_) && !raises(number_, static_cast<ScalarType>(dtype));
 }
 
 const Integers& CompositeArguments::integers() const {
@@ -530,7 +533,7 @@ bool acts_on_operands(const Operands& operands) {
     if (!caller.has_value() || !caller->have_one_dtype()) {
       return true;
     }
-    if (!caller->are_floating() && !have_several_dtypes(operands)) {
+    if (caller->are_integral() && !have_several_dtypes(operands)) {
       return true; // the rule says which floating dtype integers become
     }
     only = &caller->integers();

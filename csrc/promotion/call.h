@@ -129,6 +129,9 @@ class CompositeArguments {
   bool are_floating() const {
     return floating_ != kNoDtype;
   }
+  bool are_integral() const {
+    return !are_floating() && integral_ != kNoDtype;
+  }
   // These integral tensors.
   const Integers& integers() const;
 

@@ -548,6 +548,28 @@ Result: float32 of shape [3]""",
     )
 
 
+#: The dtype by each rule, of calls for which PyTorch has overloads that take numbers; None: the rule raises.
+OF_NUMBERS = {
+    "where(bool[3], int32[3], 2.5)": ("float32", "float32", "float64", None, None),
+    "where(bool[3], 2.5, int32[3])": ("float32", "float32", "float64", None, None),
+    "float16[3].where(bool[3], 1j)": ("complex32", "complex64", "complex64", None, None),
+    "where(bool[3], 2.5, 1)": ("float32", "float32", "float64", "float32", "float32"),
+    "special.hermite_polynomial_h(2.5, int32[3])": ("float32", "float32", "float64", None, None),
+    "special.hermite_polynomial_h(int32[3], 2)": ("float32", "float32", "float64", None, "float32"),
+    "dist(int32[3], float32[3])": ("float32", "float32", "float64", None, None),
+    "1 - bool[3]": (None, "int64", "int64", None, None),
+}
+
+
+@pytest.mark.parametrize("expression", OF_NUMBERS)
+def test_overloads_of_numbers_by_each_rule(expression: str) -> None:
+    for rule, dtype in zip(RULE_NAMES, OF_NUMBERS[expression], strict=True):
+        derivation = tp.why(expression, rule=rule)
+        assert derivation.dtype is (None if dtype is None else getattr(torch, dtype)), (rule, str(derivation))
+        assert derivation.by_rule is (dtype is None and rule != "torch")
+        assert "wrong" not in str(derivation)
+
+
 def test_a_derivation_by_jaxs_rule() -> None:
     derivation = tp.why("uint8[3] * (uint64[] + int64[2, 1]) / 3", default_dtype="float64", rule="jax")
     join = "float* is the least node above uint64 and int64 and stands for the default dtype, float64."

@@ -169,7 +169,10 @@ WRONG = [
     ("parity --ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for"),
     # why
     ("why", "required: expression"),
-    ("why 1+1 --default-dtype int8", "'int8' is not a default dtype. Legal: float16, bfloat16, float32, float64"),
+    (
+        "why 1+1 --default-dtype int8",
+        "default_dtype is the dtype of Python floats, got int8. Legal: float16, bfloat16, float32, float64.",
+    ),
     ("why 'int8[3] + 1' --dtype half", "--dtype and --policy need --autocast cpu or --autocast cuda."),
     ("why 'int8[3] + 1' --autocast cpu --policy no-such", "no-such"),
     ("why 'sofmax(f4[2])'", "no function of PyTorch is called 'sofmax'. Closest: softmax"),

@@ -77,6 +77,19 @@ def test_stock_values_and_max_calls(script: Path, capfd: Capture) -> None:
     assert report.calls.where(op="linear")[0].said_by == "PyTorch's table"
 
 
+def test_losses_that_are_nan(script: Path, capfd: Capture) -> None:
+    code = "if step == 2: torch.nn.init.constant_(model[2].bias, float('nan'))"
+    status, _, err = command_run(capfd, "trace", "--values", "--json", "run.json", "train.py", "4", code)
+    assert status == 0
+    what = "2 of 4 losses are NaN, from step 2"
+    title, verdict = err.splitlines()[:2]
+    assert title.endswith(what)
+    assert verdict.startswith(f"{what}. The first inf or NaN: aten::fill_.Scalar, forward, (model), ")
+    status, out, _ = command_run(capfd, "explain", "run.json", "(model)")
+    assert status == 0
+    assert what in " ".join(out.split())
+
+
 @pytest.mark.parametrize(("steps", "count", "between"), [("1:3", 2, 2), ("3:", 1, 2)])
 def test_steps(script: Path, capfd: Capture, steps: str, count: int, between: int) -> None:
     """A step is what runs after the one before, up to the end of its optimizer's step.

@@ -92,3 +92,31 @@ def test_tune_restores_the_generators_of_the_device(cuda: torch.device) -> None:
     assert tuning.noise_floor == {"loss": 0.0}
     assert not [note for note in tuning.comparison.notes if "not run alone" in note]
     assert {site.module: site.local for site in tuning.comparison.sites if site.op == "aten::dropout"}["1"] < 1e-3
+
+
+def test_losses_and_skipped_steps(cuda: torch.device) -> None:
+    """The backward runs in autograd's thread, and the values are transferred at the end of each step."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).to(cuda)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, foreach=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**100)
+
+    def step(factor: float) -> None:
+        optimizer.zero_grad()
+        with tp.my_autocast("cuda", torch.float16):
+            y = model(torch.ones(2, 4, device=cuda))
+        scaler.scale((y.float() * factor).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    with tp.find_nonfinite() as found:
+        for _ in range(3):
+            step(1.0)
+    assert (found.scaler.count, found.scaler.skipped) == (3, 3)
+    assert str(found).startswith("GradScaler skipped all 3 steps, which changed no weight; ")
+    with tp.trace(model, values=True) as report:
+        for factor in (1.0, 1.0, float("nan")):
+            step(factor)
+    assert report.nonfinite.about_losses(report.steps) == "1 of 3 losses is NaN, from loss 2, counted from 0"
+    call = report.first_nonfinite
+    assert call is not None
+    assert call.name == "aten::mul.Tensor"

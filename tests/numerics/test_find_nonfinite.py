@@ -741,6 +741,7 @@ def test_the_budget_of_suggest() -> None:
     report = find(step)
     assert report.suggest(step, budget=2) is None
     assert len(report.tried) == 2
+    assert str(report).endswith("overflow in a cast in aten::linear, head. The budget (2 runs) is spent")
     assert report.suggest(step, budget=3) is not None  # it is not known whether both are needed
     for budget in (0, True, 2.5):
         with pytest.raises(OptionError, match=r"budget \(the maximum number of runs"):

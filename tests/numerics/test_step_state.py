@@ -493,7 +493,9 @@ def test_what_it_cannot_restore() -> None:
     state.restore()
     with pytest.raises(StepError, match=r"could not be restored. Different: restore\[0\]. Pass the changed objects"):
         state.check()
-    with pytest.raises(OptionError, match=r"restore\[1\] is a int, whose state cannot be restored. Legal: modules"):
+    with pytest.raises(
+        OptionError, match=r"restore\[1\] is of type int, whose state cannot be restored. Legal: modules"
+    ):
         StepState(None, [nn.Linear(1, 1), 5])
-    with pytest.raises(OptionError, match=r"restore\[0\] is a type, whose state cannot be restored."):
+    with pytest.raises(OptionError, match=r"restore\[0\] is of type type, whose state cannot be restored."):
         StepState(None, [nn.Linear])  # which has the functions state_dict and load_state_dict

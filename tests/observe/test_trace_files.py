@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
+import html
+import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import torch_promote as tp
 from helpers.made_up_traces import linear, made_up_call, report_of, small_report
@@ -164,3 +170,71 @@ def test_slices_line_up_with_those_of_the_profiler(tmp_path: Path) -> None:
     # The profiler's clock is calibrated; most events are within microseconds. A busy machine delays single ones.
     apart = sorted(abs(one["ts"] - other["ts"]) for one, other in zip(theirs, exps, strict=True))
     assert apart[10] < 1000
+
+
+DELETED = object()
+WRONG: tuple[Any, ...] = (None, "x", -1, 1.5, True, [], {}, 10**400, [1], "\ud800", DELETED)
+
+
+def places_in(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in JSON, of lists only those in the first two items."""
+    yield at
+    items = data.items() if isinstance(data, dict) else enumerate(data[:2]) if isinstance(data, list) else ()
+    for key, item in items:
+        yield from places_in(item, (*at, key))
+
+
+@pytest.mark.parametrize("max_calls", [100, 1])
+def test_a_damaged_file_is_refused_with_its_field_or_can_be_used(max_calls: int, tmp_path: Path) -> None:
+    with tp.trace(values=True, max_calls=max_calls) as report, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    file, text = tmp_path / "run.json", json.dumps(report.to_dict())
+    complaints = []
+    for at in list(places_in(json.loads(text)))[1:]:
+        for value in WRONG:
+            changed = json.loads(text)
+            holder = functools.reduce(lambda inner, key: inner[key], at[:-1], changed)
+            if value is DELETED:
+                del holder[at[-1]]
+            else:
+                holder[at[-1]] = value
+            file.write_text(json.dumps(changed))
+            try:
+                loaded = TraceReport.load(file)
+            except OptionError as error:
+                complaints.append((at[0], str(error)))
+                continue
+            print(loaded, loaded.diff(report), loaded.by_op(), loaded.unused_overrides(), file=io.StringIO())
+            loaded.formats()[".csv"][1]()
+            with contextlib.suppress(OptionError):  # nothing matches any more
+                str(loaded.explain("op=mm"))
+    assert len(complaints) > 500
+    assert all(str(file) in complaint for _, complaint in complaints)
+    # An index into the tensors may be what is wrong with these.
+    assert all(name in complaint or name == "tensors" for name, complaint in complaints)
+
+
+def test_an_error_names_the_place_in_the_file(tmp_path: Path) -> None:
+    data = small_report().to_dict()
+    data["calls"][3]["casts"][1]["bytes"] = "16"
+    (tmp_path / "run.json").write_text(json.dumps(data))
+    with pytest.raises(OptionError, match=r"\(TypeError: expected int, got '16', at calls\[3\]\.casts\[1\]\.bytes\)"):
+        TraceReport.load(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("name", ["[x]", "[bold red]", "[/]", ":smile:", "a\x1b[31mb", "**"])
+def test_names_are_no_markup(name: str) -> None:
+    model = torch.nn.Module()
+    model.add_module(name, torch.nn.Linear(2, 2))
+    model.forward = lambda x: getattr(model, name)(x)  # type: ignore[method-assign,assignment]
+    with tp.trace(model) as report, tp.my_autocast("cpu"):
+        model(torch.ones(1, 2))
+    shown = name.replace("\x1b", r"\x1b")
+    explained = report.explain(f"module={name}")
+    stream = io.StringIO()
+    Console(file=stream, force_terminal=True, color_system=None, width=200).print(explained)
+    for text in (str(explained), str(report.by_module()), stream.getvalue()):
+        assert shown in text
+        assert "\x1b[31m" not in text
+    assert f"<code>{html.escape(name)}</code>" in report.formats()[".html"][1]()

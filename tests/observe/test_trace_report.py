@@ -199,3 +199,14 @@ def test_the_page_of_a_traced_step_is_small_and_survives_a_file(tmp_path: Path) 
         assert part in source
     report.save(tmp_path / "run.json")
     assert page.render(TraceReport.load(tmp_path / "run.json").content()) == source
+
+
+@pytest.mark.parametrize("name", ["calls", "save", "explain", "total"])
+def test_a_trace_without_with_says_how_to_get_the_report(name: str) -> None:
+    block = tp.trace(torch.nn.Linear(2, 2))
+    assert repr(block) == "<a trace, which `with trace(...) as report:` starts>"
+    with pytest.raises(AttributeError, match=rf"has no '{name}'. Write `with trace\(...\) as report:`"):
+        getattr(block, name)
+    with block as report:
+        torch.ones(2)
+    assert report.calls

@@ -525,6 +525,10 @@ def test_tools_know_the_policy() -> None:
     ]
     reused = [[(cast.argument, cast.bytes, cast.reused) for cast in call.casts] for call in calls[-2:]]
     assert reused == [[("input", 160, False), ("weight", 1024, not first)] for first in (True, False)]
+    with tp.trace(values=True) as report, region("tensorwise"), torch.no_grad():
+        F.linear(torch.tensor([[448.0, 2.0**-9, 2.0**-12, 0.0] * 4]), torch.ones(16, 16))
+    first = next(call for call in report.calls if call.dtypes.endswith("float8_e4m3fn"))
+    assert [getattr(first.values[0], share) for share in ("saturated", "underflows", "zeros")] == [0.25, 0.25, 0.5]
     with tp.find_nonfinite(net) as found:
         trained(net, step)
     assert not found.found

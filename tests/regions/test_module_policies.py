@@ -191,7 +191,7 @@ Model  [{softmax: fp32}]
 MISTAKES: list[tuple[Any, str]] = [
     ({"lm_haed": "fp32"}, "no module of the model is named 'lm_haed'. Closest: lm_head."),
     ({"blocks.*.atn": "fp32"}, "In a pattern, * matches within one part of a name; ** matches any number of parts."),
-    ({nn.Bilinear: "fp32"}, "no module of the model is a Bilinear. Closest: Linear."),
+    ({nn.Bilinear: "fp32"}, "no module of the model is of type Bilinear. Closest: Linear."),
     ({"Block": "fp32"}, "pass the class: set_module_policy(model, {Block: ...})."),
     ({"blocks": "fp32"}, "'blocks' selects only modules whose forward is never called (ModuleList)."),
     ({3: "fp32"}, "a key is a str or a subclass of nn.Module, got 3."),

@@ -281,7 +281,7 @@ def test_deleted_forward() -> None:
     """Libraries that delete it believe that the forward of the class is back."""
     model = model_of("fp32")
     del model[2].forward
-    with pytest.raises(tp.errors.RegionError, match="attribute 'forward' of a Linear was deleted"):
+    with pytest.raises(tp.errors.RegionError, match="attribute 'forward' of a module of type Linear was deleted"):
         dtype_of(model)
     set_module_policy(model, {"2": "fp32"})
     assert dtype_of(model) is SINGLE
@@ -465,7 +465,7 @@ def test_traced_by_fx() -> None:
     assert dtype_of(traced) is torch.float32
     model = nn.Sequential(Twice())
     set_module_policy(model, {"0": "fp32"})
-    with pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a Twice with a policy\."):
+    with pytest.raises(tp.errors.RegionError, match=r"torch\.fx traces a module of type Twice with a policy\."):
         torch.fx.symbolic_trace(model)
     remove_module_policy(model)
     torch.fx.symbolic_trace(model)

@@ -201,6 +201,40 @@ def test_a_composed_call_of_one_dtype_runs_unchanged(name: str, dtype: torch.dty
     assert report.mismatches == []
 
 
+STEPS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "ASGD, foreach": lambda parameters: torch.optim.ASGD(parameters, foreach=True),
+    "Adagrad, foreach, lr in a tensor": lambda parameters: torch.optim.Adagrad(
+        parameters, lr=torch.tensor(0.1), foreach=True
+    ),
+    "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "SGD, foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
+    "LBFGS, lr in a tensor": lambda parameters: torch.optim.LBFGS(parameters, lr=torch.tensor(0.1)),
+}
+
+
+@pytest.mark.parametrize("rule", ["strict", "numpy"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_an_optimizer_runs_unchanged(name: str, dtype: torch.dtype, rule: str) -> None:
+    """It is given no tensors, and PyTorch chose the dtypes of its states."""
+    results = []
+    for region in (contextlib.nullcontext(), tp.promotion(rule)):
+        parameters = [torch.nn.Parameter(X.to(dtype)), torch.nn.Parameter(WEIGHT.to(dtype))]
+        optimizer = STEPS[name](parameters)
+
+        def closure(parameters: list[torch.nn.Parameter] = parameters) -> torch.Tensor:
+            for parameter in parameters:
+                parameter.grad = parameter.detach() * 0.1
+            return torch.tensor(1.0)
+
+        with region:
+            for _ in range(3):
+                closure()
+                optimizer.step(closure)
+        results.append(described(parameters))
+    assert results[0] == results[1]
+
+
 INTEGERS = torch.tensor([[1, 2, 0, 4, 3]])
 
 #: Calls in which the user mixes dtypes, or integers are operands: the rule acts inside.

@@ -289,6 +289,15 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     assert {event.filename for event in events} == {__file__}
 
 
+def test_numbers_in_where_are_reported() -> None:
+    events: list[PromotionEvent] = []
+    choice, half, ints = torch.ones(3, dtype=torch.bool), torch.ones(3).half(), torch.ones(3, dtype=torch.int32)
+    with tp.promotion("torch", on_promotion=events.append):
+        torch.where(choice, half, 1e6)
+        torch.where(choice, 2.5, ints)
+    assert [event.kind for event in events] == [PromotionKind.FLOAT_OVERFLOW, PromotionKind.ANY]
+
+
 @pytest.mark.parametrize(("handler", "error"), [("raise", PromotionLintError), ("warn", PromotionWarning)])
 def test_an_error_comes_each_time_and_before_anything_is_written(handler: str, error: type[Exception]) -> None:
     x = HALF.clone()

@@ -393,6 +393,14 @@ def test_a_region_does_not_cast_to_a_dtype_that_needs_a_scale(device: Any, dtype
             f"{dtype} needs a scale for each tensor, and autocast casts without one, so values out of its range would "
             f"be lost. Use torch.bfloat16 or torch.float16."
         )
+    for ask in (
+        partial(tp.tune, print, model=MODEL, tolerance=1e-3, dtype=dtype),
+        partial(tp.why, "F.linear(f4[2, 3], f4[4, 3])", autocast="cuda", dtype=dtype),
+    ):
+        with pytest.raises(
+            errors.DtypeError, match=f"{dtype} needs a scale for each tensor, and autocast casts without"
+        ):
+            ask()
     with tp.my_autocast(device, dtype, enabled=False):
         pass  # nothing is cast
 

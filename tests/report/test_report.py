@@ -123,7 +123,14 @@ def test_the_text_shows_facts_tables_and_lists_within_100_columns() -> None:
     lines = text.splitlines()
     assert lines[:2] == ["example: of <all> parts", "An error of 1e-3 & more."]
     # Of three rows, two are shown; of twelve notes, ten.
-    for shown in ("1.5 KiB (3 more from a cache)", "fp32 -> bf16 (+1)", "1,234", "... 1 more", "note 9", "... 2 more"):
+    for shown in (
+        "1.5 KiB (3 more from a cache)",
+        "fp32 -> bf16; 1 more",
+        "1,234",
+        "... 1 more",
+        "note 9",
+        "... 2 more",
+    ):
         assert shown in text
     for hidden in ("note 10", "empty", "blocks.0"):
         assert hidden not in text
@@ -171,7 +178,7 @@ def test_charts_in_the_page_take_its_colours() -> None:
 
 
 def test_dtypes_that_repeat_are_shown_once() -> None:
-    assert base.spell("float32 -> bfloat16 -> bfloat16 (+1)", "dtypes") == "fp32 -> bf16 (+1)"
+    assert base.spell("float32 -> bfloat16 -> bfloat16; 1 more", "dtypes") == "fp32 -> bf16; 1 more"
 
 
 def test_plot_draws_the_charts_and_shows_itself_in_a_notebook() -> None:

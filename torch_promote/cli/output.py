@@ -205,8 +205,8 @@ def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    remarks = TextColumn("{task.fields[remark]}")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    remarks = TextColumn("{task.fields[remark]}", markup=False)
     said = time.monotonic()
 
     def step(remark: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch_promote.checking.why import Derivation, why
 from torch_promote.cli.output import width_of_output, write
 from torch_promote.errors import ExpressionError, OptionError
-from torch_promote.reference.dtypes import Family, dtype_name, family, named_dtype
+from torch_promote.reference.dtypes import dtype_name, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
 __all__ = ["DESCRIPTION", "EPILOG", "EXAMPLES", "add_arguments", "run"]
@@ -65,13 +65,6 @@ def _dtype(text: str) -> torch.dtype:
     return dtype
 
 
-def _default_dtype(name: str) -> torch.dtype:
-    dtype = named_dtype(name)
-    if dtype is not None and family(dtype) is Family.FLOAT:
-        return dtype
-    raise argparse.ArgumentTypeError(f"{name!r} is not a default dtype. Legal: float16, bfloat16, float32, float64")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command.
 
@@ -100,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", help="the region's policy: the name of a policy, or a policy file", metavar="P")
     parser.add_argument(
         "--default-dtype",
-        type=_default_dtype,
+        type=_dtype,
         metavar="DTYPE",
         help=f"the dtype of Python floats (default: {dtype_name(torch.get_default_dtype())})",
     )
@@ -142,6 +135,7 @@ def _as_data(derivation: Derivation) -> dict[str, Any]:
         "dtype": None if derivation.dtype is None else dtype_name(derivation.dtype),
         "shape": None if derivation.shape is None else list(derivation.shape),
         "results": [{"dtype": dtype_name(dtype), "shape": list(shape)} for dtype, shape in results],
+        "inferred": derivation.inferred,
         "error": derivation.error,
         "raised_by": None if derivation.error is None else "the rule" if derivation.by_rule else "PyTorch",
     }

@@ -29,7 +29,7 @@ from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_forward import policy_of
-from torch_promote.regions.module_policies import remove_module_policy, set_module_policy
+from torch_promote.regions.module_policies import set_module_policy
 from torch_promote.report.base import Code, Content, Listing, Report, module_name
 from torch_promote.report.codec import decode, encode
 
@@ -490,8 +490,11 @@ class _Search:
             fault = None if before is None else _fault(before)
             if before is not None and fault is not None:
                 self._devices, self._may_skip = _devices_of(fault), before.found
-                with contextlib.suppress(_OutOfRunsError):
+                try:
                     self._remove_needless(self._widen(before, fault))
+                except _OutOfRunsError:
+                    last = self._tried[-1]
+                    self._tried[-1] = replace(last, result=f"{last.result}. The budget ({self._budget} runs) is spent")
         finally:
             watching.remove()
             self._restore()
@@ -562,15 +565,8 @@ class _Search:
         if self._model is None or not attempt.modules:
             yield
             return
-        before = {path: policy_of(self._model.get_submodule(path)) for path in attempt.modules}
-        try:
-            set_module_policy(self._model, attempt.modules)
+        with set_module_policy(self._model, attempt.modules):
             yield
-        finally:
-            for path, policy in before.items():
-                remove_module_policy(self._model, path)
-                if policy is not None:
-                    set_module_policy(self._model, {path: policy.value})
 
     def _with(self, overrides: Mapping[str, str]) -> Policy:
         return current_policy().override(overrides, self._devices)

@@ -109,7 +109,7 @@ class NonfiniteOrigin:
     call: Call
 
     def __str__(self) -> str:
-        inside = f" (in {self.inner})" if self.inner != self.call.name else ""
+        inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
         where = f'module "{self.module}"' if self.module else module_name("")
         lines = [
             f"{self.kind}: {self.call.name}{inside}, {self.phase}, {where}, {shorten(self.line) or 'line unknown'}",

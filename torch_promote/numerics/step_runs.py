@@ -419,6 +419,6 @@ def show_progress(what: str, total: int, wanted: bool) -> Iterator[Callable[[int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[remark]}"), console=Console(stderr=True)) as shown:
+    with Progress(*columns, TextColumn("{task.fields[remark]}", markup=False), console=Console(stderr=True)) as shown:
         task = shown.add_task(what, total=total, remark="")
         yield lambda done, remark: shown.update(task, total=max(total, done), completed=done, remark=remark)

@@ -91,9 +91,9 @@ class StepState:
         for number, item in enumerate(restore):
             if not self._add(f"restore[{number}]", item):
                 raise OptionError(
-                    f"restore[{number}] is a {type(item).__name__}, whose state cannot be restored. Legal: modules, "
-                    f"optimizers, tensors, generators, lists, dicts, objects with state_dict and load_state_dict, and "
-                    f"objects with get_state and set_state."
+                    f"restore[{number}] is of type {type(item).__name__}, whose state cannot be restored. Legal: "
+                    f"modules, optimizers, tensors, generators, lists, dicts, objects with state_dict and "
+                    f"load_state_dict, and objects with get_state and set_state."
                 )
         for name, item in objects_of(step) if step is not None else ():
             self._add(name, item)

@@ -18,12 +18,13 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.base import Column, Table, load_renderer, module_name
-from torch_promote.report.codec import decode_fields, encode
+from torch_promote.report.codec import decode_fields, decode_record, encode
 
 __all__ = [
     "AUTOCAST_OFF",
     "COMPILED",
     "COMPILED_CALLS",
+    "RAN_LOWER",
     "Call",
     "CallGroup",
     "Calls",
@@ -43,6 +44,8 @@ __all__ = [
 AUTOCAST_OFF = "autocast off by "
 #: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
+#: What `Call.said_by` has between the source of a float8 policy and the reason why the call ran in lower precision.
+RAN_LOWER = "; ran as lower_precision_fp: "
 #: The start of the sentence in `not_seen` if compiled functions ran.
 COMPILED_CALLS = "Calls of compiled functions: "
 
@@ -223,9 +226,10 @@ class Call:
             data: The data.
             tensor: Returns a tensor, or its dict, from its value.
         """
-        read = {name: list(map(tensor, data[name])) for name in TENSORS}
-        read |= {name: list(data[name].items()) for name in _PAIRS}
-        call: Call = decode_fields(cls, {**data, **read})
+        kinds = dict.fromkeys(TENSORS, list[Any]) | dict.fromkeys(_PAIRS, Mapping[str, Any])
+        read = decode_record(kinds, data)
+        read |= {name: list(map(tensor, read[name])) for name in TENSORS}
+        call: Call = decode_fields(cls, {**data, **read, **{name: list(read[name].items()) for name in _PAIRS}})
         return call
 
 

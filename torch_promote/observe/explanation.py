@@ -53,8 +53,8 @@ class ExplanationRow:
         op: The op's name with its overload.
         module: The module's path.
         calls: The number of calls.
-        dtypes: The most frequent dtypes: inputs, cast inputs, outputs; "(+2)" if there are two more combinations.
-        policy: The most frequent policy and its source; without a policy, what applied instead; or "". "(+1)" as in
+        dtypes: The most frequent dtypes: inputs, cast inputs, outputs; "; 2 more" if there are two more combinations.
+        policy: The most frequent policy and its source; without a policy, what applied instead; or "". "; 1 more" as in
             `dtypes`.
         casts: The number of casts made.
         reused: The number of casts reused.
@@ -274,7 +274,7 @@ def _short(text: str) -> str:
 
 def _names(names: Iterable[str]) -> str:
     shown = list(names)
-    return ", ".join(shown[:_NAMED]) + f" (+{len(shown) - _NAMED:,})" * (len(shown) > _NAMED)
+    return ", ".join(shown[:_NAMED]) + f", and {len(shown) - _NAMED:,} more" * (len(shown) > _NAMED)
 
 
 def _counts(counts: Counter[str]) -> str:

@@ -213,7 +213,7 @@ def dtypes_chart(report: Recording) -> Chart:
         return Chart(title, "stacked", (), x_label=label)
     first, last = calls[0].start, calls[-1].start
     span = last - first or 1
-    shares: dict[str, list[float]] = {name: [0.0] * _BINS for name in result_dtypes(report.total.dtypes)}
+    shares = defaultdict(lambda: [0.0] * _BINS, {name: [0.0] * _BINS for name in result_dtypes(report.total.dtypes)})
     for call in calls:
         shares[_result_dtype(call.dtypes)][min(_BINS - 1, (call.start - first) * _BINS // span)] += 1
     edges = [index * span / _BINS / 1e6 for index in range(_BINS)]
@@ -292,6 +292,12 @@ def is_view(name: str) -> bool:
         return False  # only if there is nothing to do
     try:
         schema = find_overload(name)._schema
-    except (AttributeError, RuntimeError, KeyError, ValueError):  # an op of another PyTorch release or the program
+    except (
+        AttributeError,
+        RuntimeError,
+        KeyError,
+        ValueError,
+        TypeError,
+    ):  # an op of another PyTorch release or the program
         return False
     return any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -337,7 +337,7 @@ class CallObserver:
             call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
             if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
                 why = why_not(call.tensors["input"], call.tensors["weight"])
-                call.said_by += "" if why is None else f"; ran as lower_precision_fp: {why}"
+                call.said_by += "" if why is None else f"{RAN_LOWER}{why}"
         elif plan is not None and asked is not None:  # an override that casts nothing
             override = asked.state.override
             device = next((device for device, _ in asked.devices if override(name, device) is not None), None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ from torch_promote.observe.value_flow import ValueFlow
 from torch_promote.observe.values import Values, ValuesCollector
 
 __all__ = ["trace"]
+
+_P = ParamSpec("_P")
 
 
 #: The number with which the collector delivers the value of a loss.
@@ -47,7 +50,28 @@ class _ObserverWithArguments(CallObserver):
             del self._ending.args
 
 
-@contextlib.contextmanager
+class _Block(contextlib._GeneratorContextManager[TraceReport, None, None]):
+    """The block of a trace. Whoever takes it for the report is told how to get that."""
+
+    def __repr__(self) -> str:
+        return f"<a trace, which `{_WITH}` starts>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trace() returns a block, which has no {name!r}. Write `{_WITH}`, and use the report.")
+
+
+_WITH = "with trace(...) as report:"
+
+
+def _block(function: Callable[_P, Iterator[TraceReport]]) -> Callable[_P, _Block]:
+    @functools.wraps(function)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> _Block:
+        return _Block(function, args, kwargs)  # type: ignore[arg-type]
+
+    return make
+
+
+@_block
 def trace(
     model: nn.Module | None = None,
     *,

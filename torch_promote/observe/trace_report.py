@@ -23,6 +23,7 @@ from torch_promote.observe.events import (
     CallGroup,
     CastGroup,
     Phase,
+    Place,
     Recording,
     TensorInfo,
 )
@@ -56,7 +57,7 @@ from torch_promote.report.base import (
     to_csv,
     to_json,
 )
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.codec import decode, decode_list, decode_record, encode
 
 __all__ = ["TraceReport"]
 
@@ -357,7 +358,7 @@ class TraceReport(Recording, Report):
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            **{name: encode(getattr(self, name)) for name in (*_PLAIN, "nonfinite")},
+            **{name: encode(getattr(self, name)) for name in (*_PLAIN, "asked", "nonfinite")},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -376,18 +377,30 @@ class TraceReport(Recording, Report):
             KeyError, TypeError, ValueError: The data is incomplete or was changed.
         """
         report = cls(max_calls=sys.maxsize)
-        tensors = decode(list[TensorInfo], data["tensors"])
-        for one in data["calls"]:
-            report.add(Call.from_dict(one, tensors.__getitem__))
-        if data["dropped"]:
+        sums = {"totals": CallGroup, "casts": list[CastGroup], "nonfinite": NonfiniteValues}
+        read = decode_record({**_PLAIN, **sums, "tensors": list[TensorInfo]}, data)
+
+        def tensor(index: Any) -> TensorInfo:
+            if decode(int, index) not in range(len(read["tensors"])):
+                raise ValueError(f"there is no tensors[{index}]")
+            return read["tensors"][index]  # type: ignore[no-any-return]
+
+        def group(one: Any) -> tuple[Place, CallGroup]:
+            place = decode_record(dict.fromkeys(("op", "module", "line"), str), one)
+            return (place["op"], place["module"], place["line"]), decode(CallGroup, {"key": "", **one})
+
+        for call in decode_list(data, "calls", lambda one: Call.from_dict(one, tensor)):
+            report.add(call)
+        groups = dict(decode_list(data, "groups", group))
+        if read["dropped"]:
             report._summed = len(report.calls)
-            for one in data["groups"]:
-                report._by_place[one["op"], one["module"], one["line"]] = decode(CallGroup, {"key": "", **one})
-            for casts in decode(list[CastGroup], data["casts"]):
+            report._by_place.update(groups)
+            for casts in read["casts"]:
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
         for name in _PLAIN:
-            setattr(report, name, data[name])
-        report.nonfinite = decode(NonfiniteValues, data["nonfinite"])
+            setattr(report, name, read[name])
+        report.asked = decode_list(data, "asked", lambda one: decode_record(_ASKED, one))
+        report.nonfinite = read["nonfinite"]
         _ = report.first_nonfinite  # raises IndexError if there is no such call
         return report
 
@@ -410,7 +423,9 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The attributes of a report that its JSON has as they are.
-_PLAIN = ("torch_version", "steps", "dropped", "device_names", "not_seen", "asked")
+_PLAIN = {"torch_version": str, "steps": int, "dropped": int, "device_names": list[str], "not_seen": list[str]}
+#: The fields of an override that was asked for.
+_ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
 _PERIOD = 7_889_238 * 10**9
 _PROCESS = "torch_promote trace"
 

@@ -194,7 +194,7 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
     name, _, overload = (op.name if isinstance(op, Row) else op).partition(".")
     try:
         return torch._C._get_schema(name, overload)
-    except RuntimeError:
+    except (RuntimeError, TypeError):  # the latter for a name that is no UTF-8
         return None
 
 

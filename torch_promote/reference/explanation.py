@@ -221,7 +221,8 @@ def _promotion_by_rule(
         yield f"The rule {rule.name} has {dtype_name(common)} for {listed(names)}."
     elif len(tensors) == 1:
         number = next(type(value) for value in values if not isinstance(value, Operand))
-        yield rule.words(number, tensors[0].dtype, common)
+        same = number is bool and tensors[0].dtype is torch.bool
+        yield "Both are bool: nothing is promoted." if same else rule.words(number, tensors[0].dtype, common)
     elif tensors[0].dtype is tensors[1].dtype:
         yield f"Both are {dtype_name(common)}: nothing is promoted."
     elif rule.zero_dim_is_weak and bool(tensors[0].shape) is not bool(tensors[1].shape):

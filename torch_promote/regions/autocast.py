@@ -311,7 +311,7 @@ def bind_model(model: object, policy: Policy | str | os.PathLike[str] | None) ->
         raise OptionError(f"model is an nn.Module, or None; got {model!r} of type {type(model).__name__}.")
     if "_modules" not in model.__dict__:
         raise OptionError(
-            f"the model is a {type(model).__name__} that has no modules yet, as in a copy of a model that has a region "
+            f"the model, of type {type(model).__name__}, has no modules yet, as in a copy of a model that has a region "
             f"as an attribute. The modules are found when the region is made: make it where it is entered, or call "
             f"policy.apply_to(model)."
         )

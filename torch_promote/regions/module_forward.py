@@ -166,8 +166,8 @@ def run_under(
 def traced_by_fx(module: nn.Module) -> RegionError:
     """The error for a module with a policy that torch.fx traces."""
     return RegionError(
-        f"torch.fx traces a {type(module).__name__} with a policy. Its graphs cannot contain regions, so the policy "
-        f"would be lost. Call remove_module_policy first, and set policies on modules of the graph."
+        f"torch.fx traces a module of type {type(module).__name__} with a policy. Its graphs cannot contain regions, "
+        f"so the policy would be lost. Call remove_module_policy first, and set policies on modules of the graph."
     )
 
 
@@ -430,8 +430,8 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
     forward = module.__dict__.get("forward")
     if forward is None and policies_in_force(module):
         raise RegionError(
-            f"the attribute 'forward' of a {type(module).__name__} was deleted. It applies the module's policy. Call "
-            f"set_module_policy again, or remove_module_policy."
+            f"the attribute 'forward' of a module of type {type(module).__name__} was deleted. It applies the module's "
+            f"policy. Call set_module_policy again, or remove_module_policy."
         )
     if not isinstance(forward, PolicyForward) or forward._module() is module:
         return None

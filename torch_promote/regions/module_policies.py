@@ -287,7 +287,7 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     kinds = {kind.__name__ for module in names for kind in type(module).__mro__[:-1]}
     if not isinstance(key, str):
-        return f"no module of the model is a {key.__name__}.{did_you_mean(key.__name__, sorted(kinds))}"
+        return f"no module of the model is of type {key.__name__}.{did_you_mean(key.__name__, sorted(kinds))}"
     name = key.rpartition(".")[2]
     of_nn = isinstance(own := getattr(nn, name, None), type) and issubclass(own, nn.Module)
     if of_nn or name in kinds:

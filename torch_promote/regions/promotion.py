@@ -277,7 +277,7 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
 
     A rule acts on the ops that are called in the region: elementwise ops of two and three operands, comparisons,
     `where`, `cat` and `stack`, their in-place, out= and foreach versions, and the dtype that floating-point ops compute
-    in for integers. It does not act inside these ops, nor in a backward.
+    in for integers. It does not act inside these ops, nor in a backward, nor where PyTorch itself mixes dtypes.
 
     Use it as a context manager or as a decorator, as `my_autocast`.
 

@@ -90,6 +90,7 @@ _LEFT_ALONE = (
 #: Overloads on which no rule acts although it acts on another overload of the op, and why.
 UNPROMOTED = {
     "aten::where": "it has no operands beside the condition, and returns indices",
+    **dict.fromkeys(("aten::cat.names", "aten::cat.names_out"), "it calls cat"),  # up to 2.11
     **dict.fromkeys(
         (f"aten::{op}.{overload}" for op in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
         "the call names the result's dtype, which has to go with the operands' own",
@@ -416,7 +417,7 @@ class _Hooks:
             _known[number].rule.name,
             map(describe, map(_operand, operands)),
             f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
-            f"Write to a {dtype_name(computed)} tensor, or cast the result of the op that does not write: "
+            f"Write to a tensor of {dtype_name(computed)}, or cast the result of the op that does not write: "
             f".to({written}).",
             op,
         )

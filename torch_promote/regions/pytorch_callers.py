@@ -29,6 +29,10 @@ _COMPUTE = tuple(
 )
 
 
+#: Optimizers, whose steps are given nothing: PyTorch chose the dtypes of their states and steps.
+_OPTIMIZERS = _TORCH + "optim" + os.sep
+
+
 def arguments_of_caller() -> list[Any] | None:
     """Returns the tensors and numbers that the outermost such function was given; None if the user calls the op.
 
@@ -41,7 +45,9 @@ def arguments_of_caller() -> list[Any] | None:
     while frame is not None and frame.f_code.co_filename.startswith(FOLDERS):
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if code.co_filename.startswith(_COMPUTE):
+        if code.co_filename.startswith(_OPTIMIZERS):
+            found = []
+        elif code.co_filename.startswith(_COMPUTE):
             if names[:1] == ("self",):
                 break
             given = tree_leaves([frame.f_locals.get(name) for name in names])

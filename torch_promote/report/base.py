@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.policy.files import write_atomically
-from torch_promote.report.codec import decode_fields, encode
+from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -374,8 +374,9 @@ class Report:
             )
         try:
             return cls.from_dict(data)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
-            broken = f"it is incomplete or was changed ({type(error).__name__}: {error})"
+        except WRONG_DATA as error:
+            at = place_of(error)
+            broken = f"it is incomplete or was changed ({type(error).__name__}: {error}{f', at {at}' if at else ''})"
             raise OptionError(f"{cannot} {broken}. {saved}") from error
 
     def plot(self) -> Figure:
@@ -492,13 +493,13 @@ def spell(value: Cell, kind: Kind) -> str:
         >>> spell(1536, "bytes"), spell(1200, "count"), spell("/home/a/train.py:41", "line")
         ('1.5 KiB', '1,200', 'train.py:41')
         >>> spell({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes")
-        'fp32 -> bf16 (+1)'
+        'fp32 -> bf16; 1 more'
     """
     if value is None:
         return ""
     if isinstance(value, Mapping | list | tuple):
         texts = texts_of(value)
-        more = f" (+{len(texts) - 1})" if len(texts) > 1 else ""
+        more = f"; {len(texts) - 1} more" if len(texts) > 1 else ""
         return f"{spell(texts[0][0], kind)}{more}" if texts else ""
     if not isinstance(value, float | int):
         return _SPELL_TEXT[kind](str(value)) if kind in _SPELL_TEXT else str(value)
@@ -601,7 +602,7 @@ def _short_dtypes(text: str) -> str:
         names = part.split(", ")
         floating = [name for name in names if "float" in name or "complex" in name] or names
         parts.append(_FLOATING.sub(lambda name: _SHORT_DTYPES[name[0]], ", ".join(floating)))
-    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2].partition(" (+")[0] else parts)
+    return " -> ".join(parts[:1] + parts[2:] if len(parts) == 3 and parts[1] == parts[2].partition(";")[0] else parts)
 
 
 def _short_policy(text: str) -> str:

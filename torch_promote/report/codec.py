@@ -1,5 +1,7 @@
 """Dataclasses as JSON-compatible values, and back.
 
+An error of `decode` has the place of the wrong value as its notes, the innermost first: see `place_of`.
+
 `decode` reads the annotations of a dataclass with `typing.get_type_hints`, so the module that defines the class has to
 import the annotated types at run time, not under `TYPE_CHECKING`.
 """
@@ -11,19 +13,24 @@ import enum
 import functools
 import itertools
 import math
+import reprlib
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias, Union
+from typing import Any, Literal, TypeAlias, TypeVar, Union
 
 import torch
 
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["decode", "decode_fields", "encode"]
+__all__ = ["WRONG_DATA", "decode", "decode_fields", "decode_list", "decode_record", "encode", "place_of"]
 
+_T = TypeVar("_T")
 Decoder: TypeAlias = Callable[[Any], Any]
+
+#: What `decode`, and the `from_dict` of a class, raise for data of another type.
+WRONG_DATA = (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
 
 
 def encode(value: Any) -> Any:
@@ -74,7 +81,41 @@ def decode(kind: Any, data: Any) -> Any:
 
 def decode_fields(kind: Any, data: Mapping[str, Any]) -> Any:
     """Returns a dataclass from a dict of its fields, whether or not the class has `from_dict`."""
-    return kind(**{name: decoder(data[name]) for name, decoder in _fields(kind)})
+    return kind(**_read_fields(_fields(kind), data))
+
+
+def decode_record(kinds: Mapping[str, Any], data: Any) -> dict[str, Any]:
+    """Returns some fields of a dict.
+
+    Args:
+        kinds: The names of the fields with their types.
+        data: The dict.
+
+    Example:
+        >>> decode_record({"op": str, "calls": int}, {"op": "aten::mm", "calls": 2, "more": None})
+        {'op': 'aten::mm', 'calls': 2}
+    """
+    return _read_fields([(name, _decoder(kind)) for name, kind in kinds.items()], data)
+
+
+def decode_list(data: Any, name: str, decoder: Callable[[Any], _T]) -> list[_T]:
+    """Returns a field of a dict that is a list, its items read by a function."""
+    items = functools.partial(_read_sequence, list, itertools.repeat(decoder), False)
+    found: list[_T] = _read_fields([(name, items)], data)[name]
+    return found
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the place of the data that an error of `decode` is about.
+
+    Example:
+        >>> try:
+        ...     decode_record({"sites": list[int]}, {"sites": [1, "2"]})
+        ... except TypeError as error:
+        ...     print(error, "at", place_of(error))
+        expected int, got '2' at sites[1]
+    """
+    return "".join(reversed(getattr(error, "__notes__", ()))).removeprefix(".")
 
 
 @functools.cache
@@ -112,8 +153,26 @@ def _decoder(kind: Any) -> Decoder:
         return lambda data: kind.from_dict(data)
     if dataclasses.is_dataclass(kind):
         return lambda data: data if type(data) is kind else decode_fields(kind, data)
-    # A bool is an int to Python, but not in a file.
-    return lambda data: _expect(isinstance(data, kind) and isinstance(data, bool) == (kind is bool), kind, data)
+    if kind is int:
+        return lambda data: _expect(_is_int(data), kind, data)
+    return lambda data: _expect(isinstance(data, kind), kind, data)
+
+
+def _is_int(data: Any) -> bool:
+    """Whether data is an int of 64 bits. A bool is an int to Python, but not in a file."""
+    return isinstance(data, int) and not isinstance(data, bool) and -(2**63) <= data < 2**63
+
+
+def _read_fields(fields: Iterable[tuple[str, Decoder]], data: Any) -> dict[str, Any]:
+    _expect(isinstance(data, Mapping), dict, data)
+    found, name = {}, ""
+    try:
+        for name, decoder in fields:
+            found[name] = decoder(data[name])
+    except WRONG_DATA as error:
+        error.add_note(f".{name}")
+        raise
+    return found
 
 
 def _read_union(has_none: bool, decoders: list[Decoder], data: Any) -> Any:
@@ -129,28 +188,42 @@ def _read_union(has_none: bool, decoders: list[Decoder], data: Any) -> Any:
 
 
 def _read_mapping(decoder: Decoder, data: Any) -> dict[str, Any]:
-    _expect(isinstance(data, Mapping), Mapping, data)
-    return {key: decoder(item) for key, item in data.items()}
+    _expect(isinstance(data, Mapping), dict, data)
+    found, key = {}, ""
+    try:
+        for key, item in data.items():
+            found[key] = decoder(item)
+    except WRONG_DATA as error:
+        error.add_note(f"[{key!r}]")
+        raise
+    return found
 
 
 def _read_sequence(kind: Any, decoders: Iterable[Decoder], strict: bool, data: Any) -> Any:
     _expect(isinstance(data, list | tuple), kind, data)
-    return kind(decoder(item) for decoder, item in zip(decoders, data, strict=strict))
+    found: list[Any] = []
+    try:
+        for decoder, item in zip(decoders, data, strict=strict):
+            found.append(decoder(item))
+    except WRONG_DATA as error:
+        error.add_note(f"[{len(found)}]")
+        raise
+    return kind(found)
 
 
 def _read_float(data: Any) -> float:
-    is_number = isinstance(data, int | float) and not isinstance(data, bool)
+    is_number = isinstance(data, float) or _is_int(data)
     return float(_expect(is_number or data in ("inf", "-inf", "nan"), float, data))
 
 
 def _read_dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, str(name), None)
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"expected the name of a dtype, got {name!r}")
+        raise TypeError(f"expected the name of a dtype, got {reprlib.repr(name)}")
     return dtype
 
 
 def _expect(fits: bool, kind: Any, data: Any) -> Any:
     if not fits:
-        raise TypeError(f"expected {getattr(kind, '__name__', kind)}, got {data!r}")
+        raise TypeError(f"expected {getattr(kind, '__name__', kind)}, got {reprlib.repr(data)}")
     return data

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 from rich import table
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from torch_promote.errors import printable
 from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
 
 __all__ = ["render", "to_text"]
@@ -45,15 +47,20 @@ def to_text(content: Content | Table, width: int | None = 100) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
+def _text(text: str, style: str = "", **options: Any) -> Text:
+    """A text without markup and control characters: names of modules and files may contain anything."""
+    return Text(printable(text), style, **options)
+
+
 def _blocks(content: Content, plain: bool = False) -> Iterator[RenderableType]:
-    yield Text(content.title, "dim")
-    yield Text(content.verdict, _VERDICT[content.good])
+    yield _text(content.title, "dim")
+    yield _text(content.verdict, _VERDICT[content.good])
     if content.facts:
         grid = table.Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
         for name, value, *note in content.facts:
-            grid.add_row(Text(name), Text(f"{value} ({note[0]})" if note and note[0] else value))
+            grid.add_row(_text(name), _text(f"{value} ({note[0]})" if note and note[0] else value))
         yield Text()
         yield grid
     for part in content.parts_for("terminal"):
@@ -70,13 +77,13 @@ def _part(part: Part, plain: bool) -> Iterator[RenderableType]:
         yield from _title(part.title)
         for line in part.lines[: part.most]:
             if plain and not part.wrap:
-                yield Text(textwrap.indent(line, "  "), no_wrap=True, overflow="ignore")
+                yield _text(textwrap.indent(line, "  "), no_wrap=True, overflow="ignore")
             else:
-                yield Padding(Text(line), (0, 0, 0, 2)) if part.title else Text(line)
+                yield Padding(_text(line), (0, 0, 0, 2)) if part.title else _text(line)
         yield from _left_out(len(part.lines) - part.most)
     elif isinstance(part, Code):
         yield from _title(part.title)
-        yield Padding(Text(part.text), (0, 0, 0, 2))
+        yield Padding(_text(part.text), (0, 0, 0, 2))
 
 
 def _table(shown: Table) -> Iterator[RenderableType]:
@@ -89,21 +96,21 @@ def _table(shown: Table) -> Iterator[RenderableType]:
     has_few_texts = sum(kind not in NUMERIC for _, _, kind in columns) <= _FEW
     for place, (_, name, kind) in enumerate(columns):
         if kind in NUMERIC:
-            grid.add_column(Text(name), justify="right", no_wrap=True)
+            grid.add_column(_text(name), justify="right", no_wrap=True)
         else:
             least = has_few_texts and min(_LEAST.get(kind, 0), max(len(row[place]) for row in rows))
-            grid.add_column(Text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least or None)
+            grid.add_column(_text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least or None)
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(_text, row))
     yield grid
     yield from _left_out(len(shown.rows) - shown.most)
 
 
 def _title(title: str) -> Iterator[RenderableType]:
     if title:
-        yield Text(title, "bold")
+        yield _text(title, "bold")
 
 
 def _left_out(number: int) -> Iterator[RenderableType]:
     if number > 0:
-        yield Text(f"... {number:,} more", "dim")
+        yield _text(f"... {number:,} more", "dim")
