@@ -4,9 +4,9 @@
     python examples/float8_gpt.py --recipe float8:tensorwise --seed 1
 
 The model and the text are those of train_gpt.py. After a few steps in bfloat16, `tune` looks for the largest set of
-linear layers that may run in float8 without moving the logits further from float32's than a multiple of bfloat16's own
-distance. Then four trainings go side by side from the same weights on the same batches. A CPU shows the numbers of
-float8, not its speed. Needs rich, matplotlib and jinja2: pip install torch-promote[demo,trace] rich.
+linear layers that may run in float8, with the logits at most twice as far from float32's as in bfloat16. Then four
+trainings go side by side from the same weights on the same batches. A CPU shows the numbers of float8, not its speed.
+Needs rich, matplotlib and jinja2: pip install rich torch-promote[trace].
 
 Exit status: 0 if the tuned training's last loss is within the tolerance of bfloat16's, 1 if not, 2 for an invalid
 command line.
@@ -14,13 +14,11 @@ command line.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 # As in train_gpt.py: before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,6 +39,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 from gpt.data import SYMBOLS, Batches, Corpus, stdlib_corpus
 from gpt.model import Config
+from gpt.options import parse, parser_of
 from gpt.train import Run, start_runs, train
 
 BATCH = 8
@@ -50,60 +49,12 @@ LEARNING_RATE = 1e-3
 STEPS_BEFORE_TUNE = 50
 #: The number of batches per trial of tune.
 TUNED_BATCHES = 4
+#: How many times further from float32's the logits may be than in bfloat16.
+FACTOR = 2.0
 FP32, BF16, FLOAT8, TUNED = "float32", "bfloat16", "float8 everywhere", "float8, tuned"
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Parses the command line; exits with status 2 and a one-line error if it is invalid."""
-    summary, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="float8_gpt.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    recipes = ("float8", "float8:tensorwise", "float8:rowwise", "float8:rowwise_with_gw_hp")
-    parser.add_argument("--recipe", choices=recipes, default="float8", help="the policy (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the weights and the batches (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--factor",
-        type=float,
-        default=2.0,
-        help="how much further from float32's the logits may be than in bfloat16 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.01,
-        help="relative tolerance of the tuned training's last loss (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=Path("out"), help="folder for the results (default: %(default)s)"
-    )
-    arguments = parser.parse_args(argv)
-    problem = find_problem(arguments)
-    if problem:
-        print(f"float8_gpt.py: error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    return arguments
-
-
-def find_problem(arguments: argparse.Namespace) -> str:
-    """Returns a sentence about the first invalid argument, or "". Creates the folder for the results."""
-    if arguments.steps < 1:
-        return f"--steps must be at least 1, got {arguments.steps}"
-    if not arguments.factor > 1:
-        return f"--factor must be more than 1, got {arguments.factor}"
-    if not 0 < arguments.tolerance < 1:
-        return f"--tolerance must be between 0 and 1, got {arguments.tolerance}"
-    try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"cannot write into {arguments.out}: {error.strerror}"
-    return ""
-
-
-def tune(run: Run, corpus: Corpus, seed: int, recipe: str, factor: float) -> tp.Tuning:
+def tune(run: Run, corpus: Corpus, seed: int, recipe: str, budget: int) -> tp.Tuning:
     """Finds the layers of a model in training that may run in float8."""
     batches = Batches(corpus, BATCH, Config.context, seed, "cpu")
     for _ in train([run], run, batches, STEPS_BEFORE_TUNE):
@@ -119,18 +70,21 @@ def tune(run: Run, corpus: Corpus, seed: int, recipe: str, factor: float) -> tp.
     return tp.tune(
         step,
         model=run.model,
-        tolerance=factor * in_bfloat16.metrics[0].error,
+        tolerance=FACTOR * in_bfloat16.metrics[0].error,
         batches=TUNED_BATCHES,
         level="module",
         direction="speed",
         formats=("lower", recipe),
-        seed=seed,
+        budget=budget,
     )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Tunes, trains, compares and reports; returns the exit status."""
-    arguments = parse(argv)
+    parser = parser_of("float8_gpt.py", __doc__ or "")
+    recipes = ("float8:tensorwise", "float8:rowwise", "float8:rowwise_with_gw_hp")
+    parser.add_argument("--recipe", choices=recipes, default="float8:rowwise", help="default: %(default)s")
+    arguments = parse(parser, argv)
     seed, out, recipe = arguments.seed, arguments.out, arguments.recipe
     try:
         corpus = stdlib_corpus()
@@ -141,12 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     region = partial(tp.my_autocast, "cpu", torch.bfloat16)
     regions = {FP32: nullcontext, BF16: region, FLOAT8: partial(region, overrides={"linear": recipe}), TUNED: region}
-    start = partial(start_runs, regions, Config(symbols=len(SYMBOLS)), device="cpu", seed=seed, scale_loss=False)
-    runs = start(learning_rate=LEARNING_RATE)
+    config, rate = Config(symbols=len(SYMBOLS)), LEARNING_RATE
+    start = partial(start_runs, regions, config, device="cpu", seed=seed, scale_loss=False, learning_rate=rate)
+    runs = start()
     subtitle = f"{recipe}, {runs[BF16].model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
     console.print(f"{subtitle}\n\n1. tune: the layers that may run in float8.", soft_wrap=True)
     try:
-        tuning = tune(start(learning_rate=LEARNING_RATE)[BF16], corpus, seed, recipe, arguments.factor)
+        tuning = tune(start()[BF16], corpus, seed, recipe, arguments.budget)
     except tp.errors.TuningError as error:
         print(f"float8_gpt.py: error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -162,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     report.show_progress(console, everyone, train(everyone, runs[BF16], batches, arguments.steps), arguments.steps)
 
     result = Float8Training(
-        everyone, runs[BF16], tuned, tuning, arguments.tolerance, subtitle, time.monotonic() - began
+        everyone, runs[BF16], tuned, tuning, arguments.tolerance, f"A small GPT, {subtitle}", time.monotonic() - began
     )
     print(f"\n{result}")
     result.save(page)
