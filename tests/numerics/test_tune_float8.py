@@ -57,7 +57,7 @@ def branches(seed: int, whole_rows: bool = True) -> Branches:
     """Returns a model whose size and planted layers are random."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    count = draw.randint(6, 12)
+    count = draw.randint(5, 9)
     return Branches(count, set(draw.sample(range(count - 1), draw.randint(1, 3))), whole_rows)
 
 
