@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +18,52 @@ from torch_promote.cli.program import main
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, OptionError
 
 ROWWISE, TENSORWISE = "float8:rowwise", "float8:tensorwise"
-LOWER_TO_FLOAT8 = {"direction": "speed", "formats": ("lower", "float8")}
 
 
 class Branches(nn.Module):
     """Layers with the same input, whose squares are summed up; those that are planted lose all in float8.
 
-    A planted layer has weights of 1e4 where the input is 0. With the scale that these need, the others become 0.
+    A planted layer has weights of 1e4 where the input is 0. With the scale that these need, the others become 0. The
+    last layer has 10 features and does not fit.
 
     Args:
-        count: The number of layers, the last of which has 10 features and does not fit.
+        count: The number of layers.
         planted: The numbers of the planted layers.
         whole_rows: Whether each row of their weights has such a value, or only one row.
     """
 
     def __init__(self, count: int, planted: set[int], whole_rows: bool = True) -> None:
         super().__init__()
-        features = [16 * (1 + number % 3) for number in range(count - 1)]
-        self.layers = nn.ModuleList(nn.Linear(32, out, bias=False) for out in [*features, 10])
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, nn.Linear)
-            with torch.no_grad():
-                layer.weight.mul_(0.1)
-                if number in planted:
-                    layer.weight[slice(None) if whole_rows else 0, 3] = 1e4
+        self.planted, self.features = planted, [*(16 * (1 + number % 3) for number in range(count - 1)), 10]
+        self.layers = nn.ModuleList(nn.Linear(32, out, bias=False) for out in self.features)
+        for number, weight in enumerate(self.parameters()):
+            weight.detach().mul_(0.1)
+            if number in planted:
+                weight.detach()[slice(None) if whole_rows else 0, 3] = 1e4
 
     def forward(self, x: torch.Tensor, first: int = 100) -> torch.Tensor:
         """The layers after the first ones get zeros."""
-        inputs = [x if number < first else torch.zeros_like(x) for number in range(len(self.layers))]
-        return torch.stack(
-            [layer(one).float().square().mean() for layer, one in zip(self.layers, inputs, strict=True)]
-        ).sum()
+        results = [layer(x if number < first else 0 * x) for number, layer in enumerate(self.layers)]
+        return torch.stack([one.float().square().mean() for one in results]).sum()
+
+    def step(self, batch: int, first: int = 100) -> torch.Tensor:
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(batch))
+        x[:, 3] = 0
+        with torch.autocast("cpu"):
+            return self(x, first)
 
 
-def planted(seed: int, whole_rows: bool = True) -> tuple[Branches, Callable[[int], torch.Tensor], set[int]]:
+def branches(seed: int, whole_rows: bool = True) -> Branches:
+    """Returns a model whose size and planted layers are random."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    count = draw.randint(6, 12)
-    chosen = set(draw.sample(range(count - 1), draw.randint(1, 3)))
-    model = Branches(count, chosen, whole_rows)
-    return model, lambda number: in_bfloat16(model, number), chosen
+    count = draw.randint(5, 9)
+    return Branches(count, set(draw.sample(range(count - 1), draw.randint(1, 3))), whole_rows)
 
 
-def in_bfloat16(model: Branches, number: int, first: int = 100) -> torch.Tensor:
-    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(number))
-    x[:, 3] = 0
-    with torch.autocast("cpu"):
-        return model(x, first)
+def tune(model: Branches, step: Any = None, **options: Any) -> tp.Tuning:
+    given = {"tolerance": 0.01, "level": "module", "direction": "speed", "formats": ("lower", "float8"), **options}
+    return tp.tune(step or model.step, model=model, **given)
 
 
 def found_in(tuning: tp.Tuning) -> set[int]:
@@ -81,40 +79,25 @@ def found_in(tuning: tp.Tuning) -> set[int]:
     [("rowwise", True, False), ("tensorwise", True, False), ("tensorwise", False, False), ("rowwise", False, True)],
 )
 def test_the_layers_that_do_not_bear_it_are_found(recipe: str, whole_rows: bool, bears_it: bool, seed: int) -> None:
-    model, step, planted_at = planted(seed, whole_rows)
-    count, formats = len(model.layers), ("lower", f"float8:{recipe}")
-    tuning = tp.tune(
-        step, model=model, tolerance=0.4 / count, direction="speed", formats=formats, level=("module", "site")[seed % 2]
-    )
-    right = set(range(count - 1)) - (set() if bears_it else planted_at)
-    assert tuning.met
-    assert found_in(tuning) == right
-    assert tuning.runs <= tuning.budget
-    assert tuning.certificate.kind == "1-minimal"
-    assert "1-maximal" in tuning.certificate.text
+    model, level = branches(seed, whole_rows), ("module", "site")[seed % 2]
+    count, features = len(model.features), model.features
+    tuning = tune(model, tolerance=0.4 / count, formats=("lower", f"float8:{recipe}"), level=level)
+    right = set(range(count - 1)) - (set() if bears_it else model.planted)
+    assert (tuning.met, found_in(tuning), tuning.override) == (True, right, f"float8:{recipe}")
+    assert tuning.certificate.text.startswith("It is 1-maximal: ")
     assert tuning.certificate.held_out is not None
-    assert tuning.override == f"float8:{recipe}"
     assert any("out_features is 10, which 16 does not divide (sites: 1)" in note for note in tuning.notes)
-    features = [layer.out_features for layer in model.layers]  # type: ignore[union-attr]
-    assert {one.name.partition(":")[0]: one.flops for one in tuning.candidates} == {
-        f"layers.{number}": 2 * 16 * 32 * features[number] for number in range(count - 1)
-    }
-    share = sum(features[number] for number in right) / sum(features)
-    assert tuning.gain["float8_share"] == pytest.approx(share, rel=1e-12)
-
+    flops = {one.name.partition(":")[0]: one.flops for one in tuning.candidates}
+    assert flops == {f"layers.{number}": 2 * 16 * 32 * features[number] for number in range(count - 1)}
+    assert tuning.gain["float8_share"] == sum(features[number] for number in right) / sum(features)
     with tp.my_autocast("cpu", policy=tuning.policy, model=model), tp.trace(model) as report:
         model(torch.randn(4, 32))
-    ran = [
-        any(info.dtype is torch.float8_e4m3fn for info in call.ran_with)
-        for call in report.calls
-        if call.op == "aten::linear"
-    ]
-    assert ran == [number in right for number in range(count)]
+    ran = [call.ran_with[0].dtype for call in report.calls if call.op == "aten::linear"]
+    assert {number for number, dtype in enumerate(ran) if dtype is torch.float8_e4m3fn} == right
 
 
 def test_the_report_and_the_file(tmp_path: Path) -> None:
-    model, step, _ = planted(1)
-    tuning = tp.tune(step, model=model, tolerance=0.01, level="module", **LOWER_TO_FLOAT8)
+    tuning = tune(branches(1))
     share = f"{tuning.gain['float8_share']:.1%}"
     assert f"in float8  {share} (of the FLOPs of the forward's products)" in str(tuning)
     assert "tuning for speed, float8:rowwise, level module" in str(tuning)
@@ -128,52 +111,43 @@ def test_the_report_and_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [7, 8, 60])
 def test_layers_that_fail_only_on_held_out_batches(budget: int) -> None:
-    """Batch 0 sees no planted layer, batch 1 the first one, and later batches both."""
+    """Batch 0 shows no planted layer, batch 1 the first one, and later batches both."""
     torch.manual_seed(0)
     model = Branches(6, {1, 3})
-    step = lambda number: in_bfloat16(model, number, 1 + 2 * min(number, 2))  # noqa: E731
-    tuning = tp.tune(step, model=model, tolerance=0.02, level="module", budget=budget, **LOWER_TO_FLOAT8)
+    tuning = tune(model, lambda batch: model.step(batch, 1 + 2 * min(batch, 2)), tolerance=0.02, budget=budget)
     assert tuning.certificate.held_out is not None
-    assert tuning.met == (tuning.certificate.held_out["loss"] <= 0.02)
-    assert tuning.met is (budget == 60)
+    assert tuning.met is (tuning.certificate.held_out["loss"] <= 0.02) is (budget == 60)
     if tuning.met:
         assert not found_in(tuning) & {1, 3}
         assert any("became part of the tuning" in note for note in tuning.notes)
 
 
-def test_a_policy_that_is_partly_in_float8_or_float32_stays_so() -> None:
-    model, step, _ = planted(2)
-    count = len(model.layers)
-    tables: dict[str, Any] = {"layers.0": {"linear": "float8"}, "layers.1": {"linear": "fp32"}, "layers.2": "off"}
-    base = tp.Policy.stock().override_modules(tables)
-    handle = tp.set_module_policy(model.layers[3], {"": {"linear": "bfloat16"}})
-    planted_at = {number for number, layer in enumerate(model.layers) if layer.weight.abs().max() > 1}  # type: ignore[operator]
-    with torch.no_grad():
-        model.layers[0].weight[:, 3] = 0.1  # type: ignore[index]
-    for level in ("module", "op"):
-        with base.apply_to(model), tp.installed_as(policy=base):
-            tuning = tp.tune(step, model=model, tolerance=0.5, level=level, **LOWER_TO_FLOAT8)  # type: ignore[arg-type]
-        excluded = " ".join(note for note in tuning.notes if note.startswith("No override"))
-        assert "the policy runs it in float8 already" in excluded
-        assert "set_module_policy has given" in excluded
-        for number, name in enumerate(tables):
-            assert dict(tuning.policy.modules)[name] == dict(base.modules)[name], number
-        if level == "module":
-            assert {int(one.name.rpartition(".")[2]) for one in tuning.candidates} == set(range(4, count - 1))
-    handle.remove()
-    assert planted_at
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_what_the_policy_runs_otherwise_stays(level: str) -> None:
+    model = Branches(8, set())
+    base = tp.Policy.stock().override_modules(
+        {"layers.0": {"linear": "float8"}, "layers.1": {"linear": "fp32"}, "layers.2": "off"}
+    )
+    given = tp.set_module_policy(model.layers[3], {"": {"linear": "bfloat16"}})
+    with given, base.apply_to(model), tp.installed_as(policy=base):
+        tuning = tune(model, tolerance=0.5, level=level)
+    excluded = " ".join(note for note in tuning.notes if note.startswith("No override"))
+    assert "the policy runs it in float8 already" in excluded
+    assert "set_module_policy has given" in excluded
+    assert all(table in tuning.policy.modules for table in base.modules)
+    assert len(tuning.found) == (3 if level == "module" else 1)
+    in_float8 = sum(model.features[number] for number in (0, 4, 5, 6))
+    assert tuning.gain["float8_share"] == in_float8 / sum(model.features)
 
 
 def test_a_resumed_tuning_makes_no_more_runs(tmp_path: Path) -> None:
-    model, step, _ = planted(3)
-    options = {"model": model, "tolerance": 0.01, "level": "module", "resume": tmp_path / "runs.json"}
-    first = tp.tune(step, **options, budget=8, **LOWER_TO_FLOAT8)  # type: ignore[arg-type]
-    more = tp.tune(step, **options, **LOWER_TO_FLOAT8)  # type: ignore[arg-type]
-    again = tp.tune(step, **options, direction="speed", formats=("lower", ROWWISE))  # type: ignore[arg-type]
+    model, file = branches(3), tmp_path / "runs.json"
+    first, more = tune(model, resume=file, budget=8), tune(model, resume=file)
+    again = tune(model, resume=file, formats=("lower", ROWWISE))
     assert first.runs <= 8 < more.runs
     assert (again.runs, again.found, again.trials) == (more.runs, more.found, more.trials)
     with pytest.raises(OptionError, match=r"with formats=\['lower', 'float8:rowwise'\] instead of \['lower'"):
-        tp.tune(step, **options, direction="speed", formats=("lower", TENSORWISE))  # type: ignore[arg-type]
+        tune(model, resume=file, formats=("lower", TENSORWISE))
 
 
 LEGAL = r"formats must be \('fp32', 'lower'\) or \('lower', 'float8'\), where any float8 policy may take the place"
@@ -182,32 +156,25 @@ LEGAL = r"formats must be \('fp32', 'lower'\) or \('lower', 'float8'\), where an
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"formats": ("lower", "float8")}, r'is for direction="speed", got direction="accuracy".* Give direction="spe'),
-        ({"direction": "speed", "formats": ("fp32", "float8")}, LEGAL + r".*got \('fp32', 'float8'\)\. Tune from flo"),
-        ({"direction": "speed", "formats": ("float8", "lower")}, LEGAL + ".*and tune it from there to float8"),
-        ({"direction": "speed", "formats": ("lower", "float8:mx")}, LEGAL + ".*'float8:mx': PyTorch has no product"),
-        ({"direction": "speed", "formats": "float8"}, LEGAL + ".*got 'float8'. Give a pair"),
-        ({"direction": "speed", "formats": ("lower",)}, LEGAL + ".*Give a pair"),
-        ({**LOWER_TO_FLOAT8, "budget": 6}, "7 or more, got 6"),
+        ({"direction": "accuracy"}, r'is for direction="speed", got direction="accuracy".* Give direction="spe'),
+        ({"formats": ("fp32", "float8")}, LEGAL + r".*got \('fp32', 'float8'\)\. Tune from flo"),
+        ({"formats": ("float8", "lower")}, LEGAL + ".*and tune it from there to float8"),
+        ({"formats": ("lower", "float8:mx")}, LEGAL + ".*'float8:mx': PyTorch has no product"),
+        ({"formats": "float8"}, LEGAL + ".*got 'float8'. Give a pair"),
+        ({"formats": ("lower",)}, LEGAL + ".*Give a pair"),
+        ({"budget": 6}, "7 or more, got 6"),
     ],
 )
 def test_arguments_that_make_no_sense(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        tp.tune(lambda: torch.ones(()), model=nn.Linear(2, 2), tolerance=0.1, **options)
+        tune(branches(0), **options)
 
 
 def test_steps_that_it_does_not_apply_to() -> None:
-    conv = nn.Sequential(nn.Conv2d(1, 16, 3), nn.Flatten(), nn.Linear(16, 10))
-
-    def step() -> torch.Tensor:
-        with torch.autocast("cpu"):
-            return conv(torch.ones(2, 1, 3, 3)).float().square().mean()
-
     with pytest.raises(NothingToTuneError, match=r"no linear runs in .* aten::linear: out_features is 10, which 16"):
-        tp.tune(step, model=conv, tolerance=0.5, **LOWER_TO_FLOAT8)
-    model, planted_step, _ = planted(0)
+        tune(Branches(1, set()), tolerance=0.5)
     with pytest.raises(Fp32FailsError, match="the policy does not meet the tolerance even before"):
-        tp.tune(planted_step, model=model, tolerance=1e-9, **LOWER_TO_FLOAT8)
+        tune(branches(0), tolerance=1e-9)
 
 
 TARGET = """

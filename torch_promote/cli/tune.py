@@ -34,8 +34,6 @@ examples:
   torch-promote tune train.py:make --tolerance loss=1e-3 -o mine.toml
   torch-promote tune train.py:make --tolerance loss=1e-3 --tolerance logits=1e-2
   torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
-  torch-promote tune train.py:make --tolerance 1e-2 --level module \\
-    --direction speed --formats lower,float8
   torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
                                                  goes on after an interruption
 then, in your program: torch_promote.install(policy="mine.toml"), or

@@ -31,7 +31,6 @@ from torch_promote.regions.module_policies import choose, matches, module_polici
 from torch_promote.report.base import module_name
 
 __all__ = [
-    "IN_FLOAT8",
     "LEVELS",
     "MOST_FOR_MINIMUM",
     "Candidates",
@@ -224,14 +223,14 @@ def prove(found: frozenset[str], order: Sequence[str], known: Mapping[frozenset[
 
 LEVELS = ("op", "module", "site")
 #: Among the dtypes of sites that run in float8.
-IN_FLOAT8 = "float8_e4m3fn"
+_IN_FLOAT8 = "float8_e4m3fn"
 #: The op that may run in float8.
 _LINEAR = "aten::linear"
 #: The dtypes from which an override moves an op.
 _DTYPES = {
     "fp32": {"float16", "bfloat16"},
     "lower_precision_fp": {"float32"},
-    **{policy.value: {"float16", "bfloat16", IN_FLOAT8} for policy in FLOAT8_POLICIES},
+    **{policy.value: {"float16", "bfloat16", _IN_FLOAT8} for policy in FLOAT8_POLICIES},
 }
 #: The maximum distance in a sorted list of two names that are compared for a common pattern.
 _FARTHEST = 8
@@ -255,6 +254,7 @@ class Candidates:
     Attributes:
         sites: The sites whose dtype the override would change.
         excluded: A sentence for each op that runs in such a dtype and cannot get the override.
+        flops_before: The floating point operations that the base policy runs in float8.
         all: The candidates. For "lower_precision_fp" they are in the order of the size of their results, smallest
             first; otherwise overflows come first, and the others follow by impact, then by error.
     """
@@ -265,6 +265,7 @@ class Candidates:
         self._base, self._model, self._level, self._value = base, model, level, value
         self._base_tables = self._tables_on_modules(base)
         self.sites: list[Site] = []
+        self.flops_before = 0
         excluded: dict[tuple[str, str], int] = {}
         set_on_modules, reasons = module_policies(model), dict[str, str]()
         for site in sites:
@@ -275,6 +276,8 @@ class Candidates:
             why = self._obstacle(site, set_on_modules, reasons)
             if why:
                 excluded[site.name, why] = excluded.get((site.name, why), 0) + 1
+                if _IN_FLOAT8 in site.dtypes and why != reasons.get(site.module):  # not because of this override
+                    self.flops_before += site.flops
             else:
                 self.sites.append(site)
         self.excluded = [f"{name}: {why} (sites: {number})" for (name, why), number in excluded.items()]
@@ -312,12 +315,14 @@ class Candidates:
         return reasons[site.module]
 
     def _why_not_float8(self, site: Site) -> str:
-        tables = [self._base_table(name).get(exact_key(_LINEAR), "") for name in _outwards(site.module)]
-        if self._value in (list(filter(None, tables))[:1] or map(str, map(spell_policy, _on_devices(self._base)))):
+        key, tables = exact_key(_LINEAR), map(self._base_table, _outwards(site.module))
+        devices = {one.device.type for one in self._model.parameters()}.intersection(DEVICE_TYPES)
+        of_ops = {str(spell_policy(policy)) for device in devices if (policy := self._base.lookup(key, device))}
+        if self._value in next(([table[key]] for table in tables if key in table), of_ops):
             return "the policy runs it in float8 already"
         if site.policy != self._value:
             return f"its policy is {site.policy or 'unknown'}, of the policy to tune or of the region"
-        return "" if IN_FLOAT8 in site.dtypes else site.misfit or "it did not run in float8"
+        return "" if _IN_FLOAT8 in site.dtypes else site.misfit or "it did not run in float8"
 
     def _rank(self, seed: int) -> list[Candidate]:
         groups: dict[str, list[Site]] = {}
@@ -471,15 +476,10 @@ def is_float8(value: str) -> bool:
 def all_in_float8(base: Policy, value: str) -> Policy:
     """Returns a policy with a float8 policy where it runs linear in lower precision."""
     override, lower = {exact_key(_LINEAR): value}, CastPolicy.lower_precision_fp
-    devices = [device for device, policy in zip(DEVICE_TYPES, _on_devices(base), strict=True) if policy is lower]
+    devices = [device for device in DEVICE_TYPES if base.lookup(exact_key(_LINEAR), device) is lower]
     policy = base.override(override, devices) if devices else base
     lowering = [module for module, table in base.modules if not isinstance(table, str) and (_LINEAR, lower) in table]
     return policy.override_modules(dict.fromkeys(lowering, override)) if lowering else policy
-
-
-def _on_devices(base: Policy) -> list[Any]:
-    """The policies of linear, outside of tables."""
-    return [base.lookup(exact_key(_LINEAR), device) for device in DEVICE_TYPES]
 
 
 def _outwards(module: str) -> Iterator[str]:

@@ -26,7 +26,6 @@ from torch_promote.errors import (
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import (
-    IN_FLOAT8,
     LEVELS,
     Candidates,
     Memo,
@@ -576,11 +575,11 @@ class _Tuner:
         trials, found = self._trials, self._found
         gain: dict[str, float] = {}
         if self._is_speed and found is not None:
+            saved = self._candidates.weight(self._overridden(found))
             if self._is_float8:
-                fitting = sum(site.flops for site in self._comparison.sites if IN_FLOAT8 in site.dtypes)
-                gain["float8_share"] = (fitting - self._candidates.weight(found)) / self._comparison.flops
+                gain["float8_share"] = (self._candidates.flops_before + saved) / self._comparison.flops
             else:
-                gain["bytes"] = self._candidates.weight(self._overridden(found)) / 2
+                gain["bytes"] = saved / 2
             gain["seconds"] = self._untuned.seconds - self._last.seconds
         return Tuning(
             policy=self._policy,
