@@ -210,7 +210,7 @@ def test_float8_runs_in_the_layers_that_tune_allows(
     assert "float8, tuned: the last loss is within 1% of bfloat16's" in text
     tables = tp.Policy.load(tmp_path / "float8_gpt.toml").modules
     assert tables
-    assert all(dict(table) == {"aten::linear.default": "float8:rowwise"} for _, table in tables.items())
+    assert all(dict(table) == {"aten::linear.default": "float8:rowwise"} for _, table in tables)
     layers = re.findall(r"^(?:blocks|head)\S*  +(float8|bfloat16) .*$", text, re.MULTILINE)
     assert len(layers) == 13
     assert "float8" in layers
