@@ -21,7 +21,7 @@ SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildca
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo demo-tune docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
+.PHONY: demo demo-tune demo-float8 docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
 	tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
@@ -32,6 +32,9 @@ demo: build ## train a small GPT under fp32, torch.autocast and my_autocast, and
 
 demo-tune: build ## tune the GPT in float16, where it overflows, and compare a training under the result with float32
 	$(PY) examples/tune_gpt.py $(ARGS)
+
+demo-float8: build ## train the GPT in bfloat16, in float8, and in float8 where tune allows it, and compare the losses
+	$(PY) examples/float8_gpt.py $(ARGS)
 
 test: build ## run the tests (ARGS="-k cache -x" selects; JOBS=0 uses one process; TORCH_PROMOTE_CHECK_CASTS=1 checks casts)
 	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)

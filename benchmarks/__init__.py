@@ -14,9 +14,10 @@ The suites:
     caches        the modes of the cast cache on such models
     programs      these modes in programs: accumulation, checkpoints, LoRA, EMA, evaluation, generation
     compile       training steps compiled by torch.compile on the CPU
+    float8        compiled steps of a Llama-like block in float8; stock is ours in bfloat16, or torchao's float8
     instructions  instructions of calls, models and compiled steps, under valgrind: a quarter of an hour
 
-The last two run only if you name them. The contenders of a case share one process:
+The last three run only if you name them. The contenders of a case share one process:
 
     stock         under PyTorch's torch.autocast, also while `install` is in force
     ours          under my_autocast

@@ -33,7 +33,8 @@ from benchmarks.cases import ALREADY_CAST, OURS, PLAIN, STOCK, Settings, measure
 from benchmarks.suites import SUITES
 from torch_promote.regions.defaults import spell_default_policy
 
-_ON_REQUEST = ("compile", "instructions")
+_ON_REQUEST = ("compile", "float8", "instructions")
+_ON_CPU = ("compile", "instructions")
 _CONTENDERS = (OURS, STOCK, ALREADY_CAST, PLAIN)
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counted = arguments.device == _STAND_IN
     settings = Settings(device, arguments.rounds, arguments.threads, tiny=arguments.tiny, counted=counted)
     suites = arguments.suite or [suite for suite in SUITES if suite not in _ON_REQUEST]
-    if device != "cpu" and (wrong := [suite for suite in suites if suite in _ON_REQUEST]):
+    if device != "cpu" and (wrong := [suite for suite in suites if suite in _ON_CPU]):
         parser.error(f"suite {wrong[0]} runs on the CPU, not on {arguments.device}. Remove one of them.")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch finds no CUDA device. Legal: cpu, cuda-stand-in.")

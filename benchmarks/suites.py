@@ -17,6 +17,7 @@ from benchmarks.measures import on_its_own
 from benchmarks.programs import (
     MODELS,
     PROGRAMS,
+    Block,
     Region,
     Step,
     Subject,
@@ -327,6 +328,32 @@ def _prepare_compiled(name: str, settings: Settings) -> Prepared:
     return Prepared(contenders, compiles=True)
 
 
+# Compiled steps in float8
+
+
+def _prepare_float8(recipe: str, base: str, settings: Settings) -> Prepared:
+    """Compiled training steps of a Llama-like block, with weights in the low dtype. The base is called stock.
+
+    Each contender runs in autocast regions, and has the same weights.
+    """
+    width, hidden, heads, tokens = (64, 128, 4, 32) if settings.tiny else (4096, 14336, 32, 4096)
+    bfloat16 = partial(tp.my_autocast, settings.device, LOW)
+    contenders = {}
+    for name in (STOCK, OURS):
+        torch.manual_seed(0)
+        net = Block(width, hidden, heads, tokens).to(settings.device, LOW)
+        x = torch.randn(1, tokens, width, device=settings.device, dtype=LOW)
+        if name == STOCK and base == "torchao":
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            convert_to_float8_training(net, config=Float8LinearConfig.from_recipe_name(recipe))
+        in_float8 = partial(bfloat16, overrides={"linear": f"float8:{recipe}"})
+        compiled = torch.compile(on_its_own(lambda x, net=net: net(x)))
+        made = Subject(_Running(net, compiled), x, torch.randn_like(x, dtype=torch.float32))
+        contenders[name] = Contender(train(made, in_float8 if name == OURS else bfloat16))
+    return Prepared(contenders)
+
+
 # Instructions
 
 
@@ -385,5 +412,10 @@ SUITES: Mapping[str, Mapping[str, Case]] = {
         f'{name}, cache="{mode}"': partial(_prepare_program, name, mode) for name in PROGRAMS for mode in _MODES
     },
     "compile": {name: partial(_prepare_compiled, name) for name in _COMPILED},
+    "float8": {
+        f"Llama-like block, {recipe}, over {base}": partial(_prepare_float8, recipe, base)
+        for recipe in ("tensorwise", "rowwise")
+        for base in ("bfloat16", "torchao")
+    },
     "instructions": _instructions(),
 }

@@ -13,12 +13,10 @@ Exit status: 0 if each loss is within the tolerance, 1 if one is not, 2 for an i
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 # As in train_gpt.py: before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -38,6 +36,7 @@ except ModuleNotFoundError as missing:
     sys.exit(2)
 from gpt.data import SYMBOLS, Batches, Corpus, stdlib_corpus
 from gpt.model import GPT, Config
+from gpt.options import parse, parser_of
 from gpt.smoothed_loss import smoothed_loss
 from gpt.train import Region, Run, train
 
@@ -52,47 +51,6 @@ TUNED_BATCHES = 4
 #: The number of steps that show the failure of float16 without overrides.
 STEPS_OF_FAILURE = 20
 FP32, LOW, TUNED = "float32", "float16", "float16, tuned"
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Parses the command line; exits with status 2 and a one-line error if it is invalid."""
-    summary, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="tune_gpt.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the weights and the batches (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.01,
-        help="relative tolerance of each loss (default: %(default)s)",
-    )
-    parser.add_argument("--budget", type=int, default=60, help="maximum number of runs of tune (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", default=Path("out"), help="folder for the results (default: %(default)s)"
-    )
-    arguments = parser.parse_args(argv)
-    problem = find_problem(arguments)
-    if problem:
-        print(f"tune_gpt.py: error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    return arguments
-
-
-def find_problem(arguments: argparse.Namespace) -> str:
-    """Returns a sentence about the first invalid argument, or "". Creates the folder for the results."""
-    if arguments.steps < 1:
-        return f"--steps must be at least 1, got {arguments.steps}"
-    if not 0 < arguments.tolerance < 1:
-        return f"--tolerance must be between 0 and 1, got {arguments.tolerance}"
-    try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"cannot write into {arguments.out}: {error.strerror}"
-    return ""
 
 
 def start(name: str, region: Region, seed: int) -> Run:
@@ -146,7 +104,7 @@ def find_origin(corpus: Corpus, seed: int) -> tp.NonfiniteReport:
 
 def main(argv: list[str] | None = None) -> int:
     """Finds, tunes, trains, compares and reports; returns the exit status."""
-    arguments = parse(argv)
+    arguments = parse(parser_of("tune_gpt.py", __doc__ or ""), argv)
     seed, tolerance, out = arguments.seed, arguments.tolerance, arguments.out
     try:
         corpus = stdlib_corpus()

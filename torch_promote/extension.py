@@ -190,7 +190,7 @@ def _op_number(name: str) -> int:
 def policy_byte(policy: CastPolicy | torch.dtype) -> int:
     """Returns the byte of a policy in the extension's tables."""
     if isinstance(policy, CastPolicy):
-        return _C.POLICY_BYTES[policy.value]
+        return _C.POLICY_BYTES[policy.name]
     parse_policy(policy)  # raises for a dtype of a policy that was made without checks
     return _C.POLICY_BYTES["run_in"] + DTYPE_NUMBERS[policy]
 
@@ -212,7 +212,7 @@ def _stock_bytes() -> dict[str, tuple[int, ...]]:
 
 def _policy(byte: int) -> CastPolicy | torch.dtype:
     run_in = _C.POLICY_BYTES["run_in"]
-    return _DTYPES[byte - run_in] if byte >= run_in else CastPolicy(_policy_names()[byte])
+    return _DTYPES[byte - run_in] if byte >= run_in else CastPolicy[_policy_names()[byte]]
 
 
 @functools.cache

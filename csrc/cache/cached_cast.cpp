@@ -212,14 +212,17 @@ at::Tensor cast_outside_regions(const CastRequest& wanted) {
   return cast(wanted.source, wanted.dtype);
 }
 
+// Whether casts are kept at all. jit.trace would record a cast from the cache as a constant.
+bool may_keep(const Source& source) {
+  return at::autocast::is_autocast_cache_enabled() && !source.has_tangent &&
+         !source.thread_keys.has(DispatchKey::Tracer);
+}
+
 } // namespace
 
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   const Source source(tensor);
-  // jit.trace would record a cast from the cache as a constant.
-  const bool keeps =
-      at::autocast::is_autocast_cache_enabled() && !source.has_tangent && !source.thread_keys.has(DispatchKey::Tracer);
-  const std::optional<Kind> kind = keeps ? kind_of(source) : std::nullopt;
+  const std::optional<Kind> kind = may_keep(source) ? kind_of(source) : std::nullopt;
   if (!kind.has_value()) {
     return cast(source, dtype);
   }
@@ -243,6 +246,34 @@ at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
     }
   }
   return make_kept(here, wanted, began);
+}
+
+std::optional<at::Tensor> kept_float8(
+    const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make) {
+  const Source source(weight);
+  if (tls_cache_mode != CacheMode::persistent || !may_keep(source) || !is_in_region() || are_casts_checked()) {
+    return std::nullopt;
+  }
+  const std::optional<Kind> kind = kind_of(source);
+  if (!kind.has_value()) {
+    return std::nullopt;
+  }
+  // Before it is asked whether others share the data: those that come later change the epoch.
+  const uint64_t aliases = alias_epoch(weight);
+  const CastRequest wanted{source, at::kByte, *kind, aliases, current_capture(source), format};
+  if (!may_outlive_region(wanted)) {
+    return std::nullopt;
+  }
+  CastSet& here = casts_of_this_thread();
+  if (at::Tensor found = find_persistent(wanted); found.defined()) {
+    ++here.hits;
+    return found;
+  }
+  const SourceSignature signature(source);
+  at::Tensor made = make();
+  ++here.misses;
+  store_persistent(wanted, signature, made, aliases);
+  return made;
 }
 
 bool would_keep(const at::Tensor& tensor, CacheMode mode) {

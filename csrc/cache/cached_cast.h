@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 // Declared as Python.h declares it, so that no more of that header is needed here.
@@ -47,6 +49,11 @@ namespace torch_promote {
 // `tensor.to(dtype)`, or an earlier cast if this thread's cache mode allows it. The caller has checked that the tensor
 // is eligible and has another dtype.
 at::Tensor cached_cast(const at::Tensor& tensor, c10::ScalarType dtype);
+
+// What `make` returns, a weight in float8 and its scale in one tensor of bytes, or what it returned earlier: kept as a
+// persistent cast is. No value: this weight's are not kept. `format`, which is not 0, tells different results apart.
+std::optional<at::Tensor> kept_float8(
+    const at::Tensor& weight, uint8_t format, const std::function<at::Tensor()>& make);
 
 enum class CacheMode : uint8_t; // in thread_casts.h
 

@@ -52,8 +52,9 @@ struct CastRequest {
   const Source& source;
   at::ScalarType dtype;
   Kind kind;
-  uint64_t aliases; // the alias_epoch of a frozen weight, else 0
-  uint64_t capture; // the CUDA graph that PyTorch captures, 0 for none; see capture.h
+  uint64_t aliases;   // the alias_epoch of a frozen weight, else 0
+  uint64_t capture;   // the CUDA graph that PyTorch captures, 0 for none; see capture.h
+  uint8_t format = 0; // of a float8 weight; see kept_float8
 };
 
 // Detects that a source has changed since it was cast. The signature holds the storage weakly, so that its address

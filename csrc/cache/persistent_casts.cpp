@@ -25,6 +25,7 @@ struct PersistentCast {
   SourceSignature signature;
   at::Tensor cast;
   uint32_t version; // of the cast, when it was made
+  uint8_t format;   // as in CastRequest
   // On a GPU: when it is made, and on which stream.
   std::optional<c10::Event> made;
   c10::StreamId stream = 0;
@@ -35,7 +36,7 @@ struct PersistentCast {
 };
 
 // Shared, so that a cast is copied and destroyed outside of the lock: both may run Python, or wait for the GIL.
-using PersistentCasts = std::vector<std::shared_ptr<const PersistentCast>>; // at most one of each dtype
+using PersistentCasts = std::vector<std::shared_ptr<const PersistentCast>>; // at most one of each dtype and format
 
 // The casts of one weight. Also made for a weight that has none, to learn when a tensor is made that shares its data.
 class CastsOfWeight final : public c10::BackendMeta {
@@ -94,10 +95,10 @@ const CastsOfWeight* casts_of(const at::Tensor& weight) {
   return meta != nullptr && typeid(*meta) == typeid(CastsOfWeight) ? static_cast<const CastsOfWeight*>(meta) : nullptr;
 }
 
-// The weight's cast of a dtype, or null. The caller holds the mutex.
-std::shared_ptr<const PersistentCast>* find_cast(const CastsOfWeight& weight, at::ScalarType dtype) {
-  const auto place = std::find_if(weight.casts.begin(), weight.casts.end(), [dtype](const auto& kept) {
-    return kept->cast.scalar_type() == dtype;
+// The cast of a weight that is asked for, or null. The caller holds the mutex.
+std::shared_ptr<const PersistentCast>* find_cast(const CastsOfWeight& weight, const CastRequest& wanted) {
+  const auto place = std::find_if(weight.casts.begin(), weight.casts.end(), [&wanted](const auto& kept) {
+    return kept->cast.scalar_type() == wanted.dtype && kept->format == wanted.format;
   });
   return place == weight.casts.end() ? nullptr : &*place;
 }
@@ -184,7 +185,7 @@ at::Tensor find_persistent(const CastRequest& wanted) {
   {
     const Lock lock(registry_of_weights.mutex);
     const CastsOfWeight* const weight = casts_of(wanted.source.tensor);
-    if (const auto* const place = weight == nullptr ? nullptr : find_cast(*weight, wanted.dtype)) {
+    if (const auto* const place = weight == nullptr ? nullptr : find_cast(*weight, wanted)) {
       found = *place;
     }
   }
@@ -213,8 +214,8 @@ void store_persistent(
   if (cast.nbytes() > wanted.source.tensor.nbytes()) {
     return;
   }
-  auto made = std::make_shared<PersistentCast>(
-      PersistentCast{signature, cast, cast.unsafeGetTensorImpl()->version_counter().current_version(), {}, 0});
+  auto made = std::make_shared<PersistentCast>(PersistentCast{
+      signature, cast, cast.unsafeGetTensorImpl()->version_counter().current_version(), wanted.format, {}, 0});
   if (cast.is_cuda()) {
     const c10::Stream stream = current_stream(wanted.source.impl);
     made->stream = stream.id();
@@ -227,7 +228,7 @@ void store_persistent(
   if (weight == nullptr || weight->epoch != epoch_before) {
     return;
   }
-  if (auto* const same = find_cast(*weight, wanted.dtype)) {
+  if (auto* const same = find_cast(*weight, wanted)) {
     gone = std::exchange(*same, std::move(made));
   } else {
     weight->casts.push_back(std::move(made));

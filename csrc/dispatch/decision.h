@@ -116,6 +116,9 @@ at::ScalarType target_dtype(const Decision& decision, const Join& join) {
   }
   switch (static_cast<CastPolicy>(decision.policy)) {
     case CastPolicy::lower_precision_fp:
+    case CastPolicy::float8_tensorwise: // of a call that does not fit; see linear_in_float8
+    case CastPolicy::float8_rowwise:
+    case CastPolicy::float8_rowwise_with_gw_hp:
       return at::autocast::get_autocast_dtype(device_type_of(decision.device));
     case CastPolicy::fp32:
       return at::kFloat;

@@ -5,12 +5,14 @@
 #include "policy/op_table.h"
 #include "promotion/call.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/BoxedKernel.h>
 #include <torch/library.h>
 
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace torch_promote {
@@ -42,6 +44,15 @@ torch::Library& library_on_autocast_key(const std::string& name_space);
 // `register_kernel` registers another kernel than a boxed one; it gets the overload's new number.
 OpNumber register_op(
     const std::string& op, const std::string& overload, const std::function<void(OpNumber)>& register_kernel = nullptr);
+
+// A call of `linear` under a float8 policy, to be made with autocast off. `lower` is the autocast dtype. No value: the
+// call does not fit, and runs as under lower_precision_fp. Defined in python/callbacks.cpp.
+std::optional<at::Tensor> linear_in_float8(
+    PolicyByte policy,
+    at::ScalarType lower,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias);
 
 // How often an op was defined or destroyed in this process. A name or a pattern selects the same ops as long as this is
 // the same.

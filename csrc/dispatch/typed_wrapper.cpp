@@ -39,6 +39,8 @@ constexpr bool may_return_argument(OpEntry entry) {
   return entry == OpEntry::einsum || entry == OpEntry::chain_matmul || entry == OpEntry::view_as_complex;
 }
 
+using LinearCall = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
+
 // The kernel of all op entries with the same signature: compiling one per op entry takes twice the time. `call` and
 // `redispatch` come from the overload's struct in at::_ops. `with_dtype` is the overload that fp32_append_dtype calls.
 // Its type WithDtype is void for op entries without such an overload.
@@ -58,6 +60,15 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
   Result operator()(c10::DispatchKeySet keys, Args... args) const {
     const PolicyTable& table = current_policy();
     const Decision decision = decide(table, entry_, keys);
+    if constexpr (std::is_same_v<Call, LinearCall>) {
+      if (is_float8(decision.policy)) {
+        const c10::impl::ExcludeDispatchKeyGuard no_autocast(decision.keys_off());
+        if (auto result =
+                linear_in_float8(decision.policy, target_dtype(decision, [] { return at::kFloat; }), args...)) {
+          return *std::move(result);
+        }
+      }
+    }
     const Promotion* promotion = table.promotion.rule;
     if (const PromotingOp* promoting = acted_on(promotion, number_of(entry_))) {
       if (!decision.is_none() || !PlainCall(*promoting, *promotion).is_plain(args...)) {

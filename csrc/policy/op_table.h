@@ -24,7 +24,10 @@
   POLICY(fp32_set_opt_dtype)                \
   POLICY(fp32_append_dtype)                 \
   POLICY(promote)                           \
-  POLICY(match_self)
+  POLICY(match_self)                        \
+  POLICY(float8_tensorwise)                 \
+  POLICY(float8_rowwise)                    \
+  POLICY(float8_rowwise_with_gw_hp)
 
 // The name of an overload's struct in at::_ops: `op`, or `op_overload`. (__VA_OPT__ drops the underscore if the macro
 // argument is empty.)
@@ -56,6 +59,11 @@ constexpr PolicyByte to_byte(CastPolicy policy) {
 // Whether a policy can change the dtype of an argument.
 constexpr bool is_casting(PolicyByte byte) {
   return byte > to_byte(CastPolicy::banned);
+}
+
+// Whether a policy multiplies in float8. Only `linear` may have one.
+constexpr bool is_float8(PolicyByte byte) {
+  return byte >= to_byte(CastPolicy::float8_tensorwise) && byte <= to_byte(CastPolicy::float8_rowwise_with_gw_hp);
 }
 
 constexpr bool is_run_in(PolicyByte byte) {

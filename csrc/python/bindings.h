@@ -1,6 +1,7 @@
 // file: what the bindings of torch_promote._C consist of
 #pragma once
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <Python.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
@@ -30,6 +31,23 @@ void register_dispatch_observer();
 
 // The dispatch key that a thread includes to observe its calls.
 std::string dispatch_observer_key();
+
+// Disables __torch_function__, of subclasses and of modes, as long as it lives.
+class NoTorchFunction {
+ public:
+  NoTorchFunction() {
+    TLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  NoTorchFunction(const NoTorchFunction&) = delete;
+  NoTorchFunction& operator=(const NoTorchFunction&) = delete;
+  ~NoTorchFunction() {
+    TLS::set_disabled_state(before_);
+  }
+
+ private:
+  using TLS = at::impl::PythonTorchFunctionTLS;
+  at::impl::TorchFunctionDisabledState before_ = TLS::get_disabled_state();
+};
 
 // Calls a function with the GIL. The autograd engine may pass a Python error to another thread, so it must not stay in
 // this thread's error indicator.

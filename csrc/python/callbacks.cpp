@@ -1,6 +1,7 @@
-// file: the calls of Python that cache/check.h and promotion/rule.h declare
+// file: the calls of Python that cache/check.h, dispatch/kernels.h and promotion/rule.h declare
 
 #include "cache/check.h"
+#include "dispatch/kernels.h"
 #include "policy/process.h"
 #include "promotion/call.h"
 #include "python/bindings.h"
@@ -26,6 +27,7 @@ namespace {
 // What has the hooks as attributes; never released.
 PyObject* cast_check_hooks = nullptr;
 PyObject* promotion_hooks = nullptr;
+PyObject* float8_linear = nullptr; // imported by the first call
 
 // Calls a hook with Dynamo disabled in this thread. A program that runs compiled code may use a cached cast between two
 // graphs, and Dynamo would then compile the hooks.
@@ -115,6 +117,21 @@ void raise_stale_cast(
     const char* mode,
     const std::string& first_line) {
   call_cast_check_hook<void>("raise_stale", source, kept, fresh, mode, first_line);
+}
+
+std::optional<at::Tensor> linear_in_float8(
+    PolicyByte policy,
+    at::ScalarType lower,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias) {
+  return in_python([&] {
+    const NoTorchFunction no_modes;
+    if (float8_linear == nullptr) {
+      float8_linear = py::object(py::module_::import("torch_promote.regions.float8").attr("linear")).release().ptr();
+    }
+    return py::handle(float8_linear)(policy, lower, input, weight, bias).template cast<std::optional<at::Tensor>>();
+  });
 }
 
 void set_promotion_hooks(py::object hooks) {

@@ -4,7 +4,6 @@
 #include "policy/dispatch_state.h"
 #include "policy/process.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -65,13 +64,9 @@ struct Unseen {
 // tensors.
 template <class Function>
 auto call_observer(const Function& function) {
-  using at::impl::PythonTorchFunctionTLS;
   return in_python([&function] {
     const Unseen unseen;
-    const auto restore = c10::make_scope_exit([before = PythonTorchFunctionTLS::get_disabled_state()] {
-      PythonTorchFunctionTLS::set_disabled_state(before);
-    });
-    PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    const NoTorchFunction no_modes;
     return function();
   });
 }

@@ -10,6 +10,7 @@
 #include "python/bindings.h"
 
 #include <c10/util/Exception.h>
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -249,6 +250,10 @@ void add_cache(py::module_& m) {
   m.def("forget_casts", &forget_casts_of);
   m.def("forget_beyond_stock", &forget_beyond_stock);
   m.def("end_casts", &end_casts_of_all_threads);
+  m.def("cached_cast", [](const at::Tensor& tensor, at::ScalarType dtype) {
+    return tensor.scalar_type() == dtype ? tensor : cached_cast(tensor, dtype);
+  });
+  m.def("kept_float8", &kept_float8);
   m.def("recognize_slices", &recognize_slices);
   m.def("note_capture", &note_capture);
   m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {

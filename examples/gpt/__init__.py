@@ -1,1 +1,1 @@
-"""The parts of examples/train_gpt.py and examples/tune_gpt.py: text, model, loss, training in lockstep, reports."""
+"""The parts of train_gpt.py, tune_gpt.py and float8_gpt.py: text, model, loss, training in lockstep, reports."""

@@ -172,14 +172,21 @@ class CastCounter(TorchDispatchMode):
 
 
 def start_runs(
-    regions: Mapping[str, Region], config: Config, *, device: str, seed: int, scale_loss: bool
+    regions: Mapping[str, Region],
+    config: Config,
+    *,
+    device: str,
+    seed: int,
+    scale_loss: bool,
+    learning_rate: float = LEARNING_RATE,
 ) -> dict[str, Run]:
     """Returns a run for each region, all with the same weights."""
     runs = {}
     for name, region in regions.items():
         torch.manual_seed(seed)
         model = GPT(config).to(device)
-        runs[name] = Run(name, region, device, model, torch.amp.GradScaler(device, enabled=scale_loss))
+        scaler = torch.amp.GradScaler(device, enabled=scale_loss)
+        runs[name] = Run(name, region, device, model, scaler, learning_rate=learning_rate)
     return runs
 
 

@@ -1,4 +1,4 @@
-"""Every numbered example prints the expected output, and the demos train_gpt.py and tune_gpt.py what they measure."""
+"""Every numbered example prints the expected output, and the demos what they measure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+import float8_gpt
 import torch_promote as tp
 import train_gpt
 import tune_gpt
@@ -85,6 +86,12 @@ LINES = {
         "aten::sum in the model: local inf, *",
         "overrides {'aten::sum': 'fp32'} after * runs: minimum",
         "with the file: *, in float32: *",
+    ],
+    "10_float8.py": [
+        "in float8: 0, 30% of the FLOPs; met: True",
+        "aten::linear in 2: local error 9.3e-01*",
+        "*in 4: local error * out_features is 10, which 16 does not divide",
+        "step 2: loss *",
     ],
 }
 
@@ -190,3 +197,24 @@ def test_tune_finds_the_ops_that_overflow_and_trains_with_the_saved_policy(
     assert "float16 with tune_gpt.toml stayed within 1% of float32 in each of 10 steps" in text
     assert "<html" in (tmp_path / "tune_gpt.html").read_text(encoding="utf-8")
     assert_is_a_picture(tmp_path / "tune_gpt.png")
+
+
+def test_float8_runs_in_the_layers_that_tune_allows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(float8_gpt, "BATCH", 2)
+    monkeypatch.setattr(float8_gpt, "TUNED_BATCHES", 2)
+    assert float8_gpt.main(["--steps", "10", "--budget", "30", "--out", str(tmp_path)]) == 0
+    text, errors = capsys.readouterr()
+    assert errors == ""
+    assert "float8, tuned: the last loss is within 1% of bfloat16's" in text
+    tables = tp.Policy.load(tmp_path / "float8_gpt.toml").to_dict()["modules"]
+    assert {policy for table in tables.values() for policy in table.values()} == {"float8:rowwise"}
+    layers = re.findall(r"^(?:blocks|head)\S*  +(float8|bfloat16) .*$", text, re.MULTILINE)
+    assert len(layers) == 13
+    assert "float8" in layers
+    assert re.search(r"^head +bfloat16 .* out_features is 97", text, re.MULTILINE)
+    assert_is_a_picture(tmp_path / "float8_gpt.png")
+    assert "<html" in (tmp_path / "float8_gpt.html").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="2"):
+        float8_gpt.main(["--steps", "0"])

@@ -640,7 +640,8 @@ def test_all_but_planted_ops_are_lowered(budget: int) -> None:
 
 def test_everything_may_be_lowered() -> None:
     step = planted_step(3, 0, seed=53, policy="fp32")
-    tuning = tp.tune(step, model=step.model, tolerance=0.05, direction="speed", budget=7)
+    options: dict[str, Any] = {"tolerance": 0.05, "direction": "speed", "formats": ("fp32", "lower"), "budget": 7}
+    tuning = tp.tune(step, model=step.model, **options)
     assert tuning.met
     assert len(tuning.overrides) == len(tuning.candidates)
     assert tuning.certificate.text.startswith("It is 1-maximal: all candidates are lowered.")

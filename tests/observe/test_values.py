@@ -46,7 +46,7 @@ def counted_one_by_one(tensor: torch.Tensor) -> Values:
         over = sum(math.isfinite(before) and math.isinf(after) for before, after in pairs)
         return under / len(pairs), over / len(pairs)
 
-    tiny = torch.finfo(tensor.dtype).smallest_normal
+    tiny, largest = torch.finfo(tensor.dtype).smallest_normal, torch.finfo(tensor.dtype).max
     return Values(
         len(numbers),
         max(finite, default=None),
@@ -58,6 +58,7 @@ def counted_one_by_one(tensor: torch.Tensor) -> Values:
         *cast(torch.float16),
         *cast(torch.bfloat16),
         tuple(sorted(exponents.items())),
+        share(lambda number: abs(number) == largest),
     )
 
 
@@ -120,6 +121,7 @@ def test_small_dtypes() -> None:
     tensor = torch.tensor([1.0, 448.0, 2.0**-9, 0.0]).to(torch.float8_e4m3fn)
     found = Values.of(tensor)
     assert (found.amax, found.min_nonzero, found.zeros, found.underflows) == (448.0, 2.0**-9, 0.25, 0.25)
+    assert found.saturated == 0.25
 
 
 def test_tensors_without_floating_point_numbers_have_no_statistics() -> None:

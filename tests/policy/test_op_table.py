@@ -96,7 +96,7 @@ def test_each_line_of_the_file_is_a_row_that_can_be_pasted() -> None:
 
 def test_it_is_the_same_in_cpp() -> None:
     assert tuple(row.name for row in op_table()) == _C.OP_ENTRY_NAMES
-    assert set(_C.POLICY_BYTES) == {*(policy.value for policy in CastPolicy), "unlisted", "run_in"}
+    assert set(_C.POLICY_BYTES) == {*(policy.name for policy in CastPolicy), "unlisted", "run_in"}
     assert _C.POLICY_BYTES["run_in"] == max(_C.POLICY_BYTES.values())
 
 

@@ -243,7 +243,8 @@ NEEDS_A_SCALE = (
     "needs a scale for each tensor, and autocast casts without one, so values out of its range would be lost. Legal: "
     "lower_precision_fp (or lower, or fp16: all three mean the region's dtype), fp32, fp32_set_opt_dtype, "
     "fp32_append_dtype, promote, match_self, fallthrough, keep, banned or a floating dtype of 16 bits or more, such as "
-    "float16. To use it, scale the tensors and call an op that takes scales, such as F.scaled_mm."
+    "float16; for linear also float8, which computes scales. For other ops, scale the tensors and call an op that "
+    "takes scales, such as F.scaled_mm."
 )
 
 

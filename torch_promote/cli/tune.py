@@ -72,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which ops that run in float32 may run in lower precision (speed)",
     )
     parser.add_argument(
+        "--formats",
+        metavar="FROM,TO",
+        type=lambda text: tuple(text.split(",")),
+        help="of --direction speed: fp32,lower (the default), or lower,float8: which linear layers that run in lower "
+        "precision may run in float8",
+    )
+    parser.add_argument(
         "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
@@ -94,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
                 budget=arguments.budget,
                 level=arguments.level,
                 direction=arguments.direction,
+                formats=arguments.formats,
                 dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
                 seed=arguments.seed,
                 resume=arguments.resume,

@@ -43,7 +43,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.policy.legality import moves_data
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
@@ -437,7 +437,9 @@ class CompareLocally(ForwardCalls):
         if closed:  # without their own dispatch, kernels would read out of bounds
             self.refused.setdefault(overload_name(op), f"{', '.join(sorted(closed))} has no data of its own")
             return None
-        dtypes = {info.name: info.dtype for info in as_in.ran_with}
+        # A cast to float8 without a scale would saturate: the region that the call runs in scales.
+        in_float8 = as_in.policy in FLOAT8_POLICIES
+        dtypes = {} if in_float8 else {info.name: info.dtype for info in as_in.ran_with}
         writes = {one.name for one in writes_of(op)}
 
         def convert(name: str, value: Any) -> Any:

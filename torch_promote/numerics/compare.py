@@ -20,6 +20,7 @@ from torch_promote.numerics.call_observers import (
     KeptCall,
 )
 from torch_promote.numerics.comparison import Comparison, Metric, Site
+from torch_promote.numerics.flops import flops_of
 from torch_promote.numerics.impacts import (
     Backwards,
     ErrorSums,
@@ -31,7 +32,7 @@ from torch_promote.numerics.impacts import (
 )
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
 from torch_promote.observe.dispatch import Observer, observe_dispatch
-from torch_promote.observe.events import Call
+from torch_promote.observe.events import RAN_LOWER, Call
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy
@@ -73,8 +74,8 @@ def compare(
             not run a backward, `compare` runs one on the loss.
         model: The model. Sites are named after its modules.
         reference: A policy, its name or its file; "fp32" is the step without casts.
-        candidate: The policy to judge, given like `reference`. None: the current policy, set by `install` or
-            `set_default_policy`, or PyTorch's.
+        candidate: The policy to judge, given like `reference`; Policy.stock().override({"linear": "float8"}), say.
+            None: the current policy, set by `install` or `set_default_policy`, or PyTorch's.
         gradients: Whether to compare the gradients of the parameters, too.
         batches: How many times a run calls the step.
         restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
@@ -176,6 +177,7 @@ class ComparedRuns:
             backwards=self._backwards.count,
             random_cotangents=self._impacts.random,
             noise=noise,
+            flops=sum(flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
             not_seen=list(dict.fromkeys([*not_seen, *_not_compared(self._theirs.unread)])),
             notes=self._all_notes(calls, there, bool(only_there)),
@@ -310,6 +312,8 @@ class ComparedRuns:
             impact_spread=None if impact is None else impact.spread,
             nonfinite=local.nonfinite,
             bytes=sum(kept.bytes for kept, _ in pairs),
+            flops=sum(flops_of(kept.call) for kept, _ in pairs),
+            misfit=next((why for _, theirs in pairs if (why := theirs.said_by.partition(RAN_LOWER)[2])), ""),
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )
 

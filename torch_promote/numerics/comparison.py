@@ -63,6 +63,9 @@ class Site:
             impact for other inputs if their roundings are independent.
         nonfinite: The number of elements that are finite in the reference and infinite or NaN in a local run.
         bytes: The size of the results of all calls, in the reference.
+        flops: The floating point operations of the calls if they multiply matrices, without the backward: 2 * m * n * k
+            for each product of matrices of shapes (m, k) and (k, n).
+        misfit: Why calls under a float8 policy ran in lower precision; "" if all ran in float8.
         in_region: Whether an autocast region is open at the site, so that a policy applies.
     """
 
@@ -84,6 +87,8 @@ class Site:
     impact_spread: float | None = None
     nonfinite: int = 0
     bytes: int = 0
+    flops: int = 0
+    misfit: str = ""
     in_region: bool = True
 
     @property
@@ -145,6 +150,7 @@ class Comparison(Report):
         backwards: The number of backwards, including those of the step.
         random_cotangents: Whether random cotangents replaced gradients that are zero.
         noise: The difference between two runs of the reference, for each name in `metrics`.
+        flops: The floating point operations of all products in the forward, like `Site.flops`.
         not_aligned: Calls made in only one of the runs, one sentence for each op in a module.
         not_seen: Computations that ran and were not compared, one sentence each.
         notes: Other remarks, one sentence each.
@@ -164,6 +170,7 @@ class Comparison(Report):
     backwards: int = 0
     random_cotangents: bool = False
     noise: dict[str, float] = field(default_factory=dict)
+    flops: int = 0
     not_aligned: list[str] = field(default_factory=list)
     not_seen: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -210,6 +217,7 @@ class Comparison(Report):
                 ),
                 _heat_chart(self.sites, self.loss_or_outputs),
                 self._module_tree(),
+                Listing("Not in float8", [f"{site}: {site.misfit}" for site in self.sites if site.misfit]),
                 Listing("Calls that only one of the runs made", self.not_aligned),
                 Listing("Not compared", self.not_seen),
                 Listing("Notes", self.notes),

@@ -24,12 +24,23 @@ from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.tuning import Candidate
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import DEVICE_TYPES, FLOAT8_POLICIES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_policies import choose, matches, module_policies
 from torch_promote.report.base import module_name
 
-__all__ = ["LEVELS", "MOST_FOR_MINIMUM", "Candidates", "Memo", "OutOfBudgetError", "minimise", "prove"]
+__all__ = [
+    "LEVELS",
+    "MOST_FOR_MINIMUM",
+    "Candidates",
+    "Memo",
+    "OutOfBudgetError",
+    "all_in_float8",
+    "is_float8",
+    "minimise",
+    "prove",
+]
 
 
 # --- the search
@@ -211,8 +222,16 @@ def prove(found: frozenset[str], order: Sequence[str], known: Mapping[frozenset[
 # --- the candidates
 
 LEVELS = ("op", "module", "site")
+#: Among the dtypes of sites that run in float8.
+_IN_FLOAT8 = "float8_e4m3fn"
+#: The op that may run in float8.
+_LINEAR = "aten::linear"
 #: The dtypes from which an override moves an op.
-_DTYPES = {"fp32": {"float16", "bfloat16"}, "lower_precision_fp": {"float32"}}
+_DTYPES = {
+    "fp32": {"float16", "bfloat16"},
+    "lower_precision_fp": {"float32"},
+    **{policy.value: {"float16", "bfloat16", _IN_FLOAT8} for policy in FLOAT8_POLICIES},
+}
 #: The maximum distance in a sorted list of two names that are compared for a common pattern.
 _FARTHEST = 8
 
@@ -228,15 +247,16 @@ class Candidates:
         base: The policy to tune.
         model: The model for its tables.
         level: One of `LEVELS`.
-        value: The override: "fp32" or "lower_precision_fp".
-        sites: The sites of a comparison.
+        value: The override: "fp32", "lower_precision_fp", or the name of a float8 policy.
+        sites: The sites of a comparison, for a float8 policy that of `all_in_float8`.
         seed: Orders candidates with equal estimates.
 
     Attributes:
         sites: The sites whose dtype the override would change.
         excluded: A sentence for each op that runs in such a dtype and cannot get the override.
-        all: The candidates, likeliest first: for "fp32", overflows first, then by impact, then by error; for
-            "lower_precision_fp", by the size of the results, smallest first.
+        flops_before: The floating point operations that the base policy runs in float8.
+        all: The candidates. For "lower_precision_fp" they are in the order of the size of their results, smallest
+            first; otherwise overflows come first, and the others follow by impact, then by error.
     """
 
     def __init__(
@@ -245,20 +265,26 @@ class Candidates:
         self._base, self._model, self._level, self._value = base, model, level, value
         self._base_tables = self._tables_on_modules(base)
         self.sites: list[Site] = []
+        self.flops_before = 0
         excluded: dict[tuple[str, str], int] = {}
         set_on_modules, reasons = module_policies(model), dict[str, str]()
         for site in sites:
             if not site.in_region or not set(site.dtypes.split(", ")) & _DTYPES[value]:
                 continue
+            if is_float8(value) and site.name != _LINEAR:
+                continue
             why = self._obstacle(site, set_on_modules, reasons)
             if why:
                 excluded[site.name, why] = excluded.get((site.name, why), 0) + 1
+                if _IN_FLOAT8 in site.dtypes and why != reasons.get(site.module):  # not because of this override
+                    self.flops_before += site.flops
             else:
                 self.sites.append(site)
         self.excluded = [f"{name}: {why} (sites: {number})" for (name, why), number in excluded.items()]
         self._policies: dict[_Place, str] = {}  # without an override
         for site in self.sites:
-            self._policies.setdefault((site.module, site.op), site.policy or "fallthrough")
+            before = "lower_precision_fp" if is_float8(value) else site.policy or "fallthrough"
+            self._policies.setdefault((site.module, site.op), before)
         self.all = self._rank(seed)
 
     def _obstacle(self, site: Site, set_on_modules: Mapping[str, Any], reasons: dict[str, str]) -> str:
@@ -276,6 +302,8 @@ class Candidates:
                 policy = any(site.name in select(key, value)[1] for key, value in policy.items()) or None
             if policy is not None:
                 return f"set_module_policy has given {name!r} a policy for it, which takes precedence"
+        if is_float8(self._value) and (why := self._why_not_float8(site)):
+            return why
         if self._level == "op" or not site.module:
             return ""
         if site.module not in reasons:
@@ -286,6 +314,16 @@ class Candidates:
                 reasons[site.module] = str(error)
         return reasons[site.module]
 
+    def _why_not_float8(self, site: Site) -> str:
+        key, tables = exact_key(_LINEAR), map(self._base_table, _outwards(site.module))
+        devices = {one.device.type for one in self._model.parameters()}.intersection(DEVICE_TYPES)
+        of_ops = {str(spell_policy(policy)) for device in devices if (policy := self._base.lookup(key, device))}
+        if self._value in next(([table[key]] for table in tables if key in table), of_ops):
+            return "the policy runs it in float8 already"
+        if site.policy != self._value:
+            return f"its policy is {site.policy or 'unknown'}, of the policy to tune or of the region"
+        return "" if _IN_FLOAT8 in site.dtypes else site.misfit or "it did not run in float8"
+
     def _rank(self, seed: int) -> list[Candidate]:
         groups: dict[str, list[Site]] = {}
         for site in self.sites:
@@ -295,8 +333,8 @@ class Candidates:
         def rank(candidate: Candidate) -> tuple[float, ...]:
             sites = groups[candidate.name]
             error = max(one.local if one.local or one.accumulated is None else one.accumulated for one in sites)
-            if self._value != "fp32":
-                return (self.bytes([candidate.name]), -error, ties.random())
+            if self._value == "lower_precision_fp":
+                return (self.weight([candidate.name]), -error, ties.random())
             return (not candidate.nonfinite, -candidate.impact, -error, ties.random())
 
         return sorted((self._candidate(name, sites) for name, sites in groups.items()), key=rank)
@@ -309,16 +347,17 @@ class Candidates:
             impact=math.sqrt(sum((site.impact or 0.0) ** 2 for site in sites)),
             nonfinite=any(site.nonfinite for site in sites),
             calls=sum(site.calls for site in sites),
+            flops=sum(site.flops for site in sites),
         )
 
     def _name(self, site: Site) -> str:
         module = module_name(site.module)
         return {"op": site.op, "module": module, "site": f"{module}: {site.op}"}[self._level]
 
-    def bytes(self, names: Iterable[str]) -> int:
-        """Returns the size of the results of candidates in float32."""
-        chosen = set(names)
-        return sum(site.bytes for site in self.sites if self._name(site) in chosen)
+    def weight(self, names: Iterable[str]) -> int:
+        """Returns what candidates save: the size of their results in float32, or for a float8 policy their FLOPs."""
+        chosen, counted = set(names), "flops" if is_float8(self._value) else "bytes"
+        return sum(getattr(site, counted) for site in self.sites if self._name(site) in chosen)
 
     # --- policies
 
@@ -343,6 +382,8 @@ class Candidates:
         """Returns the policy with overrides on top."""
         if not overrides:
             return self._base
+        if self._level == "op" and is_float8(self._value):
+            return all_in_float8(self._base, self._value)
         if self._level == "op":
             return self._with_ops(overrides)
         policy = self._base.override(overrides[""]) if overrides.get("") else self._base
@@ -425,6 +466,20 @@ class Candidates:
                 except PolicyError:  # it selects a module that cannot have a table, or two patterns differ about one
                     continue
         return dict(sorted(present.items()))
+
+
+def is_float8(value: str) -> bool:
+    """Whether an override is a float8 policy."""
+    return value in (policy.value for policy in FLOAT8_POLICIES)
+
+
+def all_in_float8(base: Policy, value: str) -> Policy:
+    """Returns a policy with a float8 policy where it runs linear in lower precision."""
+    override, lower = {exact_key(_LINEAR): value}, CastPolicy.lower_precision_fp
+    devices = [device for device in DEVICE_TYPES if base.lookup(exact_key(_LINEAR), device) is lower]
+    policy = base.override(override, devices) if devices else base
+    lowering = [module for module, table in base.modules if not isinstance(table, str) and (_LINEAR, lower) in table]
+    return policy.override_modules(dict.fromkeys(lowering, override)) if lowering else policy
 
 
 def _outwards(module: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,23 +19,33 @@ from torch_promote.errors import (
     NoiseFloorError,
     NothingToTuneError,
     OptionError,
+    PolicyError,
     check_flag,
     did_you_mean,
 )
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
-from torch_promote.numerics.search import LEVELS, Candidates, Memo, OutOfBudgetError, minimise, prove
+from torch_promote.numerics.search import (
+    LEVELS,
+    Candidates,
+    Memo,
+    OutOfBudgetError,
+    all_in_float8,
+    is_float8,
+    minimise,
+    prove,
+)
 from torch_promote.numerics.step_runs import Ranks, Results, current_policy, norm_of, show_progress
 from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, spell_policy
+from torch_promote.policy.overrides import parse_policy
 from torch_promote.policy.policy import Policy
 
 __all__ = ["tune"]
 
-#: The override for each direction.
-_VALUES = {"accuracy": "fp32", "speed": "lower_precision_fp"}
 #: Two runs of the reference, one of the policy, one with all candidates in float32, two on held-out batches.
 _LEAST = 6
 #: The key of the trial without overrides.
@@ -55,6 +65,7 @@ def tune(
     budget: int = 60,
     level: Literal["op", "module", "site"] = "op",
     direction: Literal["accuracy", "speed"] = "accuracy",
+    formats: tuple[str, str] | None = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
@@ -84,6 +95,9 @@ def tune(
         level: What gets overrides: "op", an op everywhere; "module", all ops of a module; "site", an op in a module.
         direction: "accuracy": the fewest overrides to float32 that meet the tolerance. "speed": the policy meets it,
             and what runs in float32 is lowered while it does, as many bytes as possible.
+        formats: For "speed", from which format to which: ("fp32", "lower"), the default, or ("lower", "float8"), where
+            any float8 policy may be named. Then `linear` may run in float8 where it runs in lower precision and the
+            features fit, as many floating point operations as possible.
         dtype: The dtype of regions that name none: torch.float16 or torch.bfloat16, or its name.
         seed: Orders candidates that no estimate tells apart.
         resume: A file that keeps each run. A later call with the same arguments goes on from it, in another process,
@@ -92,13 +106,13 @@ def tune(
         restore: Other state that the step changes, as in `compare`.
 
     Returns:
-        The tuning. All state is restored. After Ctrl-C, the results so far; during the first three runs there are none,
-        and the KeyboardInterrupt propagates.
+        The tuning. All state is restored. After Ctrl-C, the results so far; during the first runs (three, for float8
+        four) there are none, and the KeyboardInterrupt propagates.
 
     Raises:
         OptionError: An argument is invalid, or the file in `resume` belongs to another tuning.
         NoiseFloorError: Two runs of the reference differ by more than the tolerance.
-        NothingToTuneError: The policy meets the tolerance without overrides.
+        NothingToTuneError: The policy meets the tolerance without overrides, or for "speed" no op can get one.
         Fp32FailsError: With all candidates in float32, the step does not meet it either.
         StepError: As `compare`.
         TuningError: The ranks of the process group run different ops.
@@ -112,10 +126,11 @@ def tune(
         >>> tuning.overrides, tuning.met
         ({'aten::mul': 'fp32'}, True)
     """
-    for name, value, legal in (("level", level, LEVELS), ("direction", direction, tuple(_VALUES))):
+    for name, value, legal in (("level", level, LEVELS), ("direction", direction, ("accuracy", "speed"))):
         if value not in legal:
             near = did_you_mean(str(value), legal, 1)
             raise OptionError(f"{name} must be {' or '.join(map(repr, legal))}, got {value!r}.{near}")
+    override = _override_for(direction, formats)
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise OptionError(f"seed must be an int, got {seed!r}.")
     check_flag("progress", progress)
@@ -143,6 +158,7 @@ def tune(
         "batches": batches,
         "level": level,
         "direction": direction,
+        "formats": ["lower", override] if is_float8(override) else None,
         "dtype": None if dtype is None else str(dtype),
         "seed": seed,
         "parameters": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
@@ -150,7 +166,35 @@ def tune(
     }
     with trials, show_progress("tune", budget, wanted=progress and ranks.rank == 0) as trials.show:
         trials.file = ResumeFile(resume, identity, ranks)
-        return _Tuner(trials, base, level=level, direction=direction, seed=seed, compiled=compiled).tune()
+        return _Tuner(trials, base, level=level, override=override, seed=seed, compiled=compiled).tune()
+
+
+def _override_for(direction: str, formats: Sequence[str] | None) -> str:
+    """The policy that overrides give. Raises OptionError as `tune`."""
+    if direction == "accuracy":
+        if formats is not None:
+            raise OptionError(
+                f'formats={formats!r} is for direction="speed", got direction="accuracy", whose overrides are to '
+                f'float32. Give direction="speed" as well, or leave out formats.'
+            )
+        return "fp32"
+    pair = ("fp32", "lower") if formats is None else formats
+    legal = (
+        "formats must be ('fp32', 'lower') or ('lower', 'float8'), where any float8 policy may take the place of "
+        f"'float8', got {formats!r}"
+    )
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        raise OptionError(f"{legal}. Give a pair: the format of the candidates, and the one that they may run in.")
+    try:
+        before, after = map(parse_policy, pair)
+    except PolicyError as error:
+        raise OptionError(f"{legal}: {error}") from None
+    if (before, after) != (CastPolicy.fp32, CastPolicy.lower_precision_fp) and not (
+        before is CastPolicy.lower_precision_fp and after in FLOAT8_POLICIES
+    ):
+        remedy = "Tune from float32 to lower precision first, set that policy, and tune it from there to float8."
+        raise OptionError(f"{legal}. {remedy}")
+    return spell_policy(after)
 
 
 @dataclass
@@ -168,15 +212,17 @@ class _Verification:
 class _Tuner:
     """A tuning, from the first runs to the result.
 
-    The search looks for a small set of candidates in float32, whatever the direction. For "accuracy" these get the
-    override, for "speed" the others. A set of candidates is one of candidates in float32 here, except in trials, which
-    name the candidates that have the override.
+    The search looks for a small set of candidates in the wider format, whatever the direction: in float32, or if the
+    override is float8, in lower precision. For "accuracy" these get the override, for "speed" the others. A set of
+    candidates is one of candidates in the wider format here, except in trials, which name the candidates that have the
+    override.
     """
 
-    def __init__(self, trials: Trials, base: Policy, *, level: str, direction: str, seed: int, compiled: bool) -> None:
+    def __init__(self, trials: Trials, base: Policy, *, level: str, override: str, seed: int, compiled: bool) -> None:
         self._trials, self._base = trials, base
-        self._level, self._direction, self._seed, self._compiled = level, direction, seed, compiled
-        self._is_speed = direction == "speed"
+        self._level, self._override, self._seed, self._compiled = level, override, seed, compiled
+        self._is_speed, self._is_float8 = override != "fp32", is_float8(override)
+        self._direction: Literal["accuracy", "speed"] = "speed" if self._is_speed else "accuracy"
         self._after = 2 + compiled  # the runs after the search: two on held-out batches, one compiled
         self._comparison: Comparison
         self._noise: dict[str, float] = {}
@@ -223,13 +269,14 @@ class _Tuner:
             )
         first = self._measure() if trials.file.first is None else self._resume(trials.file.first)
         self._comparison, self._noise = first.comparison, first.noise_floor
-        self._last = self._untuned = trials.all[0]
         self._check_noise()
         base, sites = self._base, self._comparison.sites
-        self._candidates = Candidates(base, trials.model, self._level, _VALUES[self._direction], sites, self._seed)
+        self._candidates = Candidates(base, trials.model, self._level, self._override, sites, self._seed)
         self._names = trials.ranks.same_order([one.name for one in self._candidates.all])
         self._candidates.all.sort(key=lambda one: self._names.index(one.name))
         self._memo = self._new_memo()
+        # The comparison is that of the policy, or for float8 that of the policy with all candidates in float8.
+        self._last = self._untuned = self._run(frozenset(self._names), "gate") if self._is_float8 else trials.all[0]
         self._check_untuned()
         if not self._names:
             raise self._fp32_fails("no op that can get an override runs in a lower dtype")
@@ -243,7 +290,8 @@ class _Tuner:
         most = max(trials.left - self._after - 1 - self._is_speed, 3)
         raised: Exception | None = None
         try:
-            comparison = ComparedRuns(trials, reference, self._base, most_runs=most, strict=False).compare()
+            candidate = all_in_float8(self._base, self._override) if self._is_float8 else self._base
+            comparison = ComparedRuns(trials, reference, candidate, most_runs=most, strict=False).compare()
             first, *others = [run for run in trials.log if run.policy == reference]
             trials.reference = first.metrics
             judge.name_metrics(first.metrics)
@@ -263,8 +311,9 @@ class _Tuner:
         noise = worst(trials.ranks.gather(noise))
         norms = [{name: norm_of(tensor) for name, tensor in batch.items()} for batch in first.metrics]
         trials.file.first = FirstRuns(norms, noise, comparison)
-        untuned = next(run for run in trials.log if run.policy == self._base)
-        trials.add(_UNTUNED, untuned, frozenset(), "gate", trials.reference)
+        if not self._is_float8:
+            untuned = next(run for run in trials.log if run.policy == self._base)
+            trials.add(_UNTUNED, untuned, frozenset(), "gate", trials.reference)
         return trials.file.first
 
     def _resume(self, first: FirstRuns) -> FirstRuns:
@@ -279,7 +328,8 @@ class _Tuner:
         trials.reference = run.metrics
         trials.judge.name_metrics(run.metrics)
         trials.before = trials.file.runs - trials.count
-        trials.all.append(trials.file.trials[_UNTUNED])
+        if not self._is_float8:
+            trials.all.append(trials.file.trials[_UNTUNED])
         return first
 
     def _check_noise(self) -> None:
@@ -305,7 +355,9 @@ class _Tuner:
                     f"policy."
                 )
             if not self._names:
-                raise NothingToTuneError("no op that may be lowered runs in float32 in a region of the step.")
+                what = "linear runs in lower precision and may run in float8"
+                what = what if self._is_float8 else "op that may be lowered runs in float32"
+                raise NothingToTuneError(f"no {what} in a region of the step.{self._excluded()}")
         elif self._untuned.passed:
             advice = 'Tune with a smaller tolerance, or use direction="speed" to lower more ops.'
             raise NothingToTuneError(
@@ -327,13 +379,15 @@ class _Tuner:
         self._memo.known.update({everything: True, nothing: False})
 
     def _fp32_fails(self, why: str) -> Fp32FailsError:
-        excluded = "".join(f" No override for {text}." for text in self._candidates.excluded[:5])
         not_aligned = "".join(f" {text}" for text in self._comparison.not_aligned[:3])
         return Fp32FailsError(
-            f"no set of overrides meets the tolerance: {why}.{excluded}{not_aligned} Raise the tolerance, cast to "
-            f"float32 in the program, or check that the step's regions have no policy= argument, which would take "
+            f"no set of overrides meets the tolerance: {why}.{self._excluded()}{not_aligned} Raise the tolerance, cast "
+            f"to float32 in the program, or check that the step's regions have no policy= argument, which would take "
             f"precedence over the overrides."
         )
+
+    def _excluded(self) -> str:
+        return "".join(f" No override for {text}." for text in self._candidates.excluded[:5])
 
     def _failure(self, trial: Trial) -> str:
         judge = self._trials.judge
@@ -392,18 +446,18 @@ class _Tuner:
         return False
 
     def _new_memo(self) -> Memo:
-        def passes(in_fp32: frozenset[str]) -> bool:
-            return self._run(in_fp32, "speed" if self._is_speed else self._memo.stage).passed
+        def passes(wider: frozenset[str]) -> bool:
+            return self._run(wider, "speed" if self._is_speed else self._memo.stage).passed
 
-        return Memo(passes, self._candidates.bytes if self._is_speed else len)
+        return Memo(passes, self._candidates.weight if self._is_speed else len)
 
-    def _run(self, in_fp32: frozenset[str], why: str) -> Trial:
-        names = self._overridden(in_fp32)
+    def _run(self, wider: frozenset[str], why: str) -> Trial:
+        names = self._overridden(wider)
         return self._trials.search(self._candidates.policy(self._candidates.overrides(names)), names, why)
 
-    def _overridden(self, in_fp32: frozenset[str]) -> frozenset[str]:
+    def _overridden(self, wider: frozenset[str]) -> frozenset[str]:
         """The candidates that have the override."""
-        return frozenset(self._names) - in_fp32 if self._is_speed else in_fp32
+        return frozenset(self._names) - wider if self._is_speed else wider
 
     def _chosen(self) -> list[str]:
         """The candidates that have the override in the result, in order."""
@@ -501,12 +555,13 @@ class _Tuner:
             text += f" Of {smaller} smaller sets, {ran} were run."
         passed, failed = ([subset for subset, ok in known.items() if ok is wanted] for wanted in (True, False))
         pairs = [(small, large) for small in passed for large in failed if small < large]
+        wider = "lower precision" if self._is_float8 else "float32"
         pairs.sort(key=lambda pair: (len(pair[1]) - len(pair[0]), sorted(pair[0]), sorted(pair[1])))
         return Certificate(
             kind=kind,  # type: ignore[arg-type]
             text=" ".join([text, *verified.texts]),
             violations=tuple(
-                f"float32 for {self._spell(small)} passed, and float32 for {self._spell(large)} failed"
+                f"{wider} for {self._spell(small)} passed, and {wider} for {self._spell(large)} failed"
                 for small, large in pairs[:_MOST_VIOLATIONS]
             ),
             held_out=verified.held_out,
@@ -518,16 +573,21 @@ class _Tuner:
 
     def _result(self) -> Tuning:
         trials, found = self._trials, self._found
-        gain = {}
+        gain: dict[str, float] = {}
         if self._is_speed and found is not None:
-            seconds = self._untuned.seconds - self._last.seconds
-            gain = {"bytes": self._candidates.bytes(self._overridden(found)) / 2, "seconds": seconds}
+            saved = self._candidates.weight(self._overridden(found))
+            if self._is_float8:
+                gain["float8_share"] = (self._candidates.flops_before + saved) / self._comparison.flops
+            else:
+                gain["bytes"] = saved / 2
+            gain["seconds"] = self._untuned.seconds - self._last.seconds
         return Tuning(
             policy=self._policy,
             overrides=self._overrides,
             met=found is not None and self._last.passed and self._verified.met,
             level=self._level,
             direction=self._direction,
+            override=self._override,
             tolerance=trials.judge.tolerance,
             errors=self._last.errors,
             certificate=self._certificate(),

@@ -28,6 +28,7 @@ class Candidate:
         impact: The effect of its sites on the loss: the root of the sum of squares of their impacts.
         nonfinite: Whether a local run of one of its sites overflows.
         calls: The number of calls per run.
+        flops: The floating point operations of its products in the forward: `Site.flops`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Candidate:
     impact: float
     nonfinite: bool = False
     calls: int = 0
+    flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The property of the set of candidates in float32 that the runs have proved.
+    """The property of the set of candidates in float32 (if the override is float8, in lower precision) that was proved.
 
     Attributes:
         kind: "minimum": every smaller set was run and failed. "1-minimal": without any one member it fails. "passes":
@@ -94,7 +96,9 @@ class Tuning(Report):
             The overrides of "" also apply outside of modules.
         met: Whether the policy met the tolerance in every run of it, including held-out batches.
         level: "op", "module" or "site".
-        direction: "accuracy": the overrides run candidates in float32. "speed": they run candidates in lower precision.
+        direction: "accuracy": the overrides run candidates in float32. "speed": they run candidates in lower precision,
+            or in float8.
+        override: The policy that the overrides give: "fp32", "lower_precision_fp", "float8:rowwise".
         tolerance: The tolerance of each metric.
         errors: The errors of the last run of `policy`.
         certificate: What the runs have proved.
@@ -104,7 +108,9 @@ class Tuning(Report):
         comparison: The comparison that determined the order.
         budget: The maximum number of runs.
         runs: The number of runs made.
-        gain: For direction "speed", the savings: {"bytes": ..., "seconds": ...}.
+        gain: For direction "speed", the savings: {"bytes": ..., "seconds": ...}. If the override is float8,
+            {"float8_share": ..., "seconds": ...}: the share of the floating point operations of all products in the
+            forward (`Comparison.flops`) that run in float8.
         notes: Other remarks, one sentence each.
         interrupted: Whether Ctrl-C ended the search.
         found: The names of the candidates that have the override, in both directions.
@@ -127,6 +133,7 @@ class Tuning(Report):
     comparison: Comparison
     budget: int
     runs: int
+    override: str = ""
     gain: Mapping[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -155,9 +162,10 @@ class Tuning(Report):
     def content(self) -> Content:
         """Returns what the report says to people."""
         trials = [trial for trial in self.trials if trial.why not in _AFTER_SEARCH]
-        chosen = set(self.found)
+        chosen, total = set(self.found), self.comparison.flops
+        in_float8 = f", {self.override}" if "float8" in self.override else ""
         return Content(
-            title=f"tuning for {self.direction}, level {self.level}",
+            title=f"tuning for {self.direction}{in_float8}, level {self.level}",
             verdict=self._verdict(),
             facts=self._facts(),
             good=self.met,
@@ -183,11 +191,19 @@ class Tuning(Report):
                         Column("candidate", "name"),
                         Column(f"impact on {self.comparison.loss_or_outputs}", "number"),
                         "calls",
+                        "share of FLOPs",
                         "overflows",
                         "override",
                     ),
                     [
-                        (one.name, one.impact, one.calls, "yes" * one.nonfinite, "yes" * (one.name in chosen))
+                        (
+                            one.name,
+                            one.impact,
+                            one.calls,
+                            f"{one.flops / total:.1%}" if one.flops else "",
+                            "yes" * one.nonfinite,
+                            "yes" * (one.name in chosen),
+                        )
                         for one in self.candidates
                     ],
                     note="What could get an override, in the order of the search.",
@@ -220,8 +236,11 @@ class Tuning(Report):
         ]
         if "bytes" in self.gain:
             facts.append(("saved", size(self.gain["bytes"]), "casts and saved activations"))
+        if "float8_share" in self.gain:
+            facts.append(("in float8", f"{self.gain['float8_share']:.1%}", "of the FLOPs of the forward's products"))
         if "seconds" in self.gain:
-            facts.append(("faster", f"{self.gain['seconds']:.3g} s", "a run"))
+            seconds = self.gain["seconds"]
+            facts.append(("slower" if seconds < 0 else "faster", f"{abs(seconds):.3g} s", "a run"))
         seconds = sum(trial.seconds for trial in self.trials)
         facts.append(("runs", f"{self.runs:,} of {self.budget:,}", f"{seconds:.1f} s"))
         return [*facts, ("torch", self.comparison.torch_version)]

@@ -24,6 +24,7 @@ __all__ = [
     "AUTOCAST_OFF",
     "COMPILED",
     "COMPILED_CALLS",
+    "RAN_LOWER",
     "Call",
     "CallGroup",
     "Calls",
@@ -43,6 +44,8 @@ __all__ = [
 AUTOCAST_OFF = "autocast off by "
 #: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
+#: What `Call.said_by` has between the source of a float8 policy and the reason why the call ran in lower precision.
+RAN_LOWER = "; ran as lower_precision_fp: "
 #: The start of the sentence in `not_seen` if compiled functions ran.
 COMPILED_CALLS = "Calls of compiled functions: "
 

@@ -202,7 +202,7 @@ class _Explainer:
         yield "dtypes", _counts(whole.dtypes)
         yield "policies", _counts(whole.policies)
         names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
-        meanings = {name: policy.meaning.partition(".")[0] for name, policy in CastPolicy.__members__.items()}
+        meanings = {policy.value: policy.meaning.partition(".")[0] for policy in CastPolicy}
         yield "meaning", "; ".join(f"{name}: {meanings.get(name, f'run in {name}')}" for name in names[:_NAMED])
         # Why calls had no policy, as far as it is known.
         reasons = Counter(whole.rules)

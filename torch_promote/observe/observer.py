@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -61,8 +61,9 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
 from torch_promote.observe.surroundings import watch_unseen
-from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
+from torch_promote.regions.float8 import why_not
 from torch_promote.regions.region import watch_regions
 
 __all__ = ["THROUGH", "CallObserver", "CastingCall", "OpenCall", "Part", "observe"]
@@ -301,10 +302,21 @@ class CallObserver:
                 key = cast_key(args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None))
                 outer.conversions[key] = outer.conversions.get(key, 0) + 1
             part = Part(outer, time.time_ns())
+        elif facts.name == "aten::_scaled_mm" and outer.policy in FLOAT8_POLICIES:
+            self._note_float8(outer, [("input", args[0]), ("weight", args[1])])
+            return None
         else:
             return None
         self._thread.tokens.append(part)
         return part
+
+    def _note_float8(self, call: CastingCall, operands: NamedTensors) -> None:
+        """Notes the operands of the product that stands for a call of linear. They are casts of its arguments."""
+        made = sum(number for key, number in call.conversions.items() if key[2] is operands[0][1].dtype)
+        for name, tensor in operands[:made]:  # the weight, if only one was made, is kept from an earlier call
+            call.conversions[cast_key(call.tensors[name], tensor.dtype)] = 1
+        call.sizes = {name: bytes_of(tensor) for name, tensor in operands}
+        call.ran_with = self._share(operands)
 
     def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase, bool] | None:
         """The origin and the phase of a call, and whether it is compiled; None while PyTorch prints a tensor."""
@@ -332,6 +344,9 @@ class CallObserver:
         elif plan is not None and plan.policy is not None:
             assert plan.device is not None
             call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
+            if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
+                why = why_not(call.tensors["input"], call.tensors["weight"])
+                call.said_by += "" if why is None else f"{RAN_LOWER}{why}"
         elif plan is not None and asked is not None:  # an override that casts nothing
             override = asked.state.override
             device = next((device for device, _ in asked.devices if override(name, device) is not None), None)

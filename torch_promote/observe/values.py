@@ -9,6 +9,7 @@ is exact. On a GPU, no step depends on the data, so that the count does not sync
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import struct
 import threading
@@ -47,6 +48,7 @@ class _Format(NamedTuple):
         magnitude: The mask of all bits but the sign.
         thresholds: The smallest magnitude that a cast to float16 does not round to 0, the smallest that it makes
             infinite, and the same for bfloat16.
+        top: The largest finite number of the tensor's own dtype.
     """
 
     integer: torch.dtype
@@ -56,13 +58,16 @@ class _Format(NamedTuple):
     infinity: int
     magnitude: int
     thresholds: tuple[int, int, int, int]
+    top: int
 
     def to_float(self, bits: int) -> float:
         """The value with these bits."""
         return float(struct.unpack(f"<{self.code}", bits.to_bytes(self.integer.itemsize, "little"))[0])
 
 
-def _make_format(double: bool) -> _Format:
+@functools.cache
+def _format_of(dtype: torch.dtype) -> _Format:
+    double = dtype is torch.float64
     integer, code, mantissa, bias = (torch.int64, "d", 52, 1023) if double else (torch.int32, "f", 23, 127)
     magnitude = (1 << (8 * integer.itemsize - 1)) - 1
 
@@ -77,16 +82,11 @@ def _make_format(double: bool) -> _Format:
         bits(2.0**-134 + 2.0**-150 * double) + 1,
         bits((2.0 - 2.0**-8 - 2.0**-24 * double) * 2.0**127),
     )
-    return _Format(integer, code, mantissa, bias, bits(math.inf), magnitude, thresholds)
+    return _Format(integer, code, mantissa, bias, bits(math.inf), magnitude, thresholds, bits(torch.finfo(dtype).max))
 
 
-_FORMATS = {dtype: _make_format(dtype is torch.float64) for dtype in (torch.float32, torch.float64)}
 #: The number of elements counted at a time, which bounds the memory for counting larger tensors.
 _PIECE = 1 << 22
-
-
-def _format_of(dtype: torch.dtype) -> _Format:
-    return _FORMATS[torch.float64 if dtype is torch.float64 else torch.float32]
 
 
 def _count(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -109,10 +109,10 @@ def _count(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _count_piece(values: torch.Tensor, form: _Format, on_cpu: bool) -> torch.Tensor:
-    if values.dtype not in _FORMATS:
+    if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32)
     bits = values.view(form.integer) & form.magnitude
-    bounds = (1, *form.thresholds, form.infinity, form.infinity + 1)
+    bounds = (1, *form.thresholds, form.top, form.infinity, form.infinity + 1)
     low, high = torch.aminmax(bits)
     # On a CPU, the range is at hand and answers most questions. A GPU would have to be waited for.
     first, last = (int(low), int(high)) if on_cpu else (0, form.magnitude)
@@ -132,7 +132,17 @@ def _count_piece(values: torch.Tensor, form: _Format, on_cpu: bool) -> torch.Ten
     return torch.cat([torch.stack(ends), exponents])
 
 
-_SHARES = ("zeros", "infs", "nans", "underflows", "under_float16", "over_float16", "under_bfloat16", "over_bfloat16")
+_SHARES = (
+    "zeros",
+    "infs",
+    "nans",
+    "underflows",
+    "under_float16",
+    "over_float16",
+    "under_bfloat16",
+    "over_bfloat16",
+    "saturated",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,7 @@ class Values:
         over_bfloat16: The same for inf and bfloat16.
         exponents: Pairs (e, n): n finite values have a magnitude of at least 2**e and less than 2**(e + 1).
             Subnormal numbers of float32 and bfloat16 count as -127, those of float64 as -1023.
+        saturated: The share of finite values with the largest magnitude of the tensor's own dtype.
     """
 
     count: int = 0
@@ -168,6 +179,7 @@ class Values:
     under_bfloat16: float = 0.0
     over_bfloat16: float = 0.0
     exponents: tuple[tuple[int, int], ...] = ()
+    saturated: float = 0.0
 
     @property
     def overflows(self) -> float:
@@ -258,7 +270,7 @@ EMPTY = Values()
 
 def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
     form = _format_of(dtype)
-    largest, smallest, nonzero, not_under16, over16, not_under_bf16, over_bf16, nonfinite, nans, *numbers = row
+    largest, smallest, nonzero, not_under16, over16, not_under_bf16, over_bf16, at_top, nonfinite, nans, *numbers = row
     count = sum(numbers)
     numbers[0] -= count - nonzero
     exponents = tuple((place - form.bias, number) for place, number in enumerate(numbers[:-1]) if number)
@@ -270,6 +282,7 @@ def _evaluate(row: Sequence[int], dtype: torch.dtype) -> Values:
         zeros=(count - nonzero) / count,
         infs=(nonfinite - nans) / count,
         nans=nans / count,
+        saturated=(at_top - nonfinite) / count,
         underflows=sum(number for exponent, number in exponents if exponent < normal) / count,
         under_float16=(nonzero - not_under16) / count,
         over_float16=(over16 - nonfinite) / count,

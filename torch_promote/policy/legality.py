@@ -9,13 +9,17 @@ from typing import Any
 import torch
 
 from torch_promote.errors import PolicyError
-from torch_promote.policy.op_table import CastPolicy, Row, rows_by_name, schema_of, spell_policy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, Row, rows_by_name, schema_of, spell_policy
 
 __all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
 
 
 #: Legal for every overload that takes a tensor, including one that writes to an argument.
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+
+#: The op for which the float8 policies are legal. What autocast does for a composite op, it does in place of the ops
+#: inside, so `linear` stands for the mm or addmm that it would call.
+_IN_FLOAT8 = "aten::linear"
 
 #: Ops that return their argument's data, or memory of its kind, and compute nothing. An op whose schema declares that a
 #: result shares its argument's data, and the copying version of such an op (the tag `view_copy`), are recognized
@@ -71,6 +75,9 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return "it takes no tensor, so autocast does not apply to it"
     if policy in _CASTING_NOTHING:
         return None
+    if policy in FLOAT8_POLICIES:
+        name = op.name if isinstance(op, Row) else op
+        return None if name == _IN_FLOAT8 else f"only {_IN_FLOAT8} has a product in float8"
     writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in arguments)
     if policy is CastPolicy.match_self:
         if _KEEPS_FLOAT32.match(str(op)):

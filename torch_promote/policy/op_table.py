@@ -21,6 +21,7 @@ from torch_promote.errors import UnsupportedDeviceError
 
 __all__ = [
     "DEVICE_TYPES",
+    "FLOAT8_POLICIES",
     "LEFT_TO_STOCK",
     "LEGAL_NAMES",
     "POLICY_ALIASES",
@@ -76,6 +77,18 @@ class CastPolicy(enum.Enum):
         "match_self",
         "For an op that writes to an argument: cast its other floating arguments to the dtype of that argument.",
     )
+    float8_tensorwise = (
+        "float8:tensorwise",
+        "Of linear: multiply in float8, with one scale for each tensor; gradients in e5m2.",
+    )
+    float8_rowwise = (
+        "float8:rowwise",
+        "Of linear: multiply in float8, with a scale for each row, a power of two. Short: float8.",
+    )
+    float8_rowwise_with_gw_hp = (
+        "float8:rowwise_with_gw_hp",
+        "The same, but the weight's gradient is computed in the autocast dtype.",
+    )
     fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
     keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
     banned = "banned", "Raise: the op's results are unsafe under autocast."
@@ -93,10 +106,17 @@ class CastPolicy(enum.Enum):
 
 
 #: Other names of policies. `fp16` is PyTorch's name of a list of ops; they run in the region's dtype, whatever it is.
-POLICY_ALIASES = {"lower": CastPolicy.lower_precision_fp, "fp16": CastPolicy.lower_precision_fp}
+POLICY_ALIASES = {
+    "lower": CastPolicy.lower_precision_fp,
+    "fp16": CastPolicy.lower_precision_fp,
+    "float8": CastPolicy.float8_rowwise,
+}
+
+#: The policies that multiply in float8.
+FLOAT8_POLICIES = (CastPolicy.float8_tensorwise, CastPolicy.float8_rowwise, CastPolicy.float8_rowwise_with_gw_hp)
 
 #: The names of policies, for errors.
-LEGAL_NAMES = ", ".join(policy.value for policy in CastPolicy).replace(
+LEGAL_NAMES = ", ".join(policy.value for policy in CastPolicy if policy not in FLOAT8_POLICIES).replace(
     "lower_precision_fp", "lower_precision_fp (or lower, or fp16: all three mean the region's dtype)"
 )
 

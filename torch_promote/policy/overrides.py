@@ -11,7 +11,14 @@ from torch_promote.errors import DeviceTypeError, PolicyError, UnsupportedDevice
 from torch_promote.policy.dtype_names import close_dtype, dtype_of_name, why_not_cast
 from torch_promote.policy.legality import check_legal, legal_policies, legal_text, why_illegal
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, LEGAL_NAMES, POLICY_ALIASES, CastPolicy, spell_policy
+from torch_promote.policy.op_table import (
+    DEVICE_TYPES,
+    FLOAT8_POLICIES,
+    LEGAL_NAMES,
+    POLICY_ALIASES,
+    CastPolicy,
+    spell_policy,
+)
 
 __all__ = [
     "LEGAL_DEVICES",
@@ -28,8 +35,18 @@ __all__ = [
 
 #: What users write for no cast. No policy has a name that is close to these.
 _NO_POLICY = ("none", "off", "no", "null")
-_NAMES = [*(policy.value for policy in CastPolicy), *POLICY_ALIASES]
-_LEGAL_VALUES = f"Legal: {LEGAL_NAMES} or a floating dtype of 16 bits or more, such as float16."
+_NAMES = [name for name in (*(policy.value for policy in CastPolicy), *POLICY_ALIASES) if "float8" not in name]
+_LEGAL_VALUES = (
+    f"Legal: {LEGAL_NAMES} or a floating dtype of 16 bits or more, such as float16; "
+    "for linear also float8, which computes scales."
+)
+_LEGAL_FLOAT8 = f"Legal for linear: float8 (float8:rowwise), {', '.join(policy.value for policy in FLOAT8_POLICIES)}."
+#: What users write for float8, and why other ways of scaling are not there.
+_FLOAT8 = ("float8", "fp8", "mx")
+_OTHER_SCALES = {
+    "mx": ": PyTorch has no product on a CPU for MX, with a scale for 32 elements",
+    "block": ": PyTorch has no product on a CPU for blocks with a scale each, so that none could be tested",
+}
 #: The end of errors about device types.
 LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
@@ -128,7 +145,7 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
         why = why_not_cast(value)
         if why is None:
             return value
-        remedy = " To use it, scale the tensors and call an op that takes scales, such as F.scaled_mm."
+        remedy = " For other ops, scale the tensors and call an op that takes scales, such as F.scaled_mm."
         raise PolicyError(f"{where}{why}. {_LEGAL_VALUES}{remedy if value.is_floating_point else ''}")
     if not isinstance(value, str):
         got = shown(value)
@@ -140,6 +157,9 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
     dtype = dtype_of_name(value)
     if dtype is not None:
         return parse_policy(dtype, op)
+    if value.lower().startswith(_FLOAT8):
+        why = next((text for word, text in _OTHER_SCALES.items() if word in value.lower()), "")
+        raise PolicyError(f"{where}no cast policy is called {value!r}{why}. {_LEGAL_FLOAT8}")
     if value.lower() in _NO_POLICY:
         raise PolicyError(
             f"{where}no cast policy is called {value!r}. 'fallthrough' leaves the op to the dtypes of its inputs; "
@@ -163,7 +183,8 @@ def advice_for(value: object) -> str:
     shown = repr(value) if isinstance(value, str) else str(policy)
     of_region = f" The dtype of a region is my_autocast(dtype={shown})." if isinstance(policy, torch.dtype) else ""
     means = ", and means the region's dtype" if value == "fp16" else ""
-    return f" {shown} is for single ops{means}: overrides={{op: {shown}}}.{of_region}"
+    op = "'linear'" if policy in FLOAT8_POLICIES else "op"
+    return f" {shown} is for single ops{means}: overrides={{{op}: {shown}}}.{of_region}"
 
 
 def check_device_types(device_type: object) -> tuple[str, ...]:

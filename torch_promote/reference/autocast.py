@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.policy.op_table import CastPolicy, Row, op_table
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, Row, op_table
 from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.ops.call import Call
 from torch_promote.reference.ops.infer import is_registered
@@ -367,7 +367,7 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
     """The dtype that eligible arguments are cast to. None: the policy casts none."""
     if isinstance(policy, torch.dtype):
         return policy
-    if policy is CastPolicy.lower_precision_fp:
+    if policy is CastPolicy.lower_precision_fp or policy in FLOAT8_POLICIES:  # scaled or not, the result has this dtype
         return lower
     if policy is CastPolicy.fp32:
         return torch.float32
