@@ -151,9 +151,12 @@ std::optional<CompositeArguments> python_caller() {
     const py::handle hooks(promotion_hooks);
     const py::object file = code.attr("co_filename");
     const py::tuple folders = hooks.attr("folders");
-    if (std::none_of(folders.begin(), folders.end(), [&](const py::handle& folder) {
-          return PyUnicode_Tailmatch(file.ptr(), folder.ptr(), 0, PY_SSIZE_T_MAX, /*direction=*/-1) == 1;
-        })) {
+    if (std::none_of(
+            folders.begin(), folders.end(),
+            [&](const py::handle& folder) {
+              return PyUnicode_Tailmatch(file.ptr(), folder.ptr(), 0, PY_SSIZE_T_MAX, /*direction=*/-1) == 1;
+            }) &&
+        !py::str(code.attr("co_name")).equal(py::str("__torch_function__"))) { // it passes on what others call
       return std::nullopt;
     }
     const Scoped inside(tls_promotion.only, &kNoIntegers);

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.common_methods_invocations import foreach_binary_op_db, foreach_pointwise_op_db, op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -235,6 +236,24 @@ def test_a_step_of_an_optimizer_runs_unchanged(name: str, dtype: torch.dtype, ru
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("rule", ["strict", "array_api", "numpy"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_scaled_step_runs_unchanged(dtype: torch.dtype, rule: str) -> None:
+    """GradScaler multiplies a loss of any dtype with a scale in float32."""
+    results = []
+    for region in (contextlib.nullcontext(), tp.promotion(rule)):
+        parameter, scaler = torch.nn.Parameter(X.to(dtype)), torch.amp.GradScaler("cpu", init_scale=8.0)
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        with region:
+            loss, *others = scaler.scale([parameter.square().sum(), parameter[0]])
+            loss.backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(described([loss, *others, parameter]))
+    assert results[0] == results[1]
+
+
 INTEGERS = torch.tensor([[1, 2, 0, 4, 3]])
 
 #: Calls in which the user mixes dtypes, or integers are operands: the rule acts inside.
@@ -262,6 +281,32 @@ def test_a_composed_call_of_several_dtypes_does_not(name: str) -> None:
         assert MIXED[name](x).dtype is torch.float64
     with tp.promotion("strict"), pytest.raises(PromotionRuleError):
         MIXED[name](x)
+
+
+class PassesOn(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Passed(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("how", ["mode", "subclass"])
+def test_composed_calls_that_a_torch_function_passes_on(how: str) -> None:
+    x = X.half() if how == "mode" else X.half().as_subclass(Passed)
+    with PassesOn() if how == "mode" else contextlib.nullcontext():
+        for call in (torch.masked.mean, torch.masked.var):
+            expected = call(x, dim=1, mask=x > -9)
+            with tp.promotion("strict"):
+                assert torch.equal(call(x, dim=1, mask=x > -9), expected)
+        for mixed in (torch.add, F.l1_loss):
+            with tp.promotion("numpy"):
+                assert mixed(x, INTEGERS.expand(4, 5)).dtype is torch.float64
+            with tp.promotion("strict"), pytest.raises(PromotionRuleError):
+                mixed(x, X)
 
 
 TRANSFORMED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {

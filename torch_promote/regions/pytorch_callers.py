@@ -28,9 +28,8 @@ _COMPUTE = tuple(
     for path in ("functional.py", "masked/", "nn/", "_linalg_utils.py", "_lobpcg.py", "_lowrank.py")
 )
 
-
-#: Optimizers, whose steps are given nothing: PyTorch chose the dtypes of their states and steps.
-_OPTIMIZERS = _TORCH + "optim" + os.sep
+#: Optimizers and GradScaler: PyTorch chose the dtypes of states and scales, with which the user mixes nothing.
+_STEPS = (_TORCH + "optim" + os.sep, _TORCH + "amp" + os.sep)
 
 
 def arguments_of_caller() -> list[Any] | None:
@@ -42,10 +41,12 @@ def arguments_of_caller() -> list[Any] | None:
     """
     found = None
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(FOLDERS):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(FOLDERS) or frame.f_code.co_name == "__torch_function__"
+    ):
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if code.co_filename.startswith(_OPTIMIZERS):
+        if code.co_filename.startswith(_STEPS):
             found = []
         elif code.co_filename.startswith(_COMPUTE):
             if names[:1] == ("self",):
