@@ -306,14 +306,14 @@ def test_a_gpu_without_float8_runs_in_lower_precision(monkeypatch: pytest.Monkey
         float8._what_lacks.cache_clear()
 
 
-@pytest.mark.parametrize("shapes", [((5, 32), (16, 48)), ((5, 32), (32,))], ids=str)
+@pytest.mark.parametrize("shapes", [((5, 32), (16, 48)), ((5, 32), (32,)), ((5, 32), (16, 32), (3, 5, 16))], ids=str)
 def test_shapes_that_do_not_match_raise_pytorchs_error(shapes: Any) -> None:
-    x, w = map(torch.randn, shapes)
+    operands = list(map(torch.randn, shapes))
     errors = []
     for policy in ("float8", "lower"):
         try:
             with tp.my_autocast("cpu", overrides={"linear": policy}):
-                errors.append(F.linear(x, w).shape)
+                errors.append(F.linear(*operands).shape)
         except RuntimeError as error:
             errors.append(str(error))
     assert errors[0] == errors[1]

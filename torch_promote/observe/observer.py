@@ -345,7 +345,7 @@ class CallObserver:
             assert plan.device is not None
             call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
             if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
-                why = why_not(call.tensors["input"], call.tensors["weight"])
+                why = why_not(call.tensors["input"], call.tensors["weight"], call.tensors.get("bias"))
                 call.said_by += "" if why is None else f"{RAN_LOWER}{why}"
         elif plan is not None and asked is not None:  # an override that casts nothing
             override = asked.state.override

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_promote import _C
 from torch_promote.errors import PolicyError
+from torch_promote.extension import DTYPE_NUMBERS
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.policy.op_table import CastPolicy
 
@@ -119,13 +120,13 @@ def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tenso
     Returns:
         A tensor of shape (..., out_features) in the autocast dtype; None if the call does not fit (`why_not`).
     """
-    if why_not(x, weight) is not None:
+    if why_not(x, weight, bias) is not None:
         return None
     recipe = _RECIPES[byte]
     packed = None
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
         # Only a backward needs the weight in the autocast dtype as well.
-        code = 1 + recipe.rowwise + 2 * (lower is torch.float16)
+        code = 1 + recipe.rowwise + 2 * DTYPE_NUMBERS[lower]
         packed = _C.kept_float8(weight, code, lambda: _pack(recipe.in_float8(weight.to(lower), _E4M3, 1)))
     # From the last argument to the first, as the extension casts, since autograd sums in the order of the casts.
     bias = None if bias is None else _C.cached_cast(bias, lower)
@@ -134,21 +135,29 @@ def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tenso
     return output if bias is None else output + bias
 
 
-def why_not(x: Tensor, weight: Tensor) -> str | None:
+def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
     """Returns why a call of `linear` under a float8 policy runs as under lower_precision_fp; None if it does not.
 
     Args:
-        x: The call's x, before autocast's cast.
+        x: The call's input, before autocast's cast.
         weight: The call's weight.
+        bias: The call's bias.
     """
-    for tensor in (x, weight):
+    for tensor in (x, weight) if bias is None else (x, weight, bias):
         if not tensor.is_floating_point() or tensor.dtype is torch.float64:
             return f"autocast does not cast {str(tensor.dtype).removeprefix('torch.')}"
         if is_traceable_wrapper_subclass(tensor):  # DTensor, say, or another library's quantized weight
             return f"an operand is a {type(tensor).__name__}"
         if tensor.is_nested or tensor.layout is not torch.strided:
             return "an operand is nested or sparse"
-    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        if tensor.device != x.device:
+            return "the operands are on several devices"
+    if (
+        weight.dim() != 2
+        or x.dim() == 0
+        or x.shape[-1] != weight.shape[1]
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
         return "the shapes are not those of a matrix product"
     for name, size in (("in_features", weight.shape[1]), ("out_features", weight.shape[0])):
         if size % _MULTIPLE:
