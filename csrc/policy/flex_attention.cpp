@@ -25,6 +25,8 @@ namespace torch_promote {
 // (torch_promote/integrations/flex_attention.py) calls this op, whose policy casts, in the place of PyTorch's kernels.
 namespace {
 
+constexpr const char* kName = "aten::flex_attention";
+
 using Casts = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 Casts pass_on(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
@@ -39,7 +41,8 @@ Casts cast_as_stock(const at::Tensor& query, const at::Tensor& key, const at::Te
   const auto cast = [type](const at::Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), tensor, type);
   };
-  return {cast(query), cast(key), cast(value)};
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").typed<decltype(pass_on)>();
+  return op.call(cast(query), cast(key), cast(value));
 }
 
 template <Device device>
@@ -52,7 +55,7 @@ void register_stock() {
 } // namespace
 
 void define_flex_attention() {
-  if (c10::Dispatcher::singleton().findSchema({"aten::flex_attention", ""})) {
+  if (c10::Dispatcher::singleton().findSchema({kName, ""})) {
     return; // this PyTorch has the op itself
   }
   static torch::Library& aten =

@@ -39,6 +39,7 @@ __all__ = [
 
 #: What programs call ops, and what the ops are called.
 _ALIASES = {
+    "attention": ("scaled_dot_product_attention", "flex_attention"),
     "conv": ("conv1d", "conv2d", "conv3d"),
     "convolution": ("conv1d", "conv2d", "conv3d"),
     "crossentropy": ("cross_entropy_loss",),
