@@ -81,8 +81,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             which is cache_enabled=False; the other modes are cache_enabled=True. None: as cache_enabled says, in the
             mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
-            ("cuda", "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read
-            here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+            ("cuda", "cpu", "fp32", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which
+            is read here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
         overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
             `torch.softmax`, "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy
             ("lower", which is the region's dtype, "fp32", "promote", "match_self", "keep", "fallthrough", "banned", a
@@ -410,9 +410,10 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
         if dtype in _PLAIN_DTYPES:
             _C.cuda_allows(dtype)
     elif dtype not in _PLAIN_DTYPES:
+        every = " To run every op in float32, use policy='fp32' and no dtype." if dtype is torch.float32 else ""
         _warn(
             f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
-            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
+            f"run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"
         )
         return DeviceSpec(name, dtype, False)
     return DeviceSpec(name, dtype, check_flag("enabled", enabled))
