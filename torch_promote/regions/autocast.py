@@ -32,7 +32,7 @@ from torch_promote.errors import (
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
-from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
+from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -400,7 +400,7 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
     if not enabled:
         return DeviceSpec(name, dtype, check_flag("enabled", enabled))
     if (why := why_not_cast(dtype)) is not None:
-        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
+        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16. {FLOAT8_REMEDY}")
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
