@@ -100,7 +100,7 @@ def test_experts_train_as_with_casts_by_hand(way: str) -> None:
 
 
 def test_stock_casts_no_input_of_experts() -> None:
-    """The reason for the policy. If it fails, the op has a row now: correct docs/recipes.md."""
+    """The reason for the policy. If it fails, the op has a row now: correct the documentation."""
     x, weight, ends = torch.randn(4, 16), torch.randn(1, 16, 16), torch.tensor([4], dtype=torch.int32)
     with torch.autocast("cpu"):
         assert F.grouped_mm(x, weight, offs=ends).dtype is torch.float32

@@ -45,8 +45,8 @@ EVERY_OP: Mapping[str, CastPolicy] = MappingProxyType({"fp32": CastPolicy.fp32, 
 
 #: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
-#: Ops outside the table that "fp32" names, because they raise for an input and weights of two dtypes, or because PyTorch
-#: casts inside their kernels, where its own policies act.
+#: Ops outside the table that "fp32" names: their kernels need one dtype, or PyTorch casts inside them, where
+#: only its own policies act.
 _FP32_TOO = ("aten::_grouped_mm", "aten::_transformer_encoder_layer_fwd", "aten::_cudnn_rnn")
 
 

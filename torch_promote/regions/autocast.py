@@ -82,7 +82,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
             ("cuda", "cpu", "fp32", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which
-            is read here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+            is read here. None: the policy of the region around, or outside of regions the default
+            (`set_default_policy`).
         overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
             `torch.softmax`, "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy
             ("lower", which is the region's dtype, "fp32", "promote", "match_self", "keep", "fallthrough", "banned", a
