@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import torch_promote as tp
 from helpers.subprocesses import environment, run_module
@@ -154,7 +154,12 @@ def test_an_op_that_stock_bans_runs_in_float32() -> None:
         assert F.binary_cross_entropy(half, half).dtype is torch.float32
 
 
-PROGRAM = "import torch; m = torch.nn.Linear(4, 4)\nwith torch.autocast('cpu'): print(m(torch.ones(2, 4).bfloat16()).dtype)"
+PROGRAM = """
+import torch
+model = torch.nn.Linear(4, 4)
+with torch.autocast("cpu"):
+    print(model(torch.ones(2, 4).bfloat16()).dtype)
+"""
 
 
 def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path) -> None:
