@@ -1,4 +1,4 @@
-"""Programs under the policy "fp32", and experts under a policy for `_grouped_mm`, which stock autocast does not know."""
+"""Programs under the policy "fp32", and experts under a policy for `_grouped_mm`, for which stock has none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import torch_promote as tp
 from helpers.subprocesses import environment, run_module
