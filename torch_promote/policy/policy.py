@@ -17,7 +17,15 @@ from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
-from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
+from torch_promote.policy.named_policies import (
+    EVERY_OP,
+    MEANINGS,
+    Change,
+    Value,
+    named_changes,
+    registered_ops,
+    stock_policy,
+)
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
@@ -175,8 +183,8 @@ class Policy:
 
         Args:
             name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
-                (stock, but an op that runs in float32 on one device type does so on every device type); "off" (casts
-                in no op).
+                (stock, but an op that runs in float32 on one device type does so on every device type); "fp32" (every
+                op runs in float32); "off" (casts in no op).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -189,7 +197,7 @@ class Policy:
             raise PolicyError(
                 f"no policy is called {name!r}.{did_you_mean(str(name), MEANINGS)} Legal: {', '.join(MEANINGS)}."
             )
-        return _named(name, registered_ops() if name == "off" else ())
+        return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -197,7 +205,7 @@ class Policy:
 
         Example:
             >>> Policy.names()
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'off')
+            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off')
         """
         return tuple(MEANINGS)
 
