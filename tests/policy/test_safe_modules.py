@@ -76,7 +76,7 @@ def test_each_known_class_of_torch_is_tested() -> None:
 
 
 @pytest.mark.parametrize("n", SHAPES)
-def test_a_convolution_whose_padding_is_named(n: str) -> None:
+def test_a_convolution_whose_padding_is_named(n: str, pretend_cuda: None) -> None:
     """It calls another overload, which has no policy on CUDA: an op inside casts there."""
     make = functools.partial(getattr(nn, f"Conv{n}"), 3, 4, 3, padding="same")
     fp32 = Policy.stock().override({f"conv{n}.padding": "fp32"})
