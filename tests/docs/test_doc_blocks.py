@@ -61,7 +61,7 @@ def test_a_block_runs_by_itself(block: Block, monkeypatch: pytest.MonkeyPatch, t
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, vars(module))
     if block in PRINTED:
-        assert doctest.OutputChecker().check_output(PRINTED[block].text, out.getvalue(), doctest.ELLIPSIS), out.getvalue()
+        assert out.getvalue() == PRINTED[block].text
     assert {path.name for path in tmp_path.iterdir()} == set(re.findall(r'\.save\("([\w.]+)"\)', block.text))
 
 
