@@ -48,7 +48,7 @@ the op (softmax), the overload (softmax.int) or the full name
 says what a region does with it, and how to override that.
 
 --policy shows a policy instead of the table: a named one (stock, cpu, cuda,
-fp32_safe, off) or a policy file, with its tables for modules.
+fp32_safe, fp32, off) or a policy file, with its tables for modules.
 
 --diff compares the table with the ops that the running PyTorch registers for
 autocast; what their kernels do, `torch-promote parity --stock-only` measures.

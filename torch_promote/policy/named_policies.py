@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 
+from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, schema_of
 
-__all__ = ["MEANINGS", "Change", "Value", "named_changes", "registered_ops", "replace_registered_ops", "stock_policy"]
+__all__ = [
+    "EVERY_OP",
+    "MEANINGS",
+    "Change",
+    "Value",
+    "named_changes",
+    "registered_ops",
+    "replace_registered_ops",
+    "stock_policy",
+]
 
 
 #: The policy of an op: a cast policy, or a floating dtype to run in.
@@ -25,12 +36,25 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "cpu": "What PyTorch's autocast does on the CPU, on every device type.",
         "cuda": "What PyTorch's autocast does on CUDA, on every device type.",
         "fp32_safe": "Stock, but an op that runs in float32 on one device type does so on every device type.",
+        "fp32": "Runs every op of the table in float32, and every op that was added with `register_policy`.",
         "off": "Casts in no op of the table, and in none that was added with `register_policy`.",
     }
 )
+#: The named policies that give every op one policy, also those that were added with `register_policy`.
+EVERY_OP: Mapping[str, CastPolicy] = MappingProxyType({"fp32": CastPolicy.fp32, "off": CastPolicy.fallthrough})
 
 #: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
+#: Ops outside the table that "fp32" names: their kernels need one dtype, or PyTorch casts inside them, where
+#: only its own policies act.
+_FP32_TOO = (
+    "aten::_cudnn_rnn",
+    "aten::_grouped_mm",
+    "aten::_sparse_mm",
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::embedding_bag",
+    "aten::embedding_bag.padding_idx",
+)
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
@@ -60,19 +84,24 @@ def _column(device_type: str) -> Mapping[str, CastPolicy | None]:
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields the entries of a named policy. Some may be equal to stock's. `off` needs the ops of `registered_ops`."""
+    """Yields the entries of a named policy. Some may be equal to stock's.
+
+    The policies in EVERY_OP need the ops of `registered_ops`.
+    """
+    every = EVERY_OP.get(name)
     for op in _column(DEVICE_TYPES[0]):
         stock = {device_type: stock_policy(op, device_type) for device_type in DEVICE_TYPES}
         safe = next((policy for policy in stock.values() if policy in _SAFE), None)
         for device_type in DEVICE_TYPES:
-            if name == "off":
-                yield op, device_type, CastPolicy.fallthrough
+            if every is not None:
+                yield op, device_type, every
             elif name in DEVICE_TYPES and device_type != name:
                 yield op, device_type, stock[name] or CastPolicy.fallthrough
             elif name == "fp32_safe" and safe is not None and stock[device_type] not in _SAFE:
                 yield op, device_type, safe
-    if name == "off":
-        yield from ((op, device_type, CastPolicy.fallthrough) for op, device_type in registered)
+    if every is not None:
+        others = itertools.chain(registered, itertools.product(_FP32_TOO, DEVICE_TYPES) if name == "fp32" else ())
+        yield from ((op, device_type, every) for op, device_type in others if why_illegal(op, every) is None)
 
 
 _ops: tuple[tuple[str, str], ...] = ()
