@@ -164,7 +164,7 @@ void register_entry(torch::Library& library) {
 void register_typed_wrappers() {
   library_on_autocast_key("_").fallback(torch::CppFunction::makeFallthrough());
   torch::Library& aten = library_on_autocast_key("aten");
-#define ROW(op, overload, cpu, cuda, ...)                            \
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                  \
   register_entry<                                                    \
       OpEntry::TORCH_PROMOTE_OP_STRUCT(op, overload),                \
       at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \

@@ -36,13 +36,34 @@ namespace torch_promote {
 
 constexpr c10::DispatchKey kAutocastKey = c10::DispatchKey::AutocastPrivateUse1;
 
+// What PyTorch calls a device type: its tensors, their backend among the dispatch keys, and the key of its autocast.
+struct DeviceKeys {
+  c10::DeviceType type;
+  c10::BackendComponent backend;
+  c10::DispatchKey stock_key;
+};
+
+inline constexpr std::array<DeviceKeys, kNumDevices> kDeviceKeys = {{
+    {c10::DeviceType::CPU, c10::BackendComponent::CPUBit, c10::DispatchKey::AutocastCPU},
+    {c10::DeviceType::CUDA, c10::BackendComponent::CUDABit, c10::DispatchKey::AutocastCUDA},
+    {c10::DeviceType::XPU, c10::BackendComponent::XPUBit, c10::DispatchKey::AutocastXPU},
+    {c10::DeviceType::MPS, c10::BackendComponent::MPSBit, c10::DispatchKey::AutocastMPS},
+}};
+
+// The devices in the order in which their policies apply to a call with tensors of several: that of stock's keys, from
+// the highest one down.
+inline constexpr std::array kDevices = {Device::cuda, Device::mps, Device::xpu, Device::cpu};
+
 constexpr c10::DeviceType device_type_of(Device device) {
-  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  return kDeviceKeys[static_cast<size_t>(device)].type;
 }
 
 constexpr c10::DispatchKey stock_key_of(Device device) {
-  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+  return kDeviceKeys[static_cast<size_t>(device)].stock_key;
 }
+
+inline constexpr c10::DispatchKeySet kStockKeys(
+    {stock_key_of(Device::cuda), stock_key_of(Device::mps), stock_key_of(Device::xpu), stock_key_of(Device::cpu)});
 
 // NOTE [ Inside kernels ]
 // PyTorch's kernels call ops on temporary tensors and read the results through raw pointers of the dtype that they

@@ -1,6 +1,7 @@
 // file: the op entries' names and default policies, and the numbers of all ops that may have a policy
 #include "policy/op_table.h"
 
+#include "policy/dispatch_state.h"
 #include "policy/process.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,8 +12,6 @@
 namespace torch_promote {
 
 namespace {
-
-constexpr c10::DispatchKey kStockKeys[kNumDevices] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
 
 // ROW's fifth argument is optional; this is its value or "".
 constexpr const char* first_or_empty(const char* value = "") {
@@ -34,7 +33,7 @@ std::string OpEntryInfo::name() const {
 
 void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
   if (op < kNumOpEntries) {
-    bytes[static_cast<size_t>(device)][op] = policy;
+    entries[op][static_cast<size_t>(device)] = policy;
     return;
   }
   const size_t index = op - kNumOpEntries;
@@ -46,11 +45,11 @@ void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
 
 const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
   static const std::array<OpEntryInfo, kNumOpEntries> entries = {{
-#define ROW(op, overload, cpu, cuda, ...)  \
-  OpEntryInfo{                             \
-      #op,                                 \
-      #overload,                           \
-      {CastPolicy::cpu, CastPolicy::cuda}, \
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                          \
+  OpEntryInfo{                                                               \
+      #op,                                                                   \
+      #overload,                                                             \
+      {CastPolicy::cpu, CastPolicy::cuda, CastPolicy::xpu, CastPolicy::mps}, \
       first_or_empty(__VA_OPT__(TORCH_PROMOTE_STRINGIZE(__VA_ARGS__)))},
 #include "op_policies.def"
 #undef ROW
@@ -68,10 +67,11 @@ const PolicyTable& stock_policy_table() {
       const OpEntryInfo& info = op_entries()[entry];
       const std::string name = std::string("aten::") + info.op;
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
-      for (size_t device = 0; device < kNumDevices; ++device) {
-        const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
-                            op->hasKernelForDispatchKey(kStockKeys[device]);
-        result.bytes[device][entry] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
+      for (const Device device : kDevices) {
+        const CastPolicy policy = info.policies[static_cast<size_t>(device)];
+        const bool listed =
+            policy != CastPolicy::fallthrough && op.has_value() && op->hasKernelForDispatchKey(stock_key_of(device));
+        result.put(device, static_cast<OpNumber>(entry), to_byte(listed ? policy : CastPolicy::unlisted));
       }
     }
     return result;

@@ -123,7 +123,7 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 // inside a disabled region of ours. Otherwise it must be off: torch.is_autocast_enabled() counts it among the autocast
 // devices.
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
-  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  const bool on = keys.any_enabled() || policy != &stock_policy_table();
   keys.put_ours(on, !on);
 }
 
@@ -411,13 +411,17 @@ void resume(const Suspended& regions) {
 
 namespace {
 
-constexpr unsigned kBitsPerDevice = 16;
-constexpr unsigned kNamedBit = 8;
-constexpr unsigned kEnabledBit = 9;
+constexpr unsigned kBitsPerDevice = 8;
+constexpr uint64_t kDtypeMask = 0x3F;
+constexpr unsigned kNamedBit = 6;
+constexpr unsigned kEnabledBit = 7;
 constexpr unsigned kCacheBit = 32;
 constexpr unsigned kCacheModeShift = 33;
 constexpr unsigned kKeepsCacheBit = 35;
 constexpr unsigned kChangeShift = 40;
+
+static_assert(static_cast<uint64_t>(c10::ScalarType::NumOptions) <= kDtypeMask);
+static_assert(kBitsPerDevice * kNumDevices <= kCacheBit);
 
 } // namespace
 
@@ -427,7 +431,7 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
     const uint64_t field = packed >> (kBitsPerDevice * device);
     spec.devices[device].named = (field >> kNamedBit & 1) != 0;
     spec.devices[device].enabled = (field >> kEnabledBit & 1) != 0;
-    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
+    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & kDtypeMask);
   }
   spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
   if (const uint64_t mode = packed >> kCacheModeShift & 3; mode != 0) {
@@ -473,7 +477,7 @@ at::ScalarType dtype_of(PolicyByte policy, at::ScalarType lower) {
 
 // Whether the policy of the op that ran differs from that of the op that it called, on a device of the region.
 bool differ(OpNumber outer, OpNumber inner, const PolicyTable& policy, const RegionSpec& spec) {
-  for (const Device device : {Device::cpu, Device::cuda}) {
+  for (const Device device : kDevices) {
     const auto& settings = spec.devices[static_cast<size_t>(device)];
     const PolicyByte ran = policy.lookup(device, outer);
     const PolicyByte wanted = policy.lookup(device, inner);

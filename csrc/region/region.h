@@ -49,7 +49,7 @@ inline constinit thread_local PromotionState tls_promotion;
 
 // The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
 // torch_promote/extension.py packs and unpacks the same bits:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
+//   bits 0..5 dtype, 6 named, 7 enabled for cpu; 8..15, 16..23, 24..31 the same for cuda, xpu, mps; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {
   struct PerDevice {
@@ -91,6 +91,9 @@ class ThreadKeys {
   }
   void write() const {
     c10::impl::_force_tls_local_dispatch_key_set(keys_);
+  }
+  bool any_enabled() const {
+    return !keys_.excluded_.has_all(kStockKeys);
   }
   bool enabled(Device device) const {
     return !keys_.excluded_.has(stock_key_of(device));

@@ -47,14 +47,14 @@ the op (softmax), the overload (softmax.int) or the full name
 (aten::softmax.int). For an op outside the table (gelu, add, a custom op), it
 says what a region does with it, and how to override that.
 
---policy shows a policy instead of the table: a named one (stock, cpu, cuda,
-fp32_safe, off) or a policy file, with its tables for modules.
+--policy shows a policy instead of the table: a named one (stock, cpu, cuda, xpu,
+mps, fp32_safe, off) or a policy file, with its tables for modules.
 
 --diff compares the table with the ops that the running PyTorch registers for
 autocast; what their kernels do, `torch-promote parity --stock-only` measures.
 With two devices, it compares their columns; for a device type without a column
-(xpu, mps), the ops that PyTorch registers. With two policies, or one after
---policy, it compares these.
+(mtia), the ops that PyTorch registers. With two policies, or one after --policy,
+it compares these.
 """
 
 
@@ -79,7 +79,7 @@ table, or between two policies; 2 invalid command line.
 """
 
 #: Device types without a column in the table, for which PyTorch registers ops for autocast.
-_OTHER_DEVICES = ("mps", "xpu")
+_OTHER_DEVICES = ("maia", "mtia")
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
