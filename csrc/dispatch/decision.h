@@ -26,7 +26,7 @@ struct Decision {
   // As in stock, this device's autocast is off for the op and for the ops that it calls. kAutocastKey is off as well,
   // unless another device's autocast is on and may still have casts to make.
   c10::DispatchKeySet keys_off() const {
-    const c10::DispatchKeySet off(stock_key_of(device));
+    const c10::DispatchKeySet off = stock_key_of(device);
     return other_device_on ? off : off.add(kAutocastKey);
   }
 };
@@ -65,15 +65,15 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   }
   Decision decision{};
   for (const Device device : kDevices) {
-    const auto [type, backend, stock_key] = kDeviceKeys[static_cast<size_t>(device)];
-    if (!keys.has_backend(backend)) {
+    const DeviceKeys& of_device = kDeviceKeys[static_cast<size_t>(device)];
+    if (!keys.has_all(of_device.backend)) {
       continue;
     }
     const PolicyByte policy = policies[static_cast<size_t>(device)];
     if (policy == to_byte(CastPolicy::fallthrough)) {
-      decision.fallthrough = decision.fallthrough.add(stock_key);
+      decision.fallthrough = decision.fallthrough | of_device.stock;
     }
-    if (off.has(stock_key)) {
+    if (off.has_all(of_device.stock)) {
       continue;
     }
     if (!decision.is_none()) {
@@ -81,7 +81,7 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
     } else if (policy > to_byte(CastPolicy::fallthrough)) {
       decision.policy = policy;
       decision.device = device;
-      decision.other_device_on = !off.has_all(kStockKeys.remove(stock_key));
+      decision.other_device_on = !off.has_all(kStockKeys - of_device.stock);
     }
   }
   if (table.serial == 0) { // stock's
@@ -102,7 +102,7 @@ inline c10::DispatchKeySet keys_without_policy(const Decision& decision, c10::Di
 
 // The same, without the key of the device whose policy has been applied.
 inline c10::DispatchKeySet keys_after_policy(const Decision& decision, c10::DispatchKeySet keys) {
-  return keys_without_policy(decision, keys) - c10::DispatchKeySet(stock_key_of(decision.device));
+  return keys_without_policy(decision, keys) - stock_key_of(decision.device);
 }
 
 // The dtype that a call's eligible arguments are cast to, or Undefined for no cast. `join` computes the dtype for

@@ -69,8 +69,8 @@ const PolicyTable& stock_policy_table() {
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
       for (const Device device : kDevices) {
         const CastPolicy policy = info.policies[static_cast<size_t>(device)];
-        const bool listed =
-            policy != CastPolicy::fallthrough && op.has_value() && op->hasKernelForDispatchKey(stock_key_of(device));
+        const bool listed = policy != CastPolicy::fallthrough && op.has_value() &&
+                            op->hasKernelForDispatchKey(kDeviceKeys[static_cast<size_t>(device)].key);
         result.put(device, static_cast<OpNumber>(entry), to_byte(listed ? policy : CastPolicy::unlisted));
       }
     }

@@ -96,7 +96,7 @@ class ThreadKeys {
     return !keys_.excluded_.has_all(kStockKeys);
   }
   bool enabled(Device device) const {
-    return !keys_.excluded_.has(stock_key_of(device));
+    return !keys_.excluded_.has_all(stock_key_of(device));
   }
   bool ours_included() const {
     return keys_.included_.has(kAutocastKey);
@@ -108,14 +108,14 @@ class ThreadKeys {
     set(keys_.excluded_, stock_key_of(device), !enabled);
   }
   void put_ours(bool included, bool excluded) {
-    set(keys_.included_, kAutocastKey, included);
-    set(keys_.excluded_, kAutocastKey, excluded);
+    set(keys_.included_, c10::DispatchKeySet(kAutocastKey), included);
+    set(keys_.excluded_, c10::DispatchKeySet(kAutocastKey), excluded);
   }
 
  private:
   explicit ThreadKeys(c10::impl::LocalDispatchKeySet keys) : keys_(keys) {}
-  static void set(c10::DispatchKeySet& keys, c10::DispatchKey key, bool on) {
-    keys = on ? keys.add(key) : keys.remove(key);
+  static void set(c10::DispatchKeySet& keys, c10::DispatchKeySet key, bool on) {
+    keys = on ? keys | key : keys - key;
   }
 
   c10::impl::LocalDispatchKeySet keys_;

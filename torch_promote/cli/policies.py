@@ -47,14 +47,14 @@ the op (softmax), the overload (softmax.int) or the full name
 (aten::softmax.int). For an op outside the table (gelu, add, a custom op), it
 says what a region does with it, and how to override that.
 
---policy shows a policy instead of the table: a named one (stock, cpu, cuda, xpu,
-mps, fp32_safe, off) or a policy file, with its tables for modules.
+--policy shows a policy instead of the table: a named one (stock, cpu, cuda,
+xpu, mps, fp32_safe, off) or a policy file, with its tables for modules.
 
 --diff compares the table with the ops that the running PyTorch registers for
 autocast; what their kernels do, `torch-promote parity --stock-only` measures.
 With two devices, it compares their columns; for a device type without a column
-(mtia), the ops that PyTorch registers. With two policies, or one after --policy,
-it compares these.
+(mtia), the ops that PyTorch registers. With two policies, or one after
+--policy, it compares these.
 """
 
 
@@ -330,7 +330,9 @@ def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         cells = {key.replace("_", " "): row[key] for key in columns}
         for key, cell in cells.items():
-            if isinstance(cell, dict):
+            if isinstance(cell, dict) and len(cell) == len(DEVICE_TYPES) and len(set(cell.values())) == 1:
+                cells[key] = next(iter(cell.values())) or "no entry"
+            elif isinstance(cell, dict):
                 cells[key] = ", ".join(f"{device}: {text or 'no entry'}" for device, text in cell.items())
             elif isinstance(cell, str):
                 cells[key] = _short([cell])

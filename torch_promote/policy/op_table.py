@@ -183,8 +183,8 @@ def op_table() -> tuple[Row, ...]:
     """
     rows = _ROW.findall(_DEF_FILE.read_text(encoding="utf-8"))
     return tuple(
-        Row(index, op, overload, *map(CastPolicy, policies), redispatch)
-        for index, (op, overload, *policies, redispatch) in enumerate(rows)
+        Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), CastPolicy(xpu), CastPolicy(mps), redispatch)
+        for index, (op, overload, cpu, cuda, xpu, mps, redispatch) in enumerate(rows)
     )
 
 
@@ -210,12 +210,14 @@ def registered(device_type: str) -> frozenset[str]:
     autocast key. The result is not cached, since a library may register an op at any time.
     """
     key, has_kernel = f"Autocast{device_type.upper()}", torch._C._dispatch_has_kernel_for_dispatch_key
-    names = torch._C._dispatch_get_all_op_names() if key in torch._C.DispatchKey.__members__ else ()
-    ops = frozenset(name for name in names if has_kernel(name, key))
+    try:
+        ops = frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
+    except RuntimeError:  # there is no such key
+        ops = frozenset()
     if not ops:
         raise UnsupportedDeviceError(
-            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: 'cpu', 'cuda', 'mps', "
-            "'xpu', and those of backends that register theirs."
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: 'cpu', 'cuda', 'xpu', "
+            "'mps', 'maia', 'mtia', and those of backends that register theirs."
         )
     return ops
 

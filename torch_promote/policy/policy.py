@@ -29,7 +29,7 @@ class Difference(NamedTuple):
 
     Attributes:
         overload: An overload's full name. In a table of modules also "policy", for the policy of a whole module.
-        device: A device type of `my_autocast`; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
+        device: The device type; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
         mine: The first policy's value; None if it has none for the overload.
         theirs: The second policy's value.
     """

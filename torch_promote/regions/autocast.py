@@ -451,8 +451,8 @@ def _unsupported(name: str) -> UnsupportedDeviceError:
         remedy = " Give the type without an index."
     elif name in torch._C._autocast_supported_devices():
         remedy = f" torch.autocast({name!r}) serves that device type."
-    elif name.lower() in {"gpu", "nvidia", "rocm", "hip"}:
-        remedy = " The device type of GPUs is 'cuda'."
+    elif name.lower() in {"gpu", "nvidia", "rocm", "hip", "intel", "apple", "metal"}:
+        remedy = " The device types of GPUs are 'cuda' (also for ROCm), 'xpu' (Intel) and 'mps' (Apple)."
     else:
         remedy = did_you_mean(name, DEVICE_TYPES)
     return UnsupportedDeviceError(f"my_autocast has no device type {name!r}.{LEGAL_DEVICES}{remedy}")

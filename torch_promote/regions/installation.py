@@ -400,10 +400,11 @@ def _not_in_graphs(function: _Function) -> _Function:
 def install(
     *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
 ) -> Installation:
-    """Runs every region of `torch.autocast` for a device type of `my_autocast`, entered from now on, as one of ours.
+    """Runs every region of `torch.autocast` that is entered from now on as a region of ours.
 
-    It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect other
-    device types (such as "hpu"), regions that are open now, and functions of `torch.jit.script`. A second call replaces the first.
+    It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect
+    device types that `my_autocast` lacks, regions that are open now, and functions of `torch.jit.script`. A second call
+    replaces the first.
 
     Args:
         policy: As for `my_autocast`.
