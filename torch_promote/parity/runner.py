@@ -84,7 +84,7 @@ def _check_device(device: str, *, stock_only: bool) -> None:
     if not stock_only:
         raise OptionError(
             f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
-            f"this PyTorch.{did_you_mean(device, DEVICES)}"
+            f"this PyTorch.{did_you_mean(device, DEVICES) if len(device) > 3 else ''}"
         )
     try:
         torch.empty(1, device=device)
