@@ -12,11 +12,20 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
-from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
+from torch_promote.policy.named_policies import (
+    LEGAL_POLICIES,
+    MEANINGS,
+    Change,
+    Value,
+    closest_policy,
+    named_changes,
+    registered_ops,
+    stock_policy,
+)
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
@@ -175,7 +184,8 @@ class Policy:
         Args:
             name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
                 (stock, but an op that runs in float32 on one device type does so on every device type); "off" (casts
-                in no op).
+                in no op); "torch-2.8" to "torch-2.15" (what the autocast of that version of PyTorch does, without
+                ops that the running version lacks, which `torch-promote policies --policy torch-2.8` lists).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -185,9 +195,7 @@ class Policy:
             <CastPolicy.fp32: 'fp32'>
         """
         if not isinstance(name, str) or name not in MEANINGS:
-            raise PolicyError(
-                f"no policy is called {name!r}.{did_you_mean(str(name), MEANINGS)} Legal: {', '.join(MEANINGS)}."
-            )
+            raise PolicyError(f"no policy is called {name!r}.{closest_policy(str(name))} Legal: {LEGAL_POLICIES}.")
         return _named(name, registered_ops() if name == "off" else ())
 
     @staticmethod
@@ -195,8 +203,8 @@ class Policy:
         """Returns the names that `named` accepts.
 
         Example:
-            >>> Policy.names()
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'off')
+            >>> Policy.names()[:6]
+            ('stock', 'cpu', 'cuda', 'fp32_safe', 'off', 'torch-2.15')
         """
         return tuple(MEANINGS)
 
@@ -229,8 +237,8 @@ class Policy:
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
-            f"no policy is called {value!r}.{advice_for(value) or did_you_mean(value, MEANINGS)} Legal: "
-            f"{', '.join(MEANINGS)}, or the path of a file, which contains a separator or ends with .toml."
+            f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
+            f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
     def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
