@@ -8,8 +8,7 @@ linear layers that may run in float8, with the logits at most twice as far from 
 trainings go side by side from the same weights on the same batches. A CPU shows the numbers of float8, not its speed.
 Needs rich, matplotlib and jinja2: pip install rich torch-promote[trace].
 
-Exit status: 0 if the tuned training's last loss is within the tolerance of bfloat16's, 1 if not, 2 for an invalid
-command line.
+Exit status: 0 if the last loss in tuned float8 is within the tolerance of bfloat16's, 1 if not, 2 for a wrong command.
 """
 
 from __future__ import annotations
@@ -85,44 +84,38 @@ def main(argv: list[str] | None = None) -> int:
     recipes = ("float8:tensorwise", "float8:rowwise", "float8:rowwise_with_gw_hp")
     parser.add_argument("--recipe", choices=recipes, default="float8:rowwise", help="default: %(default)s")
     arguments = parse(parser, argv)
-    seed, out, recipe = arguments.seed, arguments.out, arguments.recipe
-    try:
-        corpus = stdlib_corpus()
-    except FileNotFoundError as error:
-        print(f"float8_gpt.py: error: {error}", file=sys.stderr)
-        return 2
-    console = Console(highlight=False)
-    began = time.monotonic()
+    seed, steps, recipe = arguments.seed, arguments.steps, arguments.recipe
+    policy, page, plot = (arguments.out / f"float8_gpt.{suffix}" for suffix in ("toml", "html", "png"))
+    console, began = Console(highlight=False), time.monotonic()
+    say = partial(console.print, soft_wrap=True, markup=False)
+
     region = partial(tp.my_autocast, "cpu", torch.bfloat16)
     regions = {FP32: nullcontext, BF16: region, FLOAT8: partial(region, overrides={"linear": recipe}), TUNED: region}
     config, rate = Config(symbols=len(SYMBOLS)), LEARNING_RATE
     start = partial(start_runs, regions, config, device="cpu", seed=seed, scale_loss=False, learning_rate=rate)
     runs = start()
-    subtitle = f"{recipe}, {runs[BF16].model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
-    console.print(f"{subtitle}\n\n1. tune: the layers that may run in float8.", soft_wrap=True)
-    try:
-        tuning = tune(start()[BF16], corpus, seed, recipe, arguments.budget)
-    except tp.errors.TuningError as error:
-        print(f"float8_gpt.py: error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    policy, page, plot = (out / f"float8_gpt.{suffix}" for suffix in ("toml", "html", "png"))
-    tuning.save(policy)
-    console.print(f"{tuning.content().verdict} {tuning.certificate.text}\n", soft_wrap=True)
-
-    console.print(f"2. Train {arguments.steps} steps four times.", soft_wrap=True)
-    tuned = runs[TUNED]
-    tuned.region = partial(region, policy=tp.Policy.load(policy), model=tuned.model)
-    everyone = list(runs.values())
-    batches = Batches(corpus, BATCH, Config.context, seed, "cpu")
-    report.show_progress(console, everyone, train(everyone, runs[BF16], batches, arguments.steps), arguments.steps)
-
-    result = Float8Training(
-        everyone, runs[BF16], tuned, tuning, arguments.tolerance, f"A small GPT, {subtitle}", time.monotonic() - began
+    title = (
+        f"A small GPT, {recipe}, {runs[BF16].model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
     )
+    say(f"{title}\n\n1. tune: the layers that may run in float8.")
+    try:
+        corpus = stdlib_corpus()
+        tuning = tune(start()[BF16], corpus, seed, recipe, arguments.budget)
+    except (FileNotFoundError, tp.errors.TuningError) as error:
+        print(f"float8_gpt.py: error: {error}", file=sys.stderr)
+        return 1
+    tuning.save(policy)
+    say(f"{tuning.content().verdict} {tuning.certificate.text}\n\n2. Train {steps} steps four times.")
+
+    tuned, everyone = runs[TUNED], list(runs.values())
+    tuned.region = partial(region, policy=tp.Policy.load(policy), model=tuned.model)
+    batches = Batches(corpus, BATCH, config.context, seed, "cpu")
+    report.show_progress(console, everyone, train(everyone, runs[BF16], batches, steps), steps)
+    result = Float8Training(title, everyone, tuning, arguments.tolerance, time.monotonic() - began)
     print(f"\n{result}")
     result.save(page)
     result.plot().savefig(plot, dpi=144)
-    console.print(f"The policy, the page and the plot: {policy}, {page}, {plot}", soft_wrap=True)
+    say(f"The policy, the page and the plot: {policy}, {page}, {plot}")
     return 0 if result.within and tuning.met else 1
 
 

@@ -96,8 +96,8 @@ def test_importing_the_package_imports_no_rich() -> None:
 
 
 LEGAL_DIFF = (
-    "Legal: two policies (stock, cpu, cuda, fp32_safe, off, or a file whose name ends with .toml or contains a /), or "
-    "two device types with autocast (cpu, cuda, mps, xpu)."
+    "Legal: two policies (stock, cpu, cuda, fp32_safe, fp32, off, or a file whose name ends with .toml or contains a "
+    "/), or two device types with autocast (cpu, cuda, mps, xpu)."
 )
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
@@ -137,7 +137,7 @@ WRONG = [
     ("tune x.py:make --tolerance 1 -o mine.json", "mine.json: the file's name has to end in .toml."),
     # policies
     ("policies --op *zzzz*", "--op '*zzzz*': "),
-    ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, off,"),
+    ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, fp32_safe, fp32,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
     ("policies --policy cuda --diff", "--diff takes one policy to compare with, a name or a file, got none."),
     ("policies --diff cpu cuda --op relu", "--op 'relu': these ops have no row in the op table, so there is nothing"),
@@ -149,7 +149,7 @@ WRONG = [
     ("policies --diff nope mine.toml", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
     (
         "policies --diff mine.toml fp32_saf",
-        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe. {LEGAL_DIFF}",
+        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe, fp32. {LEGAL_DIFF}",
     ),
     ("policies --diff mine.tml", f"--diff: 'mine.tml' is neither a policy nor a device type. {LEGAL_DIFF}"),
     ("policies --diff mine.toml xpu", "got the policy 'mine.toml' and the device type 'xpu'. Name two of a kind."),

@@ -193,6 +193,7 @@ def test_the_entries_of_a_named_policy(name: str) -> None:
                 assert got in safe, (row.name, device)
             else:
                 expected = {**dict.fromkeys(Policy.names(), stock[device]), **stock, "off": CastPolicy.fallthrough}
+                expected["fp32"] = CastPolicy.fp32
                 assert got is expected[name], (row.name, device)
     for overload, device, value in policy.changes:
         check_legal(overload, value)
@@ -204,7 +205,12 @@ def test_the_entries_of_a_named_policy(name: str) -> None:
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Policy.named("cdua"), PolicyError, "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda,"),
-    (lambda: Policy.of("fp32safe"), PolicyError, "Closest: fp32_safe. Legal: stock, cpu, cuda, fp32_safe, off, or the"),
+    (
+        lambda: Policy.of("fp32safe"),
+        PolicyError,
+        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, or the",
+    ),
+    (lambda: Policy.of("float32"), PolicyError, "overrides={op: 'float32'}. For every op, write 'fp32'."),
     (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
     (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
     (

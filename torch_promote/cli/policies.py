@@ -48,8 +48,8 @@ the op (softmax), the overload (softmax.int) or the full name
 says what a region does with it, and how to override that.
 
 --policy shows a policy instead of the table: a named one (stock, cpu, cuda,
-fp32_safe, off, torch-2.8 to torch-2.15) or a policy file, with its tables for
-modules. torch-2.11 is what the autocast of PyTorch 2.11 does; ops that the
+fp32_safe, fp32, off, torch-2.8 to torch-2.15) or a policy file, with its tables
+for modules. torch-2.11 is what the autocast of PyTorch 2.11 does; ops that the
 running PyTorch lacks are left out of it, and listed.
 
 --diff compares the table with the ops that the running PyTorch registers for

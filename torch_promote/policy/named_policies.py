@@ -7,6 +7,7 @@ Those of PyTorch's versions are the op table's, but for the ops whose policy is 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 
 from torch_promote.errors import did_you_mean
+from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, rows_by_name, schema_of
 
 __all__ = [
+    "EVERY_OP",
     "LEGAL_POLICIES",
     "MEANINGS",
     "Change",
@@ -49,10 +52,13 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "cpu": "What PyTorch's autocast does on the CPU, on every device type.",
         "cuda": "What PyTorch's autocast does on CUDA, on every device type.",
         "fp32_safe": "Stock, but an op that runs in float32 on one device type does so on every device type.",
+        "fp32": "Runs every op of the table in float32, and every op that was added with `register_policy`.",
         "off": "Casts in no op of the table, and in none that was added with `register_policy`.",
         **{f"{_OF_VERSION}{version}": f"What the autocast of PyTorch {version} does." for version in _VERSIONS},
     }
 )
+#: The named policies that give every op one policy, also those that were added with `register_policy`.
+EVERY_OP: Mapping[str, CastPolicy] = MappingProxyType({"fp32": CastPolicy.fp32, "off": CastPolicy.fallthrough})
 
 #: The names, for errors.
 LEGAL_POLICIES = (
@@ -62,6 +68,9 @@ LEGAL_POLICIES = (
 
 #: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
+#: Ops outside the table that "fp32" names: their kernels need one dtype, or PyTorch casts inside them, where
+#: only its own policies act.
+_FP32_TOO = ("aten::_grouped_mm", "aten::_transformer_encoder_layer_fwd", "aten::_cudnn_rnn")
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
@@ -105,22 +114,27 @@ def closest_policy(name: str) -> str:
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields the entries of a named policy. Some may be equal to stock's. `off` needs the ops of `registered_ops`."""
+    """Yields the entries of a named policy. Some may be equal to stock's.
+
+    The policies in EVERY_OP need the ops of `registered_ops`.
+    """
     if name.startswith(_OF_VERSION):
         yield from (change for change in _version_changes(name) if schema_of(change[0]) is not None)
         return
+    every = EVERY_OP.get(name)
     for op in _column(DEVICE_TYPES[0]):
         stock = {device_type: stock_policy(op, device_type) for device_type in DEVICE_TYPES}
         safe = next((policy for policy in stock.values() if policy in _SAFE), None)
         for device_type in DEVICE_TYPES:
-            if name == "off":
-                yield op, device_type, CastPolicy.fallthrough
+            if every is not None:
+                yield op, device_type, every
             elif name in DEVICE_TYPES and device_type != name:
                 yield op, device_type, stock[name] or CastPolicy.fallthrough
             elif name == "fp32_safe" and safe is not None and stock[device_type] not in _SAFE:
                 yield op, device_type, safe
-    if name == "off":
-        yield from ((op, device_type, CastPolicy.fallthrough) for op, device_type in registered)
+    if every is not None:
+        others = itertools.chain(registered, itertools.product(_FP32_TOO, DEVICE_TYPES) if name == "fp32" else ())
+        yield from ((op, device_type, every) for op, device_type in others if why_illegal(op, every) is None)
 
 
 def left_out(name: str) -> tuple[Change, ...]:
@@ -144,11 +158,12 @@ def _policy_in(version: str, op: str, device_type: str) -> CastPolicy:
     history = _histories()[device_type].get(op)
     if history is None:
         return rows_by_name()[op].policy(device_type)
-    return CastPolicy(history[max((since for since in history if _minor(since) <= _minor(version)), key=_minor)])
+    known = (since for since in history if _release(since) <= _release(version))
+    return CastPolicy(history[max(known, key=_release)])
 
 
-def _minor(version: str) -> int:
-    return int(version.partition(".")[2])
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
 from torch_promote.policy.named_policies import (
+    EVERY_OP,
     LEGAL_POLICIES,
     MEANINGS,
     Change,
@@ -183,9 +184,10 @@ class Policy:
 
         Args:
             name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
-                (stock, but an op that runs in float32 on one device type does so on every device type); "off" (casts
-                in no op); "torch-2.8" to "torch-2.15" (what the autocast of that version of PyTorch does, without
-                ops that the running version lacks, which `torch-promote policies --policy torch-2.8` lists).
+                (stock, but an op that runs in float32 on one device type does so on every device type); "fp32" (every
+                op runs in float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that
+                PyTorch does, without the ops that the running one lacks; `torch-promote policies --policy NAME` lists
+                these).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -196,15 +198,15 @@ class Policy:
         """
         if not isinstance(name, str) or name not in MEANINGS:
             raise PolicyError(f"no policy is called {name!r}.{closest_policy(str(name))} Legal: {LEGAL_POLICIES}.")
-        return _named(name, registered_ops() if name == "off" else ())
+        return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
     def names() -> tuple[str, ...]:
         """Returns the names that `named` accepts.
 
         Example:
-            >>> Policy.names()[:6]
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'off', 'torch-2.15')
+            >>> Policy.names()[:7]
+            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off', 'torch-2.15')
         """
         return tuple(MEANINGS)
 

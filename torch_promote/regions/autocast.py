@@ -32,7 +32,7 @@ from torch_promote.errors import (
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
-from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
+from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -81,8 +81,9 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             which is cache_enabled=False; the other modes are cache_enabled=True. None: as cache_enabled says, in the
             mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
-            ("cuda", "cpu", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which is read
-            here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+            ("cuda", "cpu", "fp32", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which
+            is read here. None: the policy of the region around, or outside of regions the default
+            (`set_default_policy`).
         overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
             `torch.softmax`, "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy
             ("lower", which is the region's dtype, "fp32", "promote", "match_self", "keep", "fallthrough", "banned", a
@@ -400,7 +401,7 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
     if not enabled:
         return DeviceSpec(name, dtype, check_flag("enabled", enabled))
     if (why := why_not_cast(dtype)) is not None:
-        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
+        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16. {FLOAT8_REMEDY}")
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
@@ -410,9 +411,10 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
         if dtype in _PLAIN_DTYPES:
             _C.cuda_allows(dtype)
     elif dtype not in _PLAIN_DTYPES:
+        every = " To run every op in float32, use policy='fp32' and no dtype." if dtype is torch.float32 else ""
         _warn(
             f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
-            f"run single ops in {dtype}, use overrides={{op: {dtype}}}."
+            f"run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"
         )
         return DeviceSpec(name, dtype, False)
     return DeviceSpec(name, dtype, check_flag("enabled", enabled))

@@ -90,8 +90,8 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> SetPolic
             Names take precedence over patterns, and patterns over classes. A policy is
             - "fp32": autocast is off inside, and floating inputs on device types whose autocast is on are cast to
               float32, except float64 ones; inputs in lists, tuples and dicts too;
-            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("off")` instead leaves autocast on
-              but casts in no op);
+            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("fp32")` and `Policy.named("off")`
+              instead leave autocast on: the first casts the arguments of each op, the second casts in no op);
             - a value of `my_autocast`'s `policy`: a `Policy`, a name or the path of a file;
             - a mapping, as `my_autocast`'s `overrides`.
 
