@@ -38,10 +38,10 @@ LOWER, FP32 = torch.bfloat16, torch.float32
 #: The dtypes of a call's tensors, in turn.
 CALLS = ((LOWER,), (FP32,), (LOWER, FP32), (FP32, LOWER))
 HEADER = """\
-# The autocast policies of PyTorch's versions, where they differ between versions. `make torch-policies` writes this file.
+# The autocast policies of PyTorch's versions, where these differ. `make torch-policies` writes this file.
 #
-# The ops that have the same policy in every version are in op_policies.def. An entry has the policy from a version on:
-# with {"2.8" = "fallthrough", "2.12" = "fp32"}, 2.11 does nothing, and 2.12 and later run in float32. `fallthrough` also
+# Ops with the same policy in every version are in op_policies.def. An entry is an op's policy from a version on: with
+# {"2.8" = "fallthrough", "2.12" = "fp32"}, 2.11 does nothing, and 2.12 and later run it in float32. `fallthrough` also
 # says that a version has no such op.
 """
 
@@ -64,21 +64,13 @@ def stock_region(device_type: str) -> Iterator[None]:
         torch.set_autocast_enabled(device_type, False)
 
 
-def registered(device_type: str) -> list[str]:
-    """The ops of PyTorch that autocast acts on."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = torch._C._dispatch_get_all_op_names()
-    return sorted(
-        name
-        for name in names
-        if name.startswith("aten::") and name not in LEFT_TO_STOCK and has_kernel(name, f"Autocast{KEYS[device_type]}")
-    )
-
-
 def measure(device_type: str, ops: Any = None, region: Any = stock_region) -> dict[str, str]:
-    """Returns the policy of ops, by default of those that autocast acts on, in a region."""
-    ops = registered(device_type) if ops is None else ops
+    """Returns the policy of each op in a region, by default of the ops on which stock's autocast acts."""
     FakeTensorMode()  # imports modules that call ops
+    every = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    if ops is None:
+        has_kernel, key = torch._C._dispatch_has_kernel_for_dispatch_key, f"Autocast{KEYS[device_type]}"
+        ops = [name for name in sorted(every) if name not in LEFT_TO_STOCK and has_kernel(name, key)]
     seen: list[tuple[str, list[torch.dtype], object]] = []
 
     def record(name: str, *args: Any, **kwargs: Any) -> None:
@@ -107,25 +99,25 @@ def measure(device_type: str, ops: Any = None, region: Any = stock_region) -> di
 
     library = torch.library.Library("aten", "IMPL")
     names = {op.partition(".")[0] for op in ops}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in every:
         if name.partition(".")[0] in names:
-            kernel = functools.partial(record, name)
-            library.impl(name.removeprefix("aten::"), kernel, f"Autograd{KEYS[device_type]}")
+            library.impl(name.removeprefix("aten::"), functools.partial(record, name), f"Autograd{KEYS[device_type]}")
     policies = {op: policy_of(op, functools.partial(reached, op)) for op in ops}
     library._destroy()
     key = getattr(torch._C.DispatchKey, f"Autocast{KEYS[device_type]}")
     if key in flex_attention.py_kernels and region is stock_region:
-        policies["aten::flex_attention"] = policy_of("flex_attention", functools.partial(reached_flex, key, device_type))
+        policies["aten::flex_attention"] = policy_of("", functools.partial(reached_flex, key, device_type))
     return policies
 
 
 def reached_flex(key: Any, device_type: str, dtypes: tuple[torch.dtype, ...]) -> tuple[str, list[torch.dtype], object]:
     """The same for `flex_attention`, which is not in the dispatcher: its kernel calls the op again."""
     kernel = flex_attention.py_kernels[key]
-    with FakeTensorMode(), mock.patch.dict(kernel.__globals__, flex_attention=lambda *args: args), stock_region(device_type):
+    below = mock.patch.dict(kernel.__globals__, flex_attention=lambda *args: args)
+    with FakeTensorMode(), below, stock_region(device_type):
         tensors = [torch.empty((2, 2), dtype=(dtypes * 3)[each], device=device_type) for each in range(3)]
         args = kernel(*tensors, None, (), 1.0, {})
-    return "flex_attention", [arg.dtype for arg in args[:3]], None
+    return "", [arg.dtype for arg in args[:3]], None
 
 
 def schema_of(op: str) -> Any:

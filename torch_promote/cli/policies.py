@@ -389,7 +389,7 @@ def _left_out(names: Iterable[str], devices: Sequence[str], pattern: str | None)
 def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
     return [
         f"left out of {name}, because torch {torch.__version__} has no such op: "
-        + _short(dict.fromkeys(entry["op"] for entry in entries))
+        + _short(sorted({entry["op"] for entry in entries}))
         for name, entries in found.items()
     ]
 

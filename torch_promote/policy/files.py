@@ -311,8 +311,9 @@ def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, 
     except UnicodeDecodeError as error:
         raise PolicyError(f"{name}: not a text file in UTF-8 (byte {error.start}). Policy.save() writes one.") from None
     except FileNotFoundError:
+        close = did_you_mean(Path(name).name, [each.name for each in Path(name).parent.glob("*.toml")])
         raise PolicyError(
-            f"there is no policy file {name!r}. Policies that need no file: {LEGAL_POLICIES}."
+            f"there is no policy file {name!r}.{close} Policies that need no file: {LEGAL_POLICIES}."
         ) from None
     except (OSError, ValueError) as error:  # a ValueError where the path contains a NUL
         why = getattr(error, "strerror", None) or error

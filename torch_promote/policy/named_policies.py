@@ -25,6 +25,7 @@ __all__ = [
     "EVERY_OP",
     "LEGAL_POLICIES",
     "MEANINGS",
+    "RECOGNIZED",
     "Change",
     "Value",
     "closest_policy",
@@ -41,8 +42,8 @@ Value = CastPolicy | torch.dtype
 #: An overload's full name, a device type, and the overload's policy there.
 Change = tuple[str, str, Value]
 
-#: The versions of PyTorch whose policies have names, the newest first: of names of one policy, reports show the first.
-_VERSIONS = [f"2.{minor}" for minor in range(15, 7, -1)]
+#: The versions of PyTorch whose policies have names.
+_VERSIONS = [f"2.{minor}" for minor in range(8, 16)]
 _OF_VERSION = "torch-"
 
 #: What each named policy does, in a sentence.
@@ -60,11 +61,10 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 #: The named policies that give every op one policy, also those that were added with `register_policy`.
 EVERY_OP: Mapping[str, CastPolicy] = MappingProxyType({"fp32": CastPolicy.fp32, "off": CastPolicy.fallthrough})
 
+#: The names by which a report calls an equal policy. Versions often have the same one, or one with a single entry.
+RECOGNIZED = tuple(name for name in MEANINGS if not name.startswith(_OF_VERSION))
 #: The names, for errors.
-LEGAL_POLICIES = (
-    ", ".join(name for name in MEANINGS if not name.startswith(_OF_VERSION))
-    + f", {_OF_VERSION}{_VERSIONS[-1]} to {_OF_VERSION}{_VERSIONS[0]}"
-)
+LEGAL_POLICIES = f"{', '.join(RECOGNIZED)}, {_OF_VERSION}{_VERSIONS[0]} to {_OF_VERSION}{_VERSIONS[-1]}"
 
 #: The policies with float32 results.
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
@@ -104,11 +104,11 @@ def closest_policy(name: str) -> str:
 
     Example:
         >>> closest_policy("fp32safe"), closest_policy("pytorch 2.11.0"), closest_policy("torch-2.7")
-        (' Closest: fp32_safe.', ' Closest: torch-2.11.', '')
+        (' Closest: fp32_safe, fp32.', ' Closest: torch-2.11.', '')
     """
     version = re.match(r"(?:(?:py)?torch)?\W*v?(\d+)\W(\d+)\b", name, re.IGNORECASE)
     if version is None:
-        return did_you_mean(name, MEANINGS, 1 if re.search(r"\d", name) else 3)
+        return did_you_mean(name, RECOGNIZED) or did_you_mean(name, MEANINGS, 1)
     meant = f"{_OF_VERSION}{version[1]}.{version[2]}"
     return f" Closest: {meant}." if meant in MEANINGS else ""
 

@@ -20,6 +20,7 @@ from torch_promote.policy.named_policies import (
     EVERY_OP,
     LEGAL_POLICIES,
     MEANINGS,
+    RECOGNIZED,
     Change,
     Value,
     closest_policy,
@@ -206,7 +207,7 @@ class Policy:
 
         Example:
             >>> Policy.names()[:7]
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off', 'torch-2.15')
+            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off', 'torch-2.8')
         """
         return tuple(MEANINGS)
 
@@ -492,8 +493,8 @@ class Policy:
 
     @property
     def _name(self) -> str | None:
-        """The name of the policy without its tables for modules; None if it has none."""
-        return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
+        """The name of the policy without its tables for modules; None if it has none, or that of a PyTorch version."""
+        return next((name for name in RECOGNIZED if self.changes == Policy.named(name).changes), None)
 
     @classmethod
     def _of_entries(
