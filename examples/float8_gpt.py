@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 # As in train_gpt.py: before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,7 +32,7 @@ try:
     from rich.console import Console
 
     from gpt import report
-    from gpt.float8_report import Float8Training
+    from gpt.float8_report import Float8Report
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     print(f"float8_gpt.py: error: {package} is not installed: pip install {package}", file=sys.stderr)
@@ -66,16 +67,9 @@ def tune(run: Run, corpus: Corpus, seed: int, recipe: str, budget: int) -> tp.Tu
         return logits
 
     in_bfloat16 = tp.compare(step, model=run.model, batches=TUNED_BATCHES, progress=False)
-    return tp.tune(
-        step,
-        model=run.model,
-        tolerance=FACTOR * in_bfloat16.metrics[0].error,
-        batches=TUNED_BATCHES,
-        level="module",
-        direction="speed",
-        formats=("lower", recipe),
-        budget=budget,
-    )
+    tolerance = FACTOR * in_bfloat16.metrics[0].error
+    speed: dict[str, Any] = {"level": "module", "direction": "speed", "formats": ("lower", recipe)}
+    return tp.tune(step, model=run.model, tolerance=tolerance, batches=TUNED_BATCHES, budget=budget, **speed)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -94,9 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     config, rate = Config(symbols=len(SYMBOLS)), LEARNING_RATE
     start = partial(start_runs, regions, config, device="cpu", seed=seed, scale_loss=False, learning_rate=rate)
     runs = start()
-    title = (
-        f"A small GPT, {recipe}, {runs[BF16].model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
-    )
+    everyone, low, tuned = list(runs.values()), runs[BF16], runs[TUNED]
+    title = f"A small GPT, {recipe}, {low.model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
     say(f"{title}\n\n1. tune: the layers that may run in float8.")
     try:
         corpus = stdlib_corpus()
@@ -107,16 +100,15 @@ def main(argv: list[str] | None = None) -> int:
     tuning.save(policy)
     say(f"{tuning.content().verdict} {tuning.certificate.text}\n\n2. Train {steps} steps four times.")
 
-    tuned, everyone = runs[TUNED], list(runs.values())
     tuned.region = partial(region, policy=tp.Policy.load(policy), model=tuned.model)
     batches = Batches(corpus, BATCH, config.context, seed, "cpu")
-    report.show_progress(console, everyone, train(everyone, runs[BF16], batches, steps), steps)
-    result = Float8Training(title, everyone, tuning, arguments.tolerance, time.monotonic() - began)
+    report.show_progress(console, everyone, train(everyone, low, batches, steps), steps)
+    result = Float8Report(title, everyone, tuning, arguments.tolerance)
     print(f"\n{result}")
     result.save(page)
     result.plot().savefig(plot, dpi=144)
-    say(f"The policy, the page and the plot: {policy}, {page}, {plot}")
-    return 0 if result.within and tuning.met else 1
+    say(f"{time.monotonic() - began:.0f} s. The policy, the page and the plot: {policy}, {page}, {plot}")
+    return 0 if result.content().good and tuning.met else 1
 
 
 if __name__ == "__main__":

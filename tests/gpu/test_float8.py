@@ -29,6 +29,7 @@ def test_the_bits_are_those_of_torchao(
 ) -> None:
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(shape[-1], 512, bias=bias)).to(DEVICE, dtype)
+    ours[0].weight.data *= torch.logspace(3, -9, shape[-1], device=DEVICE)  # other scales by column than by row
     theirs = copy.deepcopy(ours)
     training.convert_to_float8_training(theirs, config=training.Float8LinearConfig.from_recipe_name(recipe))
     x, gradient = torch.randn(shape, device=DEVICE, dtype=dtype), torch.randn(*shape[:-1], 512).to(DEVICE, dtype)

@@ -212,6 +212,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
         "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, torch-2.8 to",
     ),
     (lambda: Policy.of("float32"), PolicyError, "overrides={op: 'float32'}. For every op, write 'fp32'."),
+    (lambda: Policy.of(torch.float32), PolicyError, "overrides={op: torch.float32}. For every op, write 'fp32'."),  # type: ignore[arg-type]
     (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
     (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
     (

@@ -70,7 +70,14 @@ LEGAL_POLICIES = f"{', '.join(RECOGNIZED)}, {_OF_VERSION}{_VERSIONS[0]} to {_OF_
 _SAFE = (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype)
 #: Ops outside the table that "fp32" names: their kernels need one dtype, or PyTorch casts inside them, where
 #: only its own policies act.
-_FP32_TOO = ("aten::_grouped_mm", "aten::_transformer_encoder_layer_fwd", "aten::_cudnn_rnn")
+_FP32_TOO = (
+    "aten::_cudnn_rnn",
+    "aten::_grouped_mm",
+    "aten::_sparse_mm",
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::embedding_bag",
+    "aten::embedding_bag.padding_idx",
+)
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:

@@ -232,9 +232,10 @@ class Policy:
         if isinstance(value, os.PathLike):
             return cls.load(value)
         if not isinstance(value, str):
+            advice = advice_for(value) or " For single ops, use Policy.stock().override({op: policy})."
             raise PolicyError(
                 f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
-                f"{type(value).__name__}. For single ops, use Policy.stock().override({{op: policy}})."
+                f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
             return cls.named(value)
