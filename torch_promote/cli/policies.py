@@ -359,7 +359,7 @@ def _policies_compared(
         if each.device not in DEVICE_TYPES and (each.overload in order or each.overload == KEY_OF_WHOLE)
     ]
     rows = [(each.overload, each.device, [_spell(each.mine), _spell(each.theirs)]) for each in found]
-    data = {
+    data: dict[str, Any] = {
         "torch": torch.__version__,
         "policies": names,
         "devices": devices,
