@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -332,25 +333,21 @@ def _prepare_compiled(name: str, settings: Settings) -> Prepared:
 
 
 def _prepare_float8(recipe: str, base: str, settings: Settings) -> Prepared:
-    """Compiled training steps of a Llama-like block, with weights in the low dtype. The base is called stock.
-
-    Each contender runs in autocast regions, and has the same weights.
-    """
+    """Compiled training steps of a Llama-like block, with weights in the low dtype. The base is called stock."""
     width, hidden, heads, tokens = (64, 128, 4, 32) if settings.tiny else (4096, 14336, 32, 4096)
     bfloat16 = partial(tp.my_autocast, settings.device, LOW)
+    in_float8 = partial(bfloat16, overrides={"linear": f"float8:{recipe}"})
+    block = Block(width, hidden, heads, tokens).to(settings.device, LOW)
+    x = torch.randn(1, tokens, width, device=settings.device, dtype=LOW)
     contenders = {}
-    for name in (STOCK, OURS):
-        torch.manual_seed(0)
-        net = Block(width, hidden, heads, tokens).to(settings.device, LOW)
-        x = torch.randn(1, tokens, width, device=settings.device, dtype=LOW)
+    for name, region in ((STOCK, bfloat16), (OURS, in_float8)):
+        net = copy.deepcopy(block)
         if name == STOCK and base == "torchao":
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
             convert_to_float8_training(net, config=Float8LinearConfig.from_recipe_name(recipe))
-        in_float8 = partial(bfloat16, overrides={"linear": f"float8:{recipe}"})
         compiled = torch.compile(on_its_own(lambda x, net=net: net(x)))
-        made = Subject(_Running(net, compiled), x, torch.randn_like(x, dtype=torch.float32))
-        contenders[name] = Contender(train(made, in_float8 if name == OURS else bfloat16))
+        contenders[name] = Contender(train(Subject(_Running(net, compiled), x, torch.randn_like(x).float()), region))
     return Prepared(contenders)
 
 

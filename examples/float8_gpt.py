@@ -8,8 +8,7 @@ linear layers that may run in float8, with the logits at most twice as far from 
 trainings go side by side from the same weights on the same batches. A CPU shows the numbers of float8, not its speed.
 Needs rich, matplotlib and jinja2: pip install rich torch-promote[trace].
 
-Exit status: 0 if the tuned training's last loss is within the tolerance of bfloat16's, 1 if not, 2 for an invalid
-command line.
+Exit status: 0 if the last loss in tuned float8 is within the tolerance of bfloat16's, 1 if not, 2 for a wrong command.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import sys
 import time
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 # As in train_gpt.py: before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,7 +32,7 @@ try:
     from rich.console import Console
 
     from gpt import report
-    from gpt.float8_report import Float8Training
+    from gpt.float8_report import Float8Report
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     print(f"float8_gpt.py: error: {package} is not installed: pip install {package}", file=sys.stderr)
@@ -67,16 +67,9 @@ def tune(run: Run, corpus: Corpus, seed: int, recipe: str, budget: int) -> tp.Tu
         return logits
 
     in_bfloat16 = tp.compare(step, model=run.model, batches=TUNED_BATCHES, progress=False)
-    return tp.tune(
-        step,
-        model=run.model,
-        tolerance=FACTOR * in_bfloat16.metrics[0].error,
-        batches=TUNED_BATCHES,
-        level="module",
-        direction="speed",
-        formats=("lower", recipe),
-        budget=budget,
-    )
+    tolerance = FACTOR * in_bfloat16.metrics[0].error
+    speed: dict[str, Any] = {"level": "module", "direction": "speed", "formats": ("lower", recipe)}
+    return tp.tune(step, model=run.model, tolerance=tolerance, batches=TUNED_BATCHES, budget=budget, **speed)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,45 +78,37 @@ def main(argv: list[str] | None = None) -> int:
     recipes = ("float8:tensorwise", "float8:rowwise", "float8:rowwise_with_gw_hp")
     parser.add_argument("--recipe", choices=recipes, default="float8:rowwise", help="default: %(default)s")
     arguments = parse(parser, argv)
-    seed, out, recipe = arguments.seed, arguments.out, arguments.recipe
-    try:
-        corpus = stdlib_corpus()
-    except FileNotFoundError as error:
-        print(f"float8_gpt.py: error: {error}", file=sys.stderr)
-        return 2
-    console = Console(highlight=False)
-    began = time.monotonic()
+    seed, steps, recipe = arguments.seed, arguments.steps, arguments.recipe
+    policy, page, plot = (arguments.out / f"float8_gpt.{suffix}" for suffix in ("toml", "html", "png"))
+    console, began = Console(highlight=False), time.monotonic()
+    say = partial(console.print, soft_wrap=True, markup=False)
+
     region = partial(tp.my_autocast, "cpu", torch.bfloat16)
     regions = {FP32: nullcontext, BF16: region, FLOAT8: partial(region, overrides={"linear": recipe}), TUNED: region}
     config, rate = Config(symbols=len(SYMBOLS)), LEARNING_RATE
     start = partial(start_runs, regions, config, device="cpu", seed=seed, scale_loss=False, learning_rate=rate)
     runs = start()
-    subtitle = f"{recipe}, {runs[BF16].model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
-    console.print(f"{subtitle}\n\n1. tune: the layers that may run in float8.", soft_wrap=True)
+    everyone, low, tuned = list(runs.values()), runs[BF16], runs[TUNED]
+    title = f"A small GPT, {recipe}, {low.model.size():,} parameters, cpu, seed {seed}, torch {torch.__version__}"
+    say(f"{title}\n\n1. tune: the layers that may run in float8.")
     try:
+        corpus = stdlib_corpus()
         tuning = tune(start()[BF16], corpus, seed, recipe, arguments.budget)
-    except tp.errors.TuningError as error:
-        print(f"float8_gpt.py: error: {type(error).__name__}: {error}", file=sys.stderr)
+    except (FileNotFoundError, tp.errors.TuningError) as error:
+        print(f"float8_gpt.py: error: {error}", file=sys.stderr)
         return 1
-    policy, page, plot = (out / f"float8_gpt.{suffix}" for suffix in ("toml", "html", "png"))
     tuning.save(policy)
-    console.print(f"{tuning.content().verdict} {tuning.certificate.text}\n", soft_wrap=True)
+    say(f"{tuning.content().verdict} {tuning.certificate.text}\n\n2. Train {steps} steps four times.")
 
-    console.print(f"2. Train {arguments.steps} steps four times.", soft_wrap=True)
-    tuned = runs[TUNED]
     tuned.region = partial(region, policy=tp.Policy.load(policy), model=tuned.model)
-    everyone = list(runs.values())
-    batches = Batches(corpus, BATCH, Config.context, seed, "cpu")
-    report.show_progress(console, everyone, train(everyone, runs[BF16], batches, arguments.steps), arguments.steps)
-
-    result = Float8Training(
-        everyone, runs[BF16], tuned, tuning, arguments.tolerance, f"A small GPT, {subtitle}", time.monotonic() - began
-    )
+    batches = Batches(corpus, BATCH, config.context, seed, "cpu")
+    report.show_progress(console, everyone, train(everyone, low, batches, steps), steps)
+    result = Float8Report(title, everyone, tuning, arguments.tolerance)
     print(f"\n{result}")
     result.save(page)
     result.plot().savefig(plot, dpi=144)
-    console.print(f"The policy, the page and the plot: {policy}, {page}, {plot}", soft_wrap=True)
-    return 0 if result.within and tuning.met else 1
+    say(f"{time.monotonic() - began:.0f} s. The policy, the page and the plot: {policy}, {page}, {plot}")
+    return 0 if result.content().good and tuning.met else 1
 
 
 if __name__ == "__main__":

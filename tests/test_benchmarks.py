@@ -32,6 +32,7 @@ CONTENDERS: dict[str, tuple[set[str], set[str]]] = {
     "caches": ({"stock", "ours", "already_cast", "plain"}, set()),
     "programs": ({"stock", "ours"}, set()),
     "compile": ({"stock", "ours"}, set()),
+    "float8": ({"stock", "ours"}, set()),
 }
 
 
@@ -51,6 +52,7 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
         ("caches", '*"all"'),
         ("programs", '*"persistent"'),
         ("compile", "MLP, step, region around"),
+        ("float8", "*rowwise, over torchao"),
     ],
 )
 def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str) -> None:

@@ -132,7 +132,7 @@ def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, over
 
 
 @levels
-@pytest.mark.parametrize("policy", ["cuda", "cpu", "fp32_safe", "off"])
+@pytest.mark.parametrize("policy", ["cuda", "cpu", "fp32_safe", "fp32", "off"])
 @pytest.mark.filterwarnings("ignore")
 def test_named_policies(policy: str, level: Any) -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

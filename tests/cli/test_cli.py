@@ -96,8 +96,8 @@ def test_importing_the_package_imports_no_rich() -> None:
 
 
 LEGAL_DIFF = (
-    "Legal: two policies (stock, cpu, cuda, xpu, mps, fp32_safe, off, or a file whose name ends with .toml or contains "
-    "a /), or two device types with autocast (cpu, cuda, xpu, mps, maia, mtia)."
+    "Legal: two policies (stock, cpu, cuda, xpu, mps, fp32_safe, fp32, off, torch-2.8 to torch-2.15, or a file whose "
+    "name ends with .toml or contains a /), or two device types with autocast (cpu, cuda, xpu, mps, maia, mtia)."
 )
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
@@ -149,7 +149,7 @@ WRONG = [
     ("policies --diff nope mine.toml", f"--diff: 'nope' is neither a policy nor a device type. {LEGAL_DIFF}"),
     (
         "policies --diff mine.toml fp32_saf",
-        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe. {LEGAL_DIFF}",
+        f"--diff: 'fp32_saf' is neither a policy nor a device type. Closest: fp32_safe, fp32. {LEGAL_DIFF}",
     ),
     ("policies --diff mine.tml", f"--diff: 'mine.tml' is neither a policy nor a device type. {LEGAL_DIFF}"),
     ("policies --diff mine.toml mtia", "got the policy 'mine.toml' and the device type 'mtia'. Name two of a kind."),

@@ -314,6 +314,14 @@ def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> 
     assert json.loads(Path("run.json").read_text())["met"] is True
 
 
+def test_a_search_for_the_layers_that_bear_float8(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(GOOD.replace("(4, ", "(16, ").replace(", 4)", ", 16)"))
+    options = ["--level", "module", "--direction", "speed", "--formats", "lower,float8", "-o", "mine.toml"]
+    assert main(["tune", TARGET, "--tolerance", "0.1", *options]) == 0
+    assert "in float8  94.1%" in capsys.readouterr().out  # the last layer has one feature
+    assert tp.Policy.load("mine.toml").to_dict()["modules"] == {"first": {"aten::linear.default": "float8:rowwise"}}
+
+
 def test_a_search_that_finds_nothing_or_is_interrupted(
     target_file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +349,7 @@ def test_a_search_that_finds_nothing_or_is_interrupted(
         ("compare --candidate nope", "nope"),
         ("compare --batches 0", "batches (the number of times a run calls step) must be 1 or more, got 0."),
         ("tune --tolerance 0", "tolerance must be a finite number above 0"),
+        ("tune --tolerance 1 --formats lower,float8", 'is for direction="speed", got direction="accuracy"'),
         ("tune --tolerance 1 --budget 2", "budget (the maximum number of runs) must be 6 or more, got 2"),
     ],
 )

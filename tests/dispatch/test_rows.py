@@ -5,17 +5,24 @@ The policies of CUDA, XPU and MPS are compared on fake tensors, which have no va
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
+import torch_promote as tp
 from helpers.rows import (
     ACCELERATORS,
     LOWER_DTYPES,
     NO_GRADIENT,
     PROCESSOR_BOUND,
+    REFUSED,
     ROWS,
     calls,
     check_row,
@@ -26,8 +33,10 @@ from helpers.rows import (
     policy_is_noticed,
     stock_and_ours,
     tensors_of,
+    without_unwritten,
 )
-from torch_promote.parity.row_samples import FLOAT32, KINDS, SAMPLES
+from helpers.side_by_side import Watch, assert_alike, run
+from torch_promote.parity.row_samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", *ACCELERATORS)}
@@ -104,6 +113,45 @@ def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, device: str, low
                 for outcome in stock_and_ours(row, bound, lower, device, watched=True, fake=True):
                     assert type(outcome.error) is RuntimeError, label
                     assert outcome.ops == [], label
+
+
+FLOATING = (LOWER, MIXED, MIXED_LOWER_FIRST)
+
+
+def by_hand(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls an op with its floating arguments cast to float32, as the policy "fp32" does."""
+    return op(*tree_map_only(torch.Tensor, raised, args), **tree_map_only(torch.Tensor, raised, kwargs))
+
+
+def raised(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype is not torch.float64 else tensor
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
+def test_every_row_runs_in_float32_under_the_policy_fp32(row: Row) -> None:
+    for kind, lower in itertools.product(FLOATING, LOWER_DTYPES):
+        for label, (op, args, kwargs) in calls(row, kind, lower, "cpu"):
+            expected = run(contextlib.nullcontext(), (functools.partial(by_hand, op), args, kwargs))
+            assert expected.error is None or row.name in PROCESSOR_BOUND
+            with tp.crosscheck() as report:
+                got = run(tp.my_autocast("cpu", policy="fp32"), (op, args, kwargs))
+            assert report.ok, str(report)
+            for outcome in (expected, got):
+                outcome.result = without_unwritten(row, outcome.result)
+            assert_alike(got, expected, label)
+
+
+@on_fake_tensors
+@pytest.mark.parametrize("row", [row for row in LISTED["cuda"] if (row, "cuda") not in BANNED], ids=name_of)
+def test_the_policy_fp32_gives_what_stock_gives_with_float32_on_cuda(row: Row) -> None:
+    """Stock supports dtype=float32 on CUDA only. For `fp32_set_opt_dtype` it runs other ops, with the same results."""
+    with tensors_of(fake=True):
+        for kind, lower in itertools.product(FLOATING, LOWER_DTYPES):
+            for label, bound in calls(row, kind, lower, "cuda", fake=True):
+                stock = run(tp.stock_autocast("cuda", torch.float32), bound, Watch(stand_in=True))
+                ours = run(tp.my_autocast("cuda", policy="fp32"), bound, Watch(stand_in=True))
+                if kind not in REFUSED.get((row.name, "cuda"), ((), ""))[0]:
+                    assert_alike(replace(ours, ops=stock.ops), stock, label)
 
 
 @pytest.mark.parametrize("row", LISTED["cpu"], ids=name_of)

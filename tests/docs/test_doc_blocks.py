@@ -29,6 +29,10 @@ RUN = [block for block in PYTHON if not block.not_run and ">>>" not in block.tex
 SESSIONS = [block for block in PYTHON if ">>>" in block.text]
 NOT_RUN = [block for block in PYTHON if block.not_run]
 
+#: Each recipe, and the block below it, which shows what it prints.
+RECIPES = [block for block in blocks() if block.page == "docs/recipes.md"]
+PRINTED = dict(zip(RECIPES[::2], RECIPES[1::2], strict=True))
+
 #: The languages that a block may name. One without a language is text.
 LANGUAGES = {"python", "sh", "console", "text", "toml", "yaml", "diff"}
 
@@ -54,8 +58,10 @@ def test_a_block_runs_by_itself(block: Block, monkeypatch: pytest.MonkeyPatch, t
     module = types.ModuleType("block")  # classes are looked up in the module that their `__module__` names
     monkeypatch.setitem(sys.modules, "block", module)
     code = compile("\n" * (block.line - 1) + block.text, str(ROOT / block.page), "exec")
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, vars(module))
+    if block in PRINTED:
+        assert out.getvalue() == PRINTED[block].text
     assert {path.name for path in tmp_path.iterdir()} == set(re.findall(r'\.save\("([\w.]+)"\)', block.text))
 
 
@@ -83,6 +89,7 @@ def test_blocks_name_a_language() -> None:
     assert len(RUN) > 30
     assert len(SESSIONS) > 15
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
+    assert {(recipe.language, shown.language) for recipe, shown in PRINTED.items()} == {("python", "text")}
 
 
 @pytest.mark.parametrize(("place", "line"), commands("torch-promote"), ids=lambda value: value)
@@ -114,8 +121,8 @@ def test_environment_variables_exist() -> None:
 # --- the site: links, the navigation, the API reference
 
 
-PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
-NAVIGATION = re.findall(r"^ +- [^:\n]+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
+NAVIGATION = re.findall(r"^ +- [^:\n]+: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 #: Written by a run on a GPU, where there is one.
 NOT_ON_THE_SITE = {"gpu.md"}
 
@@ -144,7 +151,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_navigation_has_each_page_once() -> None:
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - NOT_ON_THE_SITE
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - NOT_ON_THE_SITE
     assert sorted(NAVIGATION) == sorted(pages | set(site_hooks.ROOT_PAGES.values()))
 
 

@@ -126,11 +126,12 @@ def test_an_installed_region_is_exported_as_stocks(strict: bool) -> None:
     assert_same(program.module()(x), inside)
 
 
+@pytest.mark.parametrize("overrides", [OVERRIDES, {"linear": "float8"}], ids=str)
 @pytest.mark.parametrize("strict", [False, True])
-def test_overrides_cannot_be_exported(strict: bool) -> None:
+def test_overrides_cannot_be_exported(strict: bool, overrides: dict[str, Any]) -> None:
     before = thread_state()
     with pytest.raises(RegionError, match=r"overrides.*cannot be exported.*which have neither"):
-        export(Inside(ours, overrides=OVERRIDES), torch.randn(3, 6), strict=strict)
+        export(Inside(ours, overrides=overrides), torch.randn(3, 6), strict=strict)
     assert thread_state() == before
 
 

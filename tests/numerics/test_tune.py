@@ -870,6 +870,10 @@ def test_nothing_to_tune() -> None:
         tp.tune(lambda: model(torch.ones(1, 4)).sum(), model=model, tolerance=0.5)
 
 
+FORMATS = r"formats must be \('fp32', 'lower'\) or \('lower', 'float8'\), where any float8 policy may take the place.*"
+SPEED = {"direction": "speed"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -886,6 +890,12 @@ def test_nothing_to_tune() -> None:
         ({"check": 3}, "check must be a function"),
         ({"seed": 0.5}, "seed must be an int"),
         ({"resume": "/no/such/folder/file.json"}, "there is no folder of that name"),
+        ({"formats": ("lower", "float8")}, r'is for direction="speed", got direction="accuracy".* Give direction="spe'),
+        ({"formats": ("fp32", "float8"), **SPEED}, FORMATS + r"got \('fp32', 'float8'\)\. Tune from flo"),
+        ({"formats": ("float8", "lower"), **SPEED}, FORMATS + "and tune it from there to float8"),
+        ({"formats": ("lower", "float8:mx"), **SPEED}, FORMATS + "'float8:mx': PyTorch has no product"),
+        ({"formats": "float8", **SPEED}, FORMATS + "got 'float8'. Give a pair"),
+        ({"formats": ("lower",), **SPEED}, FORMATS + "Give a pair"),
     ],
 )
 def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:

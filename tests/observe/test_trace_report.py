@@ -11,6 +11,8 @@ from typing import Any
 import expecttest
 import pytest
 import torch
+from torchao.float8 import Float8LinearConfig
+from torchao.float8.float8_linear import Float8Linear
 
 import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
@@ -24,6 +26,7 @@ from torch_promote.observe.findings import (
     savings,
     time_in_casts,
 )
+from torch_promote.observe.trace import trace
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.report import page
 
@@ -227,3 +230,21 @@ def test_a_block_without_with_says_how_to_get_the_report(function: Any, name: st
     assert "1" in str(report)
     with pytest.raises(RegionError, match=re.escape(f"this block was opened before. Write {usage} for each block.")):
         block.__enter__()
+
+
+@pytest.mark.parametrize("by_torchao", [False, True])
+def test_the_operands_in_float8(by_torchao: bool) -> None:
+    linear, x = torch.nn.Linear(16, 32, bias=False).to(torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16)
+    torch.nn.init.constant_(linear.weight, 0.5)
+    x[0] = torch.tensor([448.0, 2.0**-12] * 8)
+    if by_torchao:
+        linear = Float8Linear.from_float(linear, config=Float8LinearConfig())
+    region = tp.my_autocast("cpu", overrides={"linear": "float8:tensorwise"}, enabled=not by_torchao)
+    with trace(linear, values=True) as report, torch.no_grad(), region:
+        linear(x)
+    (table,) = (part for part in report.content().parts if part.title == "Operands in float8")
+    weight_shape = "[16, 32]" if by_torchao else "[32, 16]"
+    assert set(table.rows) == {
+        ("(model)", "forward", "float8_e4m3fn[4, 16]", 1, "1 to 1", "12 %", "12 %"),  # 8 of 64 values
+        ("(model)", "forward", f"float8_e4m3fn{weight_shape}", 1, "896 to 896", "100 %", "0 %"),
+    }

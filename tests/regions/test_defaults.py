@@ -94,7 +94,8 @@ def test_the_environment_names_a_policy(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     tp.Policy.stock().override({"exp": "float64"}).save(path)
     code = "with tp.my_autocast('cpu'): print(torch.exp(torch.ones(2, dtype=torch.float16)).dtype)"
-    for policy, dtype in (("cuda", "torch.float32"), (str(path), "torch.float64"), ("", "torch.float16")):
+    asked = {"cuda": "torch.float32", "fp32": "torch.float32", str(path): "torch.float64", "": "torch.float16"}
+    for policy, dtype in asked.items():
         result = imported(policy, code)
         assert (result.returncode, result.stdout.strip()) == (0, dtype), result.stderr
 
@@ -146,6 +147,8 @@ def test_a_custom_op_follows_the_region(op: str) -> None:
             assert product(a, b).dtype is BF16
         with tp.my_autocast("cpu", policy="off"):
             assert product(a, b).dtype is FP32
+        with tp.my_autocast("cpu", policy="fp32"):
+            assert product(a.half(), b.half()).dtype is FP32
         with tp.my_autocast("cpu", overrides={op: "float64"}):
             assert product(a, b).dtype is FP64
         with tp.my_autocast("cpu", policy=tp.Policy.stock().override({op: "float64"})):

@@ -381,6 +381,16 @@ EIGHT_BITS = [
 ]  # fmt: skip
 
 
+FLOAT8_REMEDY = "Float8 with scales is a policy of linear: overrides={'linear': 'float8'}."
+
+
+@pytest.mark.parametrize("name", ["float8", "fp8", "float8:rowwise", "mxfp8"])
+def test_float8_is_a_policy(name: str) -> None:
+    with pytest.raises(errors.DtypeError) as error:
+        tp.my_autocast("cpu", name)
+    assert str(error.value) == f"dtype {name!r} is not the name of a dtype that autocast casts to. {FLOAT8_REMEDY}"
+
+
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("device", ["cpu", "cuda", ["cpu", "cuda"]], ids=str)
@@ -390,7 +400,7 @@ def test_a_region_does_not_cast_to_a_dtype_that_needs_a_scale(device: Any, dtype
             tp.my_autocast(device, given)
         assert str(error.value) == (
             f"{dtype} needs a scale for each tensor, and autocast casts without one, so values out of its range would "
-            f"be lost. Use torch.bfloat16 or torch.float16."
+            f"be lost. Use torch.bfloat16 or torch.float16. {FLOAT8_REMEDY}"
         )
     for ask in (
         partial(tp.tune, print, model=MODEL, tolerance=1e-3, dtype=dtype),

@@ -265,7 +265,7 @@ def _spelled(counts: Mapping[str, int]) -> str:
 def _benchmark(data: Mapping[str, Any]) -> list[str]:
     results = data["results"]
     if results[0]["suite"] == "float8":
-        what = "Compiled training steps of a block of 4096 x 4096; stock is `my_autocast` in bfloat16, or torchao."
+        what = "Compiled steps of a block, on a GPU 4096 x 4096; stock is `my_autocast` in bfloat16, or torchao."
         parts = ["## Float8", what]
     else:
         parts = ["## Benchmark", "stock is `torch.autocast`, ours is `my_autocast`; both alternate in one process."]

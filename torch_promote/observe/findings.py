@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import find_overload
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Tree, module_name, percent
+from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
+    from torch_promote.observe.values import Values
 
 __all__ = [
     "Saving",
@@ -23,6 +24,7 @@ __all__ = [
     "casts_chart",
     "dtypes_chart",
     "exponents_chart",
+    "float8_table",
     "is_uninitialized",
     "is_view",
     "module_tree",
@@ -278,6 +280,47 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     )
     chart = [series for _, series in sorted(rows, key=lambda row: row[0])]
     return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")
+
+
+def float8_table(calls: Iterable[Call]) -> Table:
+    """Returns the operands in float8 with their scales, of calls with values; without a row if there are none.
+
+    A cast with a scale is recognized by its ops: the scale is the result of exp2, or a float64 made float32; the
+    values are multiplied, clamped and cast (torch_promote/regions/float8.py, and torchao).
+    """
+    rows: dict[tuple[str, ...], list[tuple[Values, Values, Values]]] = {}
+    last: dict[tuple[int, str], Values] = {}
+    for call in calls:
+        if len(call.values) != 1:
+            continue
+        (values,), (output,), name = call.values, call.outputs, call.op.removeprefix("aten::")
+        if name == "exp2" or (name == "_to_copy" and call.dtypes == "float64 -> float32"):
+            last[call.thread, "scale"] = values
+        elif name in ("clamp", "clamp_"):
+            last[call.thread, "scaled"] = values
+        elif name == "_to_copy" and dtype_name(output.dtype).startswith("float8") and (call.thread, "scale") in last:
+            key = call.module, call.phase, f"{dtype_name(output.dtype)}{list(output.shape)}"
+            found = last[call.thread, "scale"], last.get((call.thread, "scaled"), values), values
+            rows.setdefault(key, []).append(found)
+    return Table(
+        "Operands in float8",
+        (Column("module", "name"), "phase", "operand", Column("casts", "count"), "scale", "saturated", "became 0"),
+        [
+            (
+                module_name(module),
+                phase,
+                operand,
+                len(found),
+                f"{min(scale.min_nonzero or 0.0 for scale, _, _ in found):.3g} to "
+                f"{max(scale.amax or 0.0 for scale, _, _ in found):.3g}",
+                percent(sum(cast.saturated for _, _, cast in found) / len(found)),
+                percent(sum(cast.zeros - scaled.zeros for _, scaled, cast in found) / len(found)),
+            )
+            for (module, phase, operand), found in rows.items()
+        ],
+        note="Saturated: the shares of values at the largest number of the dtype, which the largest value of a tensor "
+        "or row becomes. Became 0: the shares that were not 0 before.",
+    )
 
 
 def is_uninitialized(op: str) -> bool:

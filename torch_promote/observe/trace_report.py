@@ -34,6 +34,7 @@ from torch_promote.observe.findings import (
     casts_chart,
     dtypes_chart,
     exponents_chart,
+    float8_table,
     module_tree,
     modules_and_optimizer,
     result_dtypes,
@@ -198,6 +199,7 @@ class TraceReport(Recording, Report):
         exponents = exponents_chart(self.calls)
         if exponents is not None:
             yield exponents
+        yield float8_table(self.calls)
         dropped = f"Calls after the first {len(self.calls):,}, which only sums and tables include: {self.dropped:,}."
         yield Listing("Not in this report", [*self.not_seen, *([dropped] if self.dropped else [])])
 

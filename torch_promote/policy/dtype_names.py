@@ -8,12 +8,22 @@ import torch
 
 from torch_promote.errors import DtypeError, did_you_mean
 
-__all__ = ["TYPECODE_NAMES", "close_dtype", "dtype_of_name", "operand_of_name", "parse_dtype", "why_not_cast"]
+__all__ = [
+    "FLOAT8_REMEDY",
+    "TYPECODE_NAMES",
+    "close_dtype",
+    "dtype_of_name",
+    "operand_of_name",
+    "parse_dtype",
+    "why_not_cast",
+]
 
 #: Short names besides those of PyTorch ("half", "float", "double"). As a policy, "fp16" and "fp32" mean something else:
 #: `torch_promote.policy.overrides.parse_policy` tries the names of policies first.
 _SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 
+#: The end of errors about dtypes that need a scale.
+FLOAT8_REMEDY = "Float8 with scales is a policy of linear: overrides={'linear': 'float8'}."
 
 #: The short names in which docs/promotion.md writes its tables. Older PyTorch versions have no `bc` (torch.bcomplex32).
 TYPECODE_NAMES = {
@@ -101,6 +111,8 @@ def parse_dtype(value: object, what: str = "dtype") -> torch.dtype:
             f"{type(value).__name__}."
         )
     found = dtype_of_name(value)
+    if found is None and value.lower().startswith(("float8", "fp8", "mxfp8")):
+        raise DtypeError(f"{what} {value!r} is not the name of a dtype that autocast casts to. {FLOAT8_REMEDY}")
     if found is None:
         meant = close_dtype(value)
         known = [*_SHORT, *(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))]

@@ -9,14 +9,26 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
-from torch_promote.policy.named_policies import MEANINGS, Change, Value, named_changes, registered_ops, stock_policy
+from torch_promote.policy.named_policies import (
+    EVERY_OP,
+    LEGAL_POLICIES,
+    MEANINGS,
+    RECOGNIZED,
+    Change,
+    Value,
+    closest_policy,
+    named_changes,
+    registered_ops,
+    stock_policy,
+)
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
@@ -173,9 +185,10 @@ class Policy:
         """Returns a policy by its name.
 
         Args:
-            name: "stock"; a device type such as "cuda" (its policies, on every device type); "fp32_safe"
-                (stock, but an op that runs in float32 on one device type does so on every device type); "off" (casts
-                in no op).
+            name: "stock"; a device type such as "cuda" (its policies, on every device type); "fp32_safe" (stock, but an
+                op that runs in float32 on one device type does so on every device type); "fp32" (every op runs in
+                float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that PyTorch does,
+                without the ops that the running one lacks; `torch-promote policies --policy NAME` lists these).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -185,18 +198,16 @@ class Policy:
             <CastPolicy.fp32: 'fp32'>
         """
         if not isinstance(name, str) or name not in MEANINGS:
-            raise PolicyError(
-                f"no policy is called {name!r}.{did_you_mean(str(name), MEANINGS)} Legal: {', '.join(MEANINGS)}."
-            )
-        return _named(name, registered_ops() if name == "off" else ())
+            raise PolicyError(f"no policy is called {name!r}.{closest_policy(str(name))} Legal: {LEGAL_POLICIES}.")
+        return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
     def names() -> tuple[str, ...]:
         """Returns the names that `named` accepts.
 
         Example:
-            >>> Policy.names()
-            ('stock', 'cpu', 'cuda', 'xpu', 'mps', 'fp32_safe', 'off')
+            >>> Policy.names()[:7]
+            ('stock', 'cpu', 'cuda', 'xpu', 'mps', 'fp32_safe', 'fp32')
         """
         return tuple(MEANINGS)
 
@@ -220,17 +231,18 @@ class Policy:
         if isinstance(value, os.PathLike):
             return cls.load(value)
         if not isinstance(value, str):
+            advice = advice_for(value) or " For single ops, use Policy.stock().override({op: policy})."
             raise PolicyError(
                 f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
-                f"{type(value).__name__}. For single ops, use Policy.stock().override({{op: policy}})."
+                f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
             return cls.named(value)
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
-            f"no policy is called {value!r}.{advice_for(value) or did_you_mean(value, MEANINGS)} Legal: "
-            f"{', '.join(MEANINGS)}, or the path of a file, which contains a separator or ends with .toml."
+            f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
+            f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
     def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
@@ -330,6 +342,46 @@ class Policy:
             torch.float32
         """
         return module_tables.library().apply(self, model)
+
+    def safe_modules(
+        self, model: nn.Module, device_type: str = "cuda", dtype: torch.dtype = torch.bfloat16
+    ) -> list[str]:
+        """Returns DeepSpeed's list `torch_autocast.lower_precision_safe_modules` for a model under this policy.
+
+        DeepSpeed communicates parameters of the classes in the list, and their gradients, in the dtype of its section
+        `torch_autocast`. A class is in the list if all ops that read its parameters would round them to that dtype
+        under this policy, in every module of exactly that class, with the tables of this policy and the policies of
+        `set_module_policy`. The rest stays in float32: classes with other policies, or with a forward of their own,
+        recurrent modules, reparametrized weights, and classes that cannot be imported by name. Append those of which
+        you know more.
+
+        Args:
+            model: The model, before `deepspeed.initialize`.
+            device_type: The device type that the model will run on, "cpu" or "cuda".
+            dtype: The dtype of the section, torch.bfloat16 or torch.float16. An op that this policy runs in that dtype
+                rounds its parameters as well as one under `lower_precision_fp`.
+
+        Returns:
+            Full names of classes, sorted.
+
+        Raises:
+            PolicyError: The policy differs between modules of one class, or some of them share a parameter with a
+                module that is not in the list, such as an embedding; or a table matches no module.
+            DeviceTypeError: `device_type` is not a str.
+            UnsupportedDeviceError: This package has no policies for the device type.
+            DtypeError: `dtype` is another dtype.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 2))
+            >>> Policy.stock().safe_modules(model)
+            ['torch.nn.modules.conv.Conv2d', 'torch.nn.modules.linear.Linear']
+            >>> Policy.stock().override_modules({"3": "fp32"}).safe_modules(model)
+            ['torch.nn.modules.conv.Conv2d']
+
+        Source: deepspeed/runtime/torch_autocast.py, init_autocast_params (DeepSpeed 0.19).
+        """
+        names: list[str] = module_tables.library("deepspeed").safe_modules(self, model, device_type, dtype)
+        return names
 
     def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
         """Returns the differences between this policy and another, which print as a table. Empty if they are equal.
@@ -482,8 +534,8 @@ class Policy:
 
     @property
     def _name(self) -> str | None:
-        """The name of the policy without its tables for modules; None if it has none."""
-        return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
+        """The name of the policy without its tables for modules; None if it has none, or that of a PyTorch version."""
+        return next((name for name in RECOGNIZED if self.changes == Policy.named(name).changes), None)
 
     @classmethod
     def _of_entries(

@@ -32,7 +32,7 @@ from torch_promote.errors import (
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
-from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
+from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
@@ -83,8 +83,9 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             which is cache_enabled=False; the other modes are cache_enabled=True. None: as cache_enabled says, in the
             mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
-            ("cuda", "fp32_safe", "off", "stock", ...; see `Policy.named`) or the path of a policy file, which is read
-            here. None: the policy of the region around, or outside of regions the default (`set_default_policy`).
+            ("cuda", "fp32", "fp32_safe", "off", "stock", ...; see `Policy.named`) or the path of a policy file, which
+            is read here. None: the policy of the region around, or outside of regions the default
+            (`set_default_policy`).
         overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
             `torch.softmax`, "mylib::op", "linalg_*", `torch.ops.aten.mm`, `torch.ops.aten.mm.default`) to a cast policy
             ("lower", which is the region's dtype, "fp32", "promote", "match_self", "keep", "fallthrough", "banned", a
@@ -414,7 +415,7 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
     if not enabled:
         return DeviceSpec(name, dtype, check_flag("enabled", enabled))
     if (why := why_not_cast(dtype)) is not None:
-        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
+        raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16. {FLOAT8_REMEDY}")
     if name == "cuda":
         if torch.cuda.amp.common.amp_definitely_not_available():
             _warn("CUDA is not available or torch_xla is imported. Disabling my_autocast.")
@@ -424,9 +425,10 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
         if dtype in _PLAIN_DTYPES:
             _C.cuda_allows(dtype)
     elif dtype not in _PLAIN_DTYPES:
+        every = " To run every op in float32, use policy='fp32' and no dtype." if dtype is torch.float32 else ""
         _warn(
             f"my_autocast on {_IN_WORDS[name]} supports torch.bfloat16 and torch.float16, got {dtype}. Disabling "
-            f"my_autocast. To run single ops in {dtype}, use overrides={{op: {dtype}}}."
+            f"my_autocast. To run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"
         )
         return DeviceSpec(name, dtype, False)
     elif name == "mps" and dtype is torch.bfloat16 and _lacks_bfloat16_on_mps():
@@ -542,6 +544,7 @@ _CALLS = {
     "cosine_similarity": "mul sum linalg_vector_norm div",
     "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
     "einsum": "bmm mul sum",
+    "flex_attention": "_safe_softmax matmul bmm mul logsumexp",
     "frobenius_norm": "linalg_vector_norm",
     "group_norm": "native_group_norm",
     "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",

@@ -40,6 +40,7 @@ __all__ = [
     "apply",
     "bind",
     "choose",
+    "in_tables",
     "matches",
     "module_policies",
     "print_module_policy",
@@ -90,8 +91,8 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> SetPolic
             Names take precedence over patterns, and patterns over classes. A policy is
             - "fp32": autocast is off inside, and floating inputs on device types whose autocast is on are cast to
               float32, except float64 ones; inputs in lists, tuples and dicts too;
-            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("off")` instead leaves autocast on
-              but casts in no op);
+            - "off": autocast is off inside, and inputs are not cast. (`Policy.named("fp32")` and `Policy.named("off")`
+              instead leave autocast on: the first casts the arguments of each op, the second casts in no op);
             - a value of `my_autocast`'s `policy`: a `Policy`, a name or the path of a file;
             - a mapping, as `my_autocast`'s `overrides`.
 
@@ -396,10 +397,16 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
 
     The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
-    values = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
-    chosen = choose(model, values)
+    chosen = in_tables(policy, model)
     _checkpoint.install()
     return Binding(numbered(policy.modules, model if alone else None), chosen)
+
+
+def in_tables(policy: Policy, model: Any) -> dict[nn.Module, ModulePolicy]:
+    """Returns the policies that the tables of a policy have for modules of a model."""
+    return choose(
+        model, {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
+    )
 
 
 class _Handle:
