@@ -9,6 +9,8 @@
 #include <array>
 #include <atomic>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 namespace torch_promote {
 
@@ -64,17 +66,18 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
     keep_casts_of_stock(policies, static_cast<OpNumber>(op));
   }
   Decision decision{};
-  for (const Device device : kDevices) {
-    const DeviceKeys& of_device = kDeviceKeys[static_cast<size_t>(device)];
+  const auto consider = [&](auto index) { // an integral constant, so that the keys are constants
+    constexpr Device device = kDevices[index];
+    constexpr DeviceKeys of_device = kDeviceKeys[static_cast<size_t>(device)];
     if (!keys.has_all(of_device.backend)) {
-      continue;
+      return;
     }
     const PolicyByte policy = policies[static_cast<size_t>(device)];
     if (policy == to_byte(CastPolicy::fallthrough)) {
       decision.fallthrough = decision.fallthrough | of_device.stock;
     }
     if (off.has_all(of_device.stock)) {
-      continue;
+      return;
     }
     if (!decision.is_none()) {
       decision.other_device_waits = true;
@@ -83,7 +86,10 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
       decision.device = device;
       decision.other_device_on = !off.has_all(kStockKeys - of_device.stock);
     }
-  }
+  };
+  [&]<size_t... index>(std::index_sequence<index...>) {
+    (consider(std::integral_constant<size_t, index>()), ...);
+  }(std::make_index_sequence<kNumDevices>());
   if (table.serial == 0) { // stock's
     return decision;
   }

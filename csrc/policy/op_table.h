@@ -1,6 +1,8 @@
 // file: the cast policies, op_policies.def as C++, the numbers of ops, and the policy table that a region points to
 #pragma once
 
+#include "policy/device.h"
+
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -83,11 +85,6 @@ enum class OpEntry : uint16_t {
 };
 
 constexpr size_t kNumOpEntries = static_cast<size_t>(OpEntry::count);
-
-// Index of a device type in the policies of an op, in the order of the columns of op_policies.def.
-enum class Device : uint8_t { cpu, cuda, xpu, mps, count };
-
-constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
 
 // The policy of one op on each device type.
 using OpPolicies = std::array<PolicyByte, kNumDevices>;

@@ -350,7 +350,7 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
     Py_RETURN_NONE;
   }
   RegionSpec spec;
-  spec.devices[static_cast<size_t>(*device)] = {true, enabled == Py_True, dtype};
+  spec.put(static_cast<size_t>(*device), {enabled == Py_True, dtype});
   spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
   put_cache(spec, args[4]);
   return plain_region(args, spec.pack());

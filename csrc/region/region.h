@@ -7,8 +7,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,15 +53,30 @@ inline constinit thread_local PromotionState tls_promotion;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {
   struct PerDevice {
-    bool named = false;
     bool enabled = false;
     c10::ScalarType dtype = c10::ScalarType::Undefined;
   };
   std::array<PerDevice, kNumDevices> devices;
+  uint8_t named = 0; // the devices that the region sets, a bit for each
   bool cache_enabled = true;
   bool keeps_cache = false;            // leaves the cache flag as it is
   std::optional<CacheMode> cache_mode; // nullopt: keeps that of the region around it
   uint32_t change = 0;                 // the policy change's number in the registry
+
+  void put(size_t device, PerDevice wanted) {
+    devices[device] = wanted;
+    named |= static_cast<uint8_t>(1U << device);
+  }
+  bool names(size_t device) const {
+    return (named >> device & 1) != 0;
+  }
+  // Calls a function with the index of each device that the region sets.
+  template <class Function>
+  void for_each_named(const Function& function) const {
+    for (unsigned rest = named; rest != 0; rest &= rest - 1) {
+      function(static_cast<size_t>(std::countr_zero(rest)));
+    }
+  }
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;
@@ -168,13 +183,10 @@ struct Frame {
   ChangePtr change = nullptr;
   int graph_task = -1; // see PromotionState; looked up only under a promotion rule
 
-  bool names(size_t device) const {
-    return spec.devices[device].named;
-  }
   // Whether this is an autocast region. A region that names no device (`promotion`, or only a policy) is not one:
   // PyTorch does not count it, and its end frees no casts.
   bool is_autocast() const {
-    return std::any_of(spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named; });
+    return spec.named != 0;
   }
 };
 

@@ -159,7 +159,7 @@ def test_rms_norm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_misspelt_names(name: str, closest: str) -> None:
     hint = f" Closest: {closest}." if closest else ""
-    legal = "Legal: stock, cpu, cuda, fp32_safe, fp32, off, torch-2.8 to torch-2.15"
+    legal = "Legal: stock, cpu, cuda, xpu, mps, fp32_safe, fp32, off, torch-2.8 to torch-2.15"
     with pytest.raises(tp.errors.PolicyError) as error:
         Policy.of(name)
     assert str(error.value).startswith(f"no policy is called {name!r}.{hint} {legal}, or the path")
