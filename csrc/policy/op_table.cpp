@@ -63,6 +63,7 @@ const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
 
 const PolicyTable& stock_policy_table() {
   static const PolicyTable table = [] {
+    define_flex_attention();
     PolicyTable result;
     for (size_t entry = 0; entry < kNumOpEntries; ++entry) {
       const OpEntryInfo& info = op_entries()[entry];

@@ -175,6 +175,9 @@ const std::array<OpEntryInfo, kNumOpEntries>& op_entries();
 // `unlisted` for that device.
 const PolicyTable& stock_policy_table();
 
+// Defines aten::flex_attention; see NOTE [ An op for flex_attention ]. stock_policy_table calls it.
+void define_flex_attention();
+
 // One op's policy on one device type.
 struct Override {
   OpNumber op;

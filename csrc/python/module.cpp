@@ -274,7 +274,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   register_typed_wrappers();
   register_closed_ops();
-  stock_policy_table(); // created now, before other threads use it
   add_policies(m);
   add_promotion(m);
   add_cache(m);

@@ -96,8 +96,8 @@ def test_importing_the_package_imports_no_rich() -> None:
 
 
 LEGAL_DIFF = (
-    "Legal: two policies (stock, cpu, cuda, fp32_safe, fp32, off, or a file whose name ends with .toml or contains a "
-    "/), or two device types with autocast (cpu, cuda, mps, xpu)."
+    "Legal: two policies (stock, cpu, cuda, fp32_safe, fp32, off, torch-2.8 to torch-2.15, or a file whose name "
+    "ends with .toml or contains a /), or two device types with autocast (cpu, cuda, mps, xpu)."
 )
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [

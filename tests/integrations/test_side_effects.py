@@ -17,6 +17,7 @@ AT_IMPORT = {
         "torch._C._dispatch_key_parse('AutocastPrivateUse1') in"
         " torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
     ),
+    "flex_attention": "has_kernel('aten::flex_attention', 'AutocastPrivateUse1')",
     "torch.utils._pytree": "tp.Policy in torch.utils._pytree.SUPPORTED_NODES",
     "torch.optim.Optimizer": "count_of_ours(optimizer._global_optimizer_post_hooks) == 1",
     "torch.clear_autocast_cache": "is_ours(torch.clear_autocast_cache)",

@@ -22,7 +22,7 @@ from helpers.policies import LEGAL, POLICIES, STEPS, WAYS, made_of, path, select
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.legality import check_legal
 from torch_promote.policy.module_tables import entries_of
-from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.named_policies import RECOGNIZED, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
 from torch_promote.policy.policy import Difference, Policy, PolicyDiff
@@ -178,7 +178,7 @@ def test_diff_and_equality_agree(first: Policy, second: Policy) -> None:
 FP32_FORMS = {CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype}
 
 
-@pytest.mark.parametrize("name", Policy.names())
+@pytest.mark.parametrize("name", RECOGNIZED)
 def test_the_entries_of_a_named_policy(name: str) -> None:
     policy, on_stock = Policy.named(name), {device: registered(device) for device in DEVICE_TYPES}
     for row in (row for row in op_table() if schema_of(row) is not None):
@@ -192,13 +192,14 @@ def test_the_entries_of_a_named_policy(name: str) -> None:
             if name == "fp32_safe" and safe and stock[device] not in FP32_FORMS:
                 assert got in safe, (row.name, device)
             else:
-                expected = {**dict.fromkeys(Policy.names(), stock[device]), **stock, "off": CastPolicy.fallthrough}
+                expected = {**dict.fromkeys(RECOGNIZED, stock[device]), **stock, "off": CastPolicy.fallthrough}
                 expected["fp32"] = CastPolicy.fp32
                 assert got is expected[name], (row.name, device)
     for overload, device, value in policy.changes:
         check_legal(overload, value)
         assert value != stock_policy(overload, device)
-    assert len({Policy.named(other) for other in Policy.names()}) == len(Policy.names())
+    assert repr(policy) in ("Policy.stock()", f"Policy.named({name!r})")
+    assert len({Policy.named(other) for other in RECOGNIZED}) == len(RECOGNIZED)
 
 
 # --- errors
@@ -208,9 +209,10 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: Policy.of("fp32safe"),
         PolicyError,
-        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, or the",
+        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, torch-2.8 to",
     ),
     (lambda: Policy.of("float32"), PolicyError, "overrides={op: 'float32'}. For every op, write 'fp32'."),
+    (lambda: Policy.of(torch.float32), PolicyError, "overrides={op: torch.float32}. For every op, write 'fp32'."),  # type: ignore[arg-type]
     (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
     (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
     (

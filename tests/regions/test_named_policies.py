@@ -115,6 +115,25 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
 
 
+class Bags(nn.EmbeddingBag):
+    """Bags of two tokens with the shares of the input."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, mode="sum")
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.tensor([[0, 1], [2, 3]]), per_sample_weights=x[:, 0, :2])
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.weight, x[0])
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(16, 4),
     "Conv1d": lambda: nn.Conv1d(8, 4, 3),
@@ -125,6 +144,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "GRU": lambda: nn.GRU(16, 4),
     "TransformerEncoderLayer": encoder,
     "TransformerEncoderLayer, in its fast path": lambda: encoder().eval().requires_grad_(False),
+    "EmbeddingBag": Bags,
+    "a product of a sparse weight": Sparse,
     "Experts": lambda: nn.Sequential(nn.Flatten(0, 1), Experts()),
 }
 
@@ -144,7 +165,7 @@ def test_inputs_in_bfloat16_meet_float32_weights(name: str) -> None:
         results.append([out, *(parameter.grad for parameter in module.parameters() if parameter.requires_grad)])
     expected, got = results
     assert got[0].dtype is torch.float32
-    assert all(map(torch.equal, got, expected))
+    assert all(torch.equal(*(each.to_dense() for each in pair)) for pair in zip(got, expected, strict=True))
 
 
 @pytest.mark.usefixtures("pretend_cuda")

@@ -304,6 +304,7 @@ _SAMPLES: dict[str, list[Sample]] = {
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), m(4, 4, grad=False)),
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), is_causal=True, scale=0.5),
     ],
+    "flex_attention": [lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8))],
     "_scaled_dot_product_flash_attention": [lambda m: call(m(2, 2, 16, 16), m(2, 2, 16, 16), m(2, 2, 16, 16))],
     "_native_multi_head_attention": [_native_multi_head_attention],
     "rnn_tanh_cell rnn_relu_cell": [lambda m: call(m(2, 3), m(2, 4), m(4, 3), m(4, 4), m(4), m(4))],

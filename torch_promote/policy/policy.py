@@ -13,15 +13,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
 from torch_promote.policy.named_policies import (
     EVERY_OP,
+    LEGAL_POLICIES,
     MEANINGS,
+    RECOGNIZED,
     Change,
     Value,
+    closest_policy,
     named_changes,
     registered_ops,
     stock_policy,
@@ -184,7 +187,9 @@ class Policy:
         Args:
             name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
                 (stock, but an op that runs in float32 on one device type does so on every device type); "fp32" (every
-                op runs in float32); "off" (casts in no op).
+                op runs in float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that
+                PyTorch does, without the ops that the running one lacks; `torch-promote policies --policy NAME` lists
+                these).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -194,9 +199,7 @@ class Policy:
             <CastPolicy.fp32: 'fp32'>
         """
         if not isinstance(name, str) or name not in MEANINGS:
-            raise PolicyError(
-                f"no policy is called {name!r}.{did_you_mean(str(name), MEANINGS)} Legal: {', '.join(MEANINGS)}."
-            )
+            raise PolicyError(f"no policy is called {name!r}.{closest_policy(str(name))} Legal: {LEGAL_POLICIES}.")
         return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
@@ -204,8 +207,8 @@ class Policy:
         """Returns the names that `named` accepts.
 
         Example:
-            >>> Policy.names()
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off')
+            >>> Policy.names()[:7]
+            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off', 'torch-2.8')
         """
         return tuple(MEANINGS)
 
@@ -229,17 +232,18 @@ class Policy:
         if isinstance(value, os.PathLike):
             return cls.load(value)
         if not isinstance(value, str):
+            advice = advice_for(value) or " For single ops, use Policy.stock().override({op: policy})."
             raise PolicyError(
                 f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
-                f"{type(value).__name__}. For single ops, use Policy.stock().override({{op: policy}})."
+                f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
             return cls.named(value)
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
-            f"no policy is called {value!r}.{advice_for(value) or did_you_mean(value, MEANINGS)} Legal: "
-            f"{', '.join(MEANINGS)}, or the path of a file, which contains a separator or ends with .toml."
+            f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
+            f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
     def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
@@ -531,8 +535,8 @@ class Policy:
 
     @property
     def _name(self) -> str | None:
-        """The name of the policy without its tables for modules; None if it has none."""
-        return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
+        """The name of the policy without its tables for modules; None if it has none, or that of a PyTorch version."""
+        return next((name for name in RECOGNIZED if self.changes == Policy.named(name).changes), None)
 
     @classmethod
     def _of_entries(

@@ -463,7 +463,8 @@ _PARAMETER = "Parameter"
 
 def _gives_own_results(name: str) -> bool:
     """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
-    return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
+    may_share = ("aten::einsum", "aten::chain_matmul", "aten::flex_attention", "aten::view_as_complex")
+    return name in _rows() and name not in may_share
 
 
 @functools.cache

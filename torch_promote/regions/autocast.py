@@ -516,6 +516,7 @@ _CALLS = {
     "cosine_similarity": "mul sum linalg_vector_norm div",
     "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
     "einsum": "bmm mul sum",
+    "flex_attention": "_safe_softmax matmul bmm mul logsumexp",
     "frobenius_norm": "linalg_vector_norm",
     "group_norm": "native_group_norm",
     "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",
