@@ -1,7 +1,6 @@
 // file: the op entries' names and default policies, and the numbers of all ops that may have a policy
 #include "policy/op_table.h"
 
-#include "policy/dispatch_state.h"
 #include "policy/process.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
