@@ -33,7 +33,7 @@ def install() -> None:
 
 def _register() -> None:
     operator: Any = torch._ops._higher_order_ops[_OPERATOR]
-    # As in PyTorch's kernels, and for MPS, where PyTorch raises. For XPU, PyTorch leaves autocast on for the ops inside.
+    # As in PyTorch's kernels, and for MPS, where PyTorch raises. For XPU, PyTorch leaves autocast on for ops inside.
     # Our key stays on, too: a promotion rule may act on them.
     keys_off = [torch._C.DispatchKeySet(key) for key in _STOCK_KEYS if operator.non_fallthrough_keys.has(key)]
     no_autocast = functools.reduce(or_, keys_off)
