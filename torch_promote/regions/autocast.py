@@ -109,8 +109,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         UnusedOverrideWarning: At the region's end, if an op that overrides name met no call, although another op called
             it with autocast off: `{"mm": "fp32"}` has no effect on `linear`.
         UserWarning: You ask for CUDA where it is not available, for another device type with a dtype other than
-            bfloat16 and float16 (and float32 under the policy "fp32"), or for bfloat16 on MPS before macOS 14. The region is then disabled, as in
-            `torch.autocast`.
+            bfloat16 and float16 (and float32 under the policy "fp32"), or for bfloat16 on MPS before macOS 14. The
+            region is then disabled, as in `torch.autocast`.
 
     Example:
         >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
