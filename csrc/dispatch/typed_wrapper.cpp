@@ -171,7 +171,7 @@ void register_typed_wrappers() {
   stock_policy_table(); // created now, before other threads use it; it defines an op
   library_on_autocast_key("_").fallback(torch::CppFunction::makeFallthrough());
   torch::Library& aten = library_on_autocast_key("aten");
-#define ROW(op, overload, cpu, cuda, ...)                            \
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                  \
   register_entry<                                                    \
       OpEntry::TORCH_PROMOTE_OP_STRUCT(op, overload),                \
       at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \

@@ -47,8 +47,8 @@ Casts cast_as_stock(const at::Tensor& query, const at::Tensor& key, const at::Te
 
 template <Device device>
 void register_stock() {
-  static torch::Library& library =
-      *new torch::Library(torch::Library::IMPL, "aten", stock_key_of(device), "torch_promote", __LINE__);
+  static torch::Library& library = *new torch::Library(
+      torch::Library::IMPL, "aten", kDeviceKeys[static_cast<size_t>(device)].key, "torch_promote", __LINE__);
   library.impl("flex_attention", &cast_as_stock<device>);
 }
 

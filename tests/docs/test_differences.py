@@ -376,11 +376,11 @@ def test_the_arguments_of_a_region() -> None:
         for device_type in ("cuda", "cpu"):
             with pytest.raises(tp.errors.DtypeError, match=r"is not a floating dtype|needs a scale"):
                 tp.my_autocast(device_type, dtype)
-    assert torch.autocast("mps", enabled=False).device == "mps"
+    assert torch.autocast("hpu", enabled=False).device == "hpu"
     with pytest.raises(
-        tp.errors.UnsupportedDeviceError, match=r"no device type 'mps'.* torch\.autocast\('mps'\) serves"
+        tp.errors.UnsupportedDeviceError, match=r"no device type 'hpu'.* torch\.autocast\('hpu'\) serves"
     ):
-        tp.my_autocast("mps", enabled=False)
+        tp.my_autocast("hpu", enabled=False)
     with pytest.raises(ValueError, match="device_type"):
         torch.autocast(["cpu", "cuda"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device_type"):

@@ -115,6 +115,8 @@ def test_diff_lists_both_sides_in_order_and_prints_as_a_table() -> None:
         Difference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
         Difference("aten::mm", "cpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
         Difference("aten::mm", "cuda", CastPolicy.fp32, CastPolicy.keep),
+        Difference("aten::mm", "mps", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        Difference("aten::mm", "xpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
     )
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert (again, again.names, type(again)) == (found, ("this policy", "the other"), PolicyDiff)
@@ -209,26 +211,26 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: Policy.of("fp32safe"),
         PolicyError,
-        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, torch-2.8 to",
+        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, xpu, mps, fp32_safe, fp32, off, torch-2.8 to",
     ),
     (lambda: Policy.of("float32"), PolicyError, "overrides={op: 'float32'}. For every op, write 'fp32'."),
     (lambda: Policy.of(torch.float32), PolicyError, "overrides={op: torch.float32}. For every op, write 'fp32'."),  # type: ignore[arg-type]
     (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
     (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
     (
-        lambda: Policy.stock().override({}, "xpu"),
+        lambda: Policy.stock().override({}, "hpu"),
         torch_promote.errors.UnsupportedDeviceError,
-        "a policy has no device type 'xpu'. Legal: 'cpu', 'cuda'.",
+        "a policy has no device type 'hpu'. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().override({}, []),
         torch_promote.errors.DeviceTypeError,
-        "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
+        "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().lookup("mm", None),  # type: ignore[arg-type]
         torch_promote.errors.DeviceTypeError,
-        "lookup takes one device type, got None. Legal: 'cpu', 'cuda'.",
+        "lookup takes one device type, got None. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().override({f"{NAMESPACE}::many": "fp32"}).lookup(f"{NAMESPACE}::many", "cpu"),

@@ -48,14 +48,14 @@ the op (softmax), the overload (softmax.int) or the full name
 says what a region does with it, and how to override that.
 
 --policy shows a policy instead of the table: a named one (stock, cpu, cuda,
-fp32_safe, fp32, off, torch-2.8 to torch-2.15) or a policy file, with its tables
-for modules. torch-2.11 is what the autocast of PyTorch 2.11 does; ops that the
-running PyTorch lacks are left out of it, and listed.
+xpu, mps, fp32_safe, fp32, off, torch-2.8 to torch-2.15) or a policy file, with
+its tables for modules. torch-2.11 is what the autocast of PyTorch 2.11 does;
+ops that the running PyTorch lacks are left out of it, and listed.
 
 --diff compares the table with the ops that the running PyTorch registers for
 autocast; what their kernels do, `torch-promote parity --stock-only` measures.
 With two devices, it compares their columns; for a device type without a column
-(xpu, mps), the ops that PyTorch registers. With two policies, or one after
+(mtia), the ops that PyTorch registers. With two policies, or one after
 --policy, it compares these.
 """
 
@@ -82,7 +82,7 @@ table, or between two policies; 2 invalid command line.
 """
 
 #: Device types without a column in the table, for which PyTorch registers ops for autocast.
-_OTHER_DEVICES = ("mps", "xpu")
+_OTHER_DEVICES = ("maia", "mtia")
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
@@ -334,7 +334,9 @@ def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         cells = {key.replace("_", " "): row[key] for key in columns}
         for key, cell in cells.items():
-            if isinstance(cell, dict):
+            if isinstance(cell, dict) and len(cell) == len(DEVICE_TYPES) and len(set(cell.values())) == 1:
+                cells[key] = next(iter(cell.values())) or "no entry"
+            elif isinstance(cell, dict):
                 cells[key] = ", ".join(f"{device}: {text or 'no entry'}" for device, text in cell.items())
             elif isinstance(cell, str):
                 cells[key] = _short([cell])

@@ -193,7 +193,7 @@ class PolicySources:
 
         Args:
             name: The overload's full name, "aten::mm".
-            device_type: "cpu" or "cuda".
+            device_type: A device type of `my_autocast`.
             module: The path of the module that calls it.
         """
         if not my_autocast_is_in_force():

@@ -52,6 +52,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "stock": "What PyTorch's autocast does.",
         "cpu": "What PyTorch's autocast does on the CPU, on every device type.",
         "cuda": "What PyTorch's autocast does on CUDA, on every device type.",
+        "xpu": "What PyTorch's autocast does on XPU, on every device type.",
+        "mps": "What PyTorch's autocast does on MPS, on every device type.",
         "fp32_safe": "Stock, but an op that runs in float32 on one device type does so on every device type.",
         "fp32": "Runs every op of the table in float32, and every op that was added with `register_policy`.",
         "off": "Casts in no op of the table, and in none that was added with `register_policy`.",
@@ -81,7 +83,7 @@ _FP32_TOO = (
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
-    """Returns the stock policy of an overload in the running PyTorch on "cpu" or "cuda".
+    """Returns the stock policy of an overload in the running PyTorch on one of `DEVICE_TYPES`.
 
     That is the policy of its row, or `fallthrough` if the row has none for the device type, or PyTorch does not
     register it. None: the table does not know, because the overload has no row, or because PyTorch or a library

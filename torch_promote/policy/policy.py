@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
     Attributes:
         overload: An overload's full name. In a table of modules also "policy", for the policy of a whole module.
-        device: "cpu" or "cuda"; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
+        device: The device type; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
         mine: The first policy's value; None if it has none for the overload.
         theirs: The second policy's value.
     """
@@ -185,11 +185,10 @@ class Policy:
         """Returns a policy by its name.
 
         Args:
-            name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
-                (stock, but an op that runs in float32 on one device type does so on every device type); "fp32" (every
-                op runs in float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that
-                PyTorch does, without the ops that the running one lacks; `torch-promote policies --policy NAME` lists
-                these).
+            name: "stock"; a device type such as "cuda" (its policies, on every device type); "fp32_safe" (stock, but an
+                op that runs in float32 on one device type does so on every device type); "fp32" (every op runs in
+                float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that PyTorch does,
+                without the ops that the running one lacks; `torch-promote policies --policy NAME` lists these).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -208,7 +207,7 @@ class Policy:
 
         Example:
             >>> Policy.names()[:7]
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off', 'torch-2.8')
+            ('stock', 'cpu', 'cuda', 'xpu', 'mps', 'fp32_safe', 'fp32')
         """
         return tuple(MEANINGS)
 
@@ -251,7 +250,7 @@ class Policy:
 
         Args:
             overrides: Maps ops to policies, as `my_autocast(overrides=...)` does.
-            device_type: The device type or types to which they apply, "cpu" or "cuda". None: all.
+            device_type: The device type or types to which they apply. None: all.
 
         Returns:
             The new policy. The overrides take precedence over this policy's entries.
@@ -417,7 +416,7 @@ class Policy:
 
         Args:
             op: An op, named as in `override`. If some of its overloads are in the op table, only those are considered.
-            device_type: "cpu" or "cuda".
+            device_type: A device type of `my_autocast`.
 
         Returns:
             A cast policy, or the dtype that the op runs in. None: this policy has no entry for the op.
