@@ -34,6 +34,10 @@ ON_USE = {
         "is_ours(found('torch._functorch._aot_autograd.autograd_cache', 'AOTAutogradCacheDetails.__init__'))",
         "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
     ),
+    "AOTDispatchAutograd.post_compile": (
+        "is_ours(found('torch._functorch._aot_autograd.runtime_wrappers', 'AOTDispatchAutograd.post_compile'))",
+        "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
+    ),
     "torch.autograd._unsafe_preserve_version_counter": (
         "is_ours(torch.autograd.grad_mode._unsafe_preserve_version_counter.__exit__)",
         "with tp.my_autocast('cpu', cache='all'): pass",
