@@ -22,7 +22,7 @@ BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
 .PHONY: demo demo-tune demo-float8 docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
-	tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
+	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
@@ -76,6 +76,9 @@ soak: build ## look for growth of memory and registries over 20,000 iterations (
 tuned-models: build ## tune small models of transformers and timm, and print the table of docs/tuning.md
 	$(PIP) torch==$(TORCH_VERSION) 'transformers>=5' 'timm>=1'
 	$(PY) tools/tuned_models $(ARGS)
+
+torch-policies: build ## measure the autocast policies of each PyTorch version in an installation, and write their data file
+	$(PY) tools/torch_policies.py $(ARGS)
 
 parity: build ## compare PyTorch's op database under stock and ours (ARGS=--quick for a minute's worth)
 	$(PY) -m torch_promote parity $(ARGS)

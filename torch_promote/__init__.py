@@ -26,6 +26,7 @@ from torch_promote import errors
 from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError, UnusedOverrideWarning
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
+from torch_promote.integrations import flex_attention as _flex_attention
 from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.integrations.ranks import set_check_ranks
@@ -74,6 +75,7 @@ if is_first_import():
     _compile.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
+    _flex_attention.install()
     _ranks.install()
     _module_tables.set_library(lambda name: importlib.import_module(f"torch_promote.regions.{name}"))
 

@@ -55,9 +55,10 @@ DTYPE_NUMBERS = {
 _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
 
 # The bits of a packed spec, as in csrc/region/region.h.
-_BITS_PER_DEVICE = 16
-_NAMED = 1 << 8
-_ENABLED = 1 << 9
+_BITS_PER_DEVICE = 8
+_DTYPE = 0x3F
+_NAMED = 1 << 6
+_ENABLED = 1 << 7
 _CACHE_ENABLED = 1 << 32
 _CACHE_MODE_SHIFT = 33
 _KEEPS_CACHE = 1 << 35
@@ -69,7 +70,7 @@ class DeviceSpec(NamedTuple):
     """The settings of a region for one device type.
 
     Attributes:
-        device_type: "cpu" or "cuda".
+        device_type: One of `DEVICE_TYPES`.
         dtype: The autocast dtype.
         enabled: Whether autocast is on.
     """
@@ -104,7 +105,7 @@ class RegionSpec(NamedTuple):
 
         Example:
             >>> RegionSpec((DeviceSpec("cpu", torch.bfloat16, True),), True).pack()
-            '000000010000030f'
+            '00000001000000cf'
         """
         bits = self.policy_change << _POLICY_CHANGE_SHIFT
         if self.cache_enabled is None:
@@ -122,14 +123,14 @@ class RegionSpec(NamedTuple):
         """Returns the spec that a str was packed from.
 
         Example:
-            >>> RegionSpec.unpack("000000010000030f").devices
+            >>> RegionSpec.unpack("00000001000000cf").devices
             (DeviceSpec(device_type='cpu', dtype=torch.bfloat16, enabled=True),)
         """
         bits = int(packed, 16)
         fields = ((name, bits >> (_BITS_PER_DEVICE * index)) for index, name in enumerate(DEVICE_TYPES))
         return cls(
             tuple(
-                DeviceSpec(name, _DTYPES[field & 0xFF], bool(field & _ENABLED))
+                DeviceSpec(name, _DTYPES[field & _DTYPE], bool(field & _ENABLED))
                 for name, field in fields
                 if field & _NAMED
             ),
@@ -207,7 +208,7 @@ def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
 
 @functools.cache
 def _stock_bytes() -> dict[str, tuple[int, ...]]:
-    return dict(zip(_C.OP_ENTRY_NAMES, zip(*_C.stock_policy_bytes(), strict=True), strict=True))
+    return dict(zip(_C.OP_ENTRY_NAMES, map(tuple, _C.stock_policy_bytes()), strict=True))
 
 
 def _policy(byte: int) -> CastPolicy | torch.dtype:

@@ -20,7 +20,14 @@ inline bool is_eligible(const at::Tensor& tensor, Device device) {
   if (!at::isFloatingType(dtype) || dtype == at::kDouble) {
     return false;
   }
-  return device == Device::cuda ? tensor.is_cuda() || tensor.is_xla() : tensor.is_cpu() || tensor.is_mkldnn();
+  switch (device) {
+    case Device::cpu:
+      return tensor.is_cpu() || tensor.is_mkldnn();
+    case Device::cuda:
+      return tensor.is_cuda() || tensor.is_xla();
+    default:
+      return tensor.device().type() == device_type_of(device);
+  }
 }
 
 // Both kinds of tensor list. As in stock, a List[Optional[Tensor]], such as index_put's indices, is not cast.

@@ -9,24 +9,26 @@
 #include <array>
 #include <atomic>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 namespace torch_promote {
 
 // The device whose policy applies to a call, and the dispatch keys that are off while the op runs.
 struct Decision {
-  std::array<PolicyByte, kNumDevices> policies; // the op's, in this thread's current state
   Device device = Device::cpu;
   PolicyByte policy = to_byte(CastPolicy::unlisted); // the one that applies
-  bool other_device_waits = false; // the call also has tensors of the other device, whose policy applies next
+  bool other_device_waits = false; // the call also has tensors of another device, whose policy applies next
   bool other_device_on = false;
+  c10::DispatchKeySet fallthrough; // stock's keys of the call's devices on which the policy is `fallthrough`
 
   bool is_none() const {
     return policy <= to_byte(CastPolicy::fallthrough);
   }
   // As in stock, this device's autocast is off for the op and for the ops that it calls. kAutocastKey is off as well,
-  // unless the other device's autocast is on and may still have casts to make.
+  // unless another device's autocast is on and may still have casts to make.
   c10::DispatchKeySet keys_off() const {
-    const c10::DispatchKeySet off(stock_key_of(device));
+    const c10::DispatchKeySet off = stock_key_of(device);
     return other_device_on ? off : off.add(kAutocastKey);
   }
 };
@@ -36,11 +38,11 @@ struct Decision {
 constexpr c10::DispatchKeySet kBelowAutocastKey(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
 
 // Removes casting policies that are not in stock's table; see NOTE [ Inside kernels ].
-inline void keep_casts_of_stock(std::array<PolicyByte, kNumDevices>& policies, OpNumber op) {
-  for (const Device device : {Device::cpu, Device::cuda}) {
-    PolicyByte& policy = policies[static_cast<size_t>(device)];
-    if (is_casting(policy) && policy != stock_policy_table().lookup(device, op)) {
-      policy = to_byte(CastPolicy::fallthrough);
+inline void keep_casts_of_stock(OpPolicies& policies, OpNumber op) {
+  const OpPolicies stock = stock_policy_table().policies_of(op);
+  for (size_t device = 0; device < kNumDevices; ++device) {
+    if (is_casting(policies[device]) && policies[device] != stock[device]) {
+      policies[device] = to_byte(CastPolicy::fallthrough);
     }
   }
 }
@@ -54,32 +56,40 @@ inline void keep_if_traced(const PolicyTable& table) {
   }
 }
 
-// Decides which policy of the current table applies to a call with this key set. CUDA comes before the CPU, because
-// AutocastCUDA is above AutocastCPU. If a device's autocast is off, stock's key for it is excluded. `Op` is an OpEntry
-// or an OpNumber.
+// Decides which policy of the current table applies to a call with this key set. If a device's autocast is off, stock's
+// key for it is excluded. `Op` is an OpEntry or an OpNumber.
 template <class Op>
 Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
   const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
-  const bool cuda_on = !off.has(stock_key_of(Device::cuda));
-  const bool cpu_on = !off.has(stock_key_of(Device::cpu));
-  const bool cuda = cuda_on && keys.has_backend(c10::BackendComponent::CUDABit);
-  const bool cpu = cpu_on && keys.has_backend(c10::BackendComponent::CPUBit);
-  Decision decision{};
-  decision.policies = {table.lookup(Device::cpu, op), table.lookup(Device::cuda, op)};
+  OpPolicies policies = table.policies_of(op);
   if (table.casts_beyond_stock && inside_kernel(off)) {
-    keep_casts_of_stock(decision.policies, static_cast<OpNumber>(op));
+    keep_casts_of_stock(policies, static_cast<OpNumber>(op));
   }
-  const auto [cpu_policy, cuda_policy] = decision.policies;
-  if (cuda && cuda_policy > to_byte(CastPolicy::fallthrough)) {
-    decision.policy = cuda_policy;
-    decision.device = Device::cuda;
-    decision.other_device_on = cpu_on;
-    decision.other_device_waits = cpu;
-  } else if (cpu && cpu_policy > to_byte(CastPolicy::fallthrough)) {
-    decision.policy = cpu_policy;
-    decision.device = Device::cpu;
-    decision.other_device_on = cuda_on;
-  }
+  Decision decision{};
+  const auto consider = [&](auto index) { // an integral constant, so that the keys are constants
+    constexpr Device device = kDevices[index];
+    constexpr DeviceKeys of_device = kDeviceKeys[static_cast<size_t>(device)];
+    if (!keys.has_all(of_device.backend)) {
+      return;
+    }
+    const PolicyByte policy = policies[static_cast<size_t>(device)];
+    if (policy == to_byte(CastPolicy::fallthrough)) {
+      decision.fallthrough = decision.fallthrough | of_device.stock;
+    }
+    if (off.has_all(of_device.stock)) {
+      return;
+    }
+    if (!decision.is_none()) {
+      decision.other_device_waits = true;
+    } else if (policy > to_byte(CastPolicy::fallthrough)) {
+      decision.policy = policy;
+      decision.device = device;
+      decision.other_device_on = !off.has_all(kStockKeys - of_device.stock);
+    }
+  };
+  [&]<size_t... index>(std::index_sequence<index...>) {
+    (consider(std::integral_constant<size_t, index>()), ...);
+  }(std::make_index_sequence<kNumDevices>());
   if (table.serial == 0) { // stock's
     return decision;
   }
@@ -93,18 +103,12 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
 // The keys below kAutocastKey, without the Autocast keys of devices whose policy is `fallthrough`. If the op is
 // unlisted, PyTorch's own autocast kernel, if there is one, runs.
 inline c10::DispatchKeySet keys_without_policy(const Decision& decision, c10::DispatchKeySet keys) {
-  keys = keys & kBelowAutocastKey;
-  for (const Device device : {Device::cpu, Device::cuda}) {
-    if (decision.policies[static_cast<size_t>(device)] == to_byte(CastPolicy::fallthrough)) {
-      keys = keys.remove(stock_key_of(device));
-    }
-  }
-  return keys;
+  return (keys & kBelowAutocastKey) - decision.fallthrough;
 }
 
 // The same, without the key of the device whose policy has been applied.
 inline c10::DispatchKeySet keys_after_policy(const Decision& decision, c10::DispatchKeySet keys) {
-  return keys_without_policy(decision, keys) - c10::DispatchKeySet(stock_key_of(decision.device));
+  return keys_without_policy(decision, keys) - stock_key_of(decision.device);
 }
 
 // The dtype that a call's eligible arguments are cast to, or Undefined for no cast. `join` computes the dtype for

@@ -21,8 +21,7 @@ template <class Arg>
 constexpr bool is_tensor_list = std::is_same_v<std::decay_t<Arg>, at::TensorList>;
 
 bool autocast_is_off() {
-  const c10::DispatchKeySet off = c10::impl::tls_local_dispatch_key_set().excluded_;
-  return off.has(stock_key_of(Device::cpu)) && off.has(stock_key_of(Device::cuda));
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kStockKeys);
 }
 
 // Boxing a call costs more than applying a rule to operands of one dtype. Ops with the common arithmetic signatures
@@ -37,9 +36,7 @@ class TypedKernel<Result(Args...)> {
 
   Result operator()(c10::DispatchKeySet keys, Args... args) const {
     const PolicyTable& table = current_policy();
-    const bool has_policy = table.lookup(Device::cpu, op_->number) != to_byte(CastPolicy::unlisted) ||
-                            table.lookup(Device::cuda, op_->number) != to_byte(CastPolicy::unlisted);
-    if (!has_policy) {
+    if (table.policies_of(op_->number) == OpPolicies{}) { // unlisted on each device
       const PromotingOp* acted = acted_on(table.promotion.rule, op_->number);
       if (acted == nullptr) {
         return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);

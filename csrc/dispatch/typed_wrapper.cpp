@@ -156,15 +156,22 @@ void register_entry(torch::Library& library) {
     library.impl(
         op_entries()[static_cast<size_t>(entry)].overload_name().c_str(),
         make_wrapper<may_return_argument(entry)>(entry, &Op::call, &Op::redispatch, with_dtype));
+  } else if (
+      const OpEntryInfo& info = op_entries()[static_cast<size_t>(entry)];
+      c10::Dispatcher::singleton().findSchema({std::string("aten::") + info.op, info.overload})) {
+    // This library has defined the op.
+    library.impl(
+        info.overload_name().c_str(), torch::CppFunction::makeFromBoxedKernel(boxed_kernel_of(number_of(entry))));
   }
 }
 
 } // namespace
 
 void register_typed_wrappers() {
+  stock_policy_table(); // created now, before other threads use it; it defines an op
   library_on_autocast_key("_").fallback(torch::CppFunction::makeFallthrough());
   torch::Library& aten = library_on_autocast_key("aten");
-#define ROW(op, overload, cpu, cuda, ...)                            \
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                  \
   register_entry<                                                    \
       OpEntry::TORCH_PROMOTE_OP_STRUCT(op, overload),                \
       at::_ops::TORCH_PROMOTE_OP_STRUCT(op, overload) __VA_OPT__(, ) \

@@ -36,14 +36,6 @@ namespace torch_promote {
 
 constexpr c10::DispatchKey kAutocastKey = c10::DispatchKey::AutocastPrivateUse1;
 
-constexpr c10::DeviceType device_type_of(Device device) {
-  return device == Device::cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-}
-
-constexpr c10::DispatchKey stock_key_of(Device device) {
-  return device == Device::cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
-}
-
 // NOTE [ Inside kernels ]
 // PyTorch's kernels call ops on temporary tensors and read the results through raw pointers of the dtype that they
 // passed: `median` clones its argument and sorts the clone's floats. If a policy changed the dtype there, the kernel

@@ -12,8 +12,6 @@ namespace torch_promote {
 
 namespace {
 
-constexpr c10::DispatchKey kStockKeys[kNumDevices] = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
-
 // ROW's fifth argument is optional; this is its value or "".
 constexpr const char* first_or_empty(const char* value = "") {
   return value;
@@ -34,7 +32,7 @@ std::string OpEntryInfo::name() const {
 
 void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
   if (op < kNumOpEntries) {
-    bytes[static_cast<size_t>(device)][op] = policy;
+    entries[op][static_cast<size_t>(device)] = policy;
     return;
   }
   const size_t index = op - kNumOpEntries;
@@ -46,11 +44,11 @@ void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
 
 const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
   static const std::array<OpEntryInfo, kNumOpEntries> entries = {{
-#define ROW(op, overload, cpu, cuda, ...)  \
-  OpEntryInfo{                             \
-      #op,                                 \
-      #overload,                           \
-      {CastPolicy::cpu, CastPolicy::cuda}, \
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                          \
+  OpEntryInfo{                                                               \
+      #op,                                                                   \
+      #overload,                                                             \
+      {CastPolicy::cpu, CastPolicy::cuda, CastPolicy::xpu, CastPolicy::mps}, \
       first_or_empty(__VA_OPT__(TORCH_PROMOTE_STRINGIZE(__VA_ARGS__)))},
 #include "op_policies.def"
 #undef ROW
@@ -63,15 +61,17 @@ const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
 
 const PolicyTable& stock_policy_table() {
   static const PolicyTable table = [] {
+    define_flex_attention();
     PolicyTable result;
     for (size_t entry = 0; entry < kNumOpEntries; ++entry) {
       const OpEntryInfo& info = op_entries()[entry];
       const std::string name = std::string("aten::") + info.op;
       const auto op = c10::Dispatcher::singleton().findOp({name, info.overload});
-      for (size_t device = 0; device < kNumDevices; ++device) {
-        const bool listed = info.policies[device] != CastPolicy::fallthrough && op.has_value() &&
-                            op->hasKernelForDispatchKey(kStockKeys[device]);
-        result.bytes[device][entry] = to_byte(listed ? info.policies[device] : CastPolicy::unlisted);
+      for (const Device device : kDevices) {
+        const CastPolicy policy = info.policies[static_cast<size_t>(device)];
+        const bool listed = policy != CastPolicy::fallthrough && op.has_value() &&
+                            op->hasKernelForDispatchKey(kDeviceKeys[static_cast<size_t>(device)].key);
+        result.put(device, static_cast<OpNumber>(entry), to_byte(listed ? policy : CastPolicy::unlisted));
       }
     }
     return result;

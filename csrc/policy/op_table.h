@@ -1,6 +1,8 @@
 // file: the cast policies, op_policies.def as C++, the numbers of ops, and the policy table that a region points to
 #pragma once
 
+#include "policy/device.h"
+
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -84,10 +86,8 @@ enum class OpEntry : uint16_t {
 
 constexpr size_t kNumOpEntries = static_cast<size_t>(OpEntry::count);
 
-// Index of a device type in a policy table, in the order of the columns of op_policies.def.
-enum class Device : uint8_t { cpu, cuda, count };
-
-constexpr size_t kNumDevices = static_cast<size_t>(Device::count);
+// The policy of one op on each device type.
+using OpPolicies = std::array<PolicyByte, kNumDevices>;
 
 // Every op that can have a policy has a number. The number of an op entry is its index in the table; the numbers of
 // other ops follow.
@@ -131,10 +131,10 @@ class Hash {
 using Fingerprint = std::array<c10::ScalarType, 5>;
 
 struct PolicyTable : std::enable_shared_from_this<PolicyTable> {
-  std::array<std::array<PolicyByte, kNumOpEntries>, kNumDevices> bytes{};
-  // The bytes of ops outside the table, indexed by number - kNumOpEntries. Ops beyond the end are unlisted. The last
+  std::array<OpPolicies, kNumOpEntries> entries{};
+  // The policies of ops outside the table, indexed by number - kNumOpEntries. Ops beyond the end are unlisted. The last
   // element is not unlisted, so that equal tables have equal vectors.
-  std::vector<std::array<PolicyByte, kNumDevices>> extra;
+  std::vector<OpPolicies> extra;
   PromotionReference promotion;
   uint32_t module_tables = 0;      // the number of the policy's tables for modules; 0 for none
   Fingerprint fingerprint{};       // of all of the above; the registry computes it
@@ -142,19 +142,22 @@ struct PolicyTable : std::enable_shared_from_this<PolicyTable> {
   uint64_t serial = 0;             // identifies the table in this process; 0 for stock's
   mutable bool is_kept = false;    // for the life of the process; read and written by std::atomic_ref
 
-  PolicyByte lookup(Device device, OpEntry entry) const {
-    return bytes[static_cast<size_t>(device)][static_cast<size_t>(entry)];
+  OpPolicies policies_of(OpEntry entry) const {
+    return entries[static_cast<size_t>(entry)];
   }
-  PolicyByte lookup(Device device, OpNumber op) const {
+  OpPolicies policies_of(OpNumber op) const {
     if (op < kNumOpEntries) {
-      return lookup(device, static_cast<OpEntry>(op));
+      return entries[op];
     }
     const size_t index = op - kNumOpEntries;
-    return index < extra.size() ? extra[index][static_cast<size_t>(device)] : to_byte(CastPolicy::unlisted);
+    return index < extra.size() ? extra[index] : OpPolicies{};
+  }
+  PolicyByte lookup(Device device, OpNumber op) const {
+    return policies_of(op)[static_cast<size_t>(device)];
   }
   void put(Device device, OpNumber op, PolicyByte policy);
   bool operator==(const PolicyTable& other) const {
-    return bytes == other.bytes && extra == other.extra && promotion == other.promotion &&
+    return entries == other.entries && extra == other.extra && promotion == other.promotion &&
            module_tables == other.module_tables;
   }
 };
@@ -174,6 +177,9 @@ const std::array<OpEntryInfo, kNumOpEntries>& op_entries();
 // The table's policies for the running PyTorch: an op that this PyTorch does not register on a device's Autocast key is
 // `unlisted` for that device.
 const PolicyTable& stock_policy_table();
+
+// Defines aten::flex_attention; see NOTE [ An op for flex_attention ]. stock_policy_table calls it.
+void define_flex_attention();
 
 // One op's policy on one device type.
 struct Override {

@@ -32,12 +32,9 @@ constexpr ScalarType kDigits[1U << kBitsPerSlot] = {
 // Hashes the ops' names, because their numbers depend on the version of the table and on the order in which a program
 // names other ops. `salt` is 0 unless another table of this process has that fingerprint.
 Fingerprint fingerprint_of(const PolicyTable& table, PolicyByte salt) {
-  std::map<std::string, std::array<PolicyByte, kNumDevices>> changed;
+  std::map<std::string, OpPolicies> changed;
   for (const Override& change : overrides_of(table)) {
-    auto& bytes = changed[op_name(change.op)];
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      bytes[device] = table.lookup(static_cast<Device>(device), change.op);
-    }
+    changed[op_name(change.op)] = table.policies_of(change.op);
   }
   Hash hash;
   hash.mix(salt);

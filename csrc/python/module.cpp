@@ -83,18 +83,16 @@ std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
   std::map<std::string, std::vector<unsigned int>> result;
   for (const Override& change : overrides_of(current_policy())) {
     std::vector<unsigned int>& bytes = result[op_name(change.op)];
-    bytes.clear();
-    for (size_t device = 0; device < kNumDevices; ++device) {
-      bytes.push_back(current_policy().lookup(static_cast<Device>(device), change.op));
-    }
+    const OpPolicies policies = current_policy().policies_of(change.op);
+    bytes.assign(policies.begin(), policies.end());
   }
   return result;
 }
 
 std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
   std::vector<std::vector<unsigned int>> result;
-  for (const auto& device : table.bytes) {
-    result.emplace_back(device.begin(), device.end());
+  for (const OpPolicies& policies : table.entries) {
+    result.emplace_back(policies.begin(), policies.end());
   }
   return result;
 }
@@ -274,7 +272,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   register_typed_wrappers();
   register_closed_ops();
-  stock_policy_table(); // created now, before other threads use it
   add_policies(m);
   add_promotion(m);
   add_cache(m);

@@ -303,12 +303,10 @@ bool cuda_can_be_enabled(at::ScalarType dtype) {
 
 // The device that a plain region names; nullopt for other arguments, such as a sequence or a subclass of str.
 std::optional<Device> plain_device(PyObject* device_type) {
-  if (PyUnicode_CheckExact(device_type)) {
-    if (PyUnicode_CompareWithASCIIString(device_type, "cpu") == 0) {
-      return Device::cpu;
-    }
-    if (PyUnicode_CompareWithASCIIString(device_type, "cuda") == 0) {
-      return Device::cuda;
+  constexpr std::array<const char*, kNumDevices> kNames = {"cpu", "cuda", "xpu", "mps"};
+  for (size_t device = 0; PyUnicode_CheckExact(device_type) && device < kNames.size(); ++device) {
+    if (PyUnicode_CompareWithASCIIString(device_type, kNames[device]) == 0) {
+      return static_cast<Device>(device);
     }
   }
   return std::nullopt;
@@ -347,11 +345,12 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
   if (dtype != at::kBFloat16 && dtype != at::kHalf) {
     Py_RETURN_NONE;
   }
-  if (*device == Device::cuda && enabled == Py_True && !cuda_can_be_enabled(dtype)) {
+  const bool has_to_ask = *device == Device::cuda || (*device == Device::mps && dtype == at::kBFloat16);
+  if (has_to_ask && enabled == Py_True && !(*device == Device::cuda && cuda_can_be_enabled(dtype))) {
     Py_RETURN_NONE;
   }
   RegionSpec spec;
-  spec.devices[static_cast<size_t>(*device)] = {true, enabled == Py_True, dtype};
+  spec.put(static_cast<size_t>(*device), {enabled == Py_True, dtype});
   spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
   put_cache(spec, args[4]);
   return plain_region(args, spec.pack());

@@ -123,7 +123,7 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
 // inside a disabled region of ours. Otherwise it must be off: torch.is_autocast_enabled() counts it among the autocast
 // devices.
 void put_key(ThreadKeys& keys, const PolicyTable* policy) {
-  const bool on = keys.enabled(Device::cpu) || keys.enabled(Device::cuda) || policy != &stock_policy_table();
+  const bool on = keys.any_enabled() || policy != &stock_policy_table();
   keys.put_ours(on, !on);
 }
 
@@ -162,13 +162,11 @@ void put_flags() {
 
 void restore(const Frame& frame) {
   ThreadKeys keys = ThreadKeys::read();
-  for (size_t i = 0; i < kNumDevices; ++i) {
-    if (frame.names(i)) {
-      const auto device = static_cast<Device>(i);
-      keys.enable(device, frame.before.devices[i].enabled);
-      at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
-    }
-  }
+  frame.spec.for_each_named([&](size_t i) {
+    const auto device = static_cast<Device>(i);
+    keys.enable(device, frame.before.devices[i].enabled);
+    at::autocast::set_autocast_dtype(device_type_of(device), frame.before.devices[i].dtype);
+  });
   keys.put_ours(frame.before.key_included, frame.before.key_excluded);
   keys.write();
   at::autocast::set_autocast_cache_enabled(frame.before.cache_enabled);
@@ -214,17 +212,14 @@ Frame end_below(size_t position) {
   // The state that the ended region would have restored passes to the next region that changes the same state. If there
   // is none, it is restored now. Every region sets the key, and nearly every region sets the cache flag.
   const auto first_above = frames.begin() + static_cast<std::ptrdiff_t>(position);
-  for (size_t device = 0; device < kNumDevices; ++device) {
-    if (!frame.names(device)) {
-      continue;
-    }
-    const auto above = std::find_if(first_above, frames.end(), [&](auto& f) { return f.names(device); });
+  frame.spec.for_each_named([&](size_t device) {
+    const auto above = std::find_if(first_above, frames.end(), [&](auto& f) { return f.spec.names(device); });
     if (above != frames.end()) {
       above->before.devices[device] = frame.before.devices[device];
     } else {
       frame.before.devices[device].write(device_type_of(static_cast<Device>(device)));
     }
-  }
+  });
   if (sets_cache_mode(frame)) {
     const auto above = std::find_if(first_above, frames.end(), sets_cache_mode);
     (above != frames.end() ? above->before.cache_mode : tls_cache_mode) = frame.before.cache_mode;
@@ -279,16 +274,14 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   }
   put_flags();
 
-  for (size_t i = 0; i < kNumDevices; ++i) {
+  spec.for_each_named([&](size_t i) {
     const RegionSpec::PerDevice& wanted = spec.devices[i];
-    if (wanted.named) {
-      const auto device = static_cast<Device>(i);
-      keys.enable(device, wanted.enabled);
-      if (wanted.dtype != frame.before.devices[i].dtype) {
-        at::autocast::set_autocast_dtype(device_type_of(device), wanted.dtype);
-      }
+    const auto device = static_cast<Device>(i);
+    keys.enable(device, wanted.enabled);
+    if (wanted.dtype != frame.before.devices[i].dtype) {
+      at::autocast::set_autocast_dtype(device_type_of(device), wanted.dtype);
     }
-  }
+  });
   put_key(keys, policy);
   keys.write();
   if (!spec.keeps_cache && spec.cache_enabled != frame.before.cache_enabled) {
@@ -372,7 +365,7 @@ void resume(const Suspended& regions) {
   resumed.front().before = around;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const auto first =
-        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.names(device); });
+        std::find_if(resumed.begin(), resumed.end(), [device](const Frame& f) { return f.spec.names(device); });
     if (first != resumed.end()) {
       first->before.devices[device] = around.devices[device];
     }
@@ -411,13 +404,17 @@ void resume(const Suspended& regions) {
 
 namespace {
 
-constexpr unsigned kBitsPerDevice = 16;
-constexpr unsigned kNamedBit = 8;
-constexpr unsigned kEnabledBit = 9;
+constexpr unsigned kBitsPerDevice = 8;
+constexpr uint64_t kDtypeMask = 0x3F;
+constexpr unsigned kNamedBit = 6;
+constexpr unsigned kEnabledBit = 7;
 constexpr unsigned kCacheBit = 32;
 constexpr unsigned kCacheModeShift = 33;
 constexpr unsigned kKeepsCacheBit = 35;
 constexpr unsigned kChangeShift = 40;
+
+static_assert(static_cast<uint64_t>(c10::ScalarType::NumOptions) <= kDtypeMask);
+static_assert(kBitsPerDevice * kNumDevices <= kCacheBit);
 
 } // namespace
 
@@ -425,9 +422,9 @@ RegionSpec RegionSpec::unpack(uint64_t packed) {
   RegionSpec spec;
   for (size_t device = 0; device < kNumDevices; ++device) {
     const uint64_t field = packed >> (kBitsPerDevice * device);
-    spec.devices[device].named = (field >> kNamedBit & 1) != 0;
-    spec.devices[device].enabled = (field >> kEnabledBit & 1) != 0;
-    spec.devices[device].dtype = static_cast<c10::ScalarType>(field & 0xFF);
+    if ((field >> kNamedBit & 1) != 0) {
+      spec.put(device, {(field >> kEnabledBit & 1) != 0, static_cast<c10::ScalarType>(field & kDtypeMask)});
+    }
   }
   spec.cache_enabled = (packed >> kCacheBit & 1) != 0;
   if (const uint64_t mode = packed >> kCacheModeShift & 3; mode != 0) {
@@ -445,14 +442,12 @@ uint64_t RegionSpec::pack() const {
     packed |= (static_cast<uint64_t>(*cache_mode) + 1) << kCacheModeShift;
   }
   packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
-  for (size_t device = 0; device < kNumDevices; ++device) {
+  for_each_named([&](size_t device) {
     const PerDevice& wanted = devices[device];
-    if (wanted.named) {
-      const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
-                             (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
-      packed |= field << (kBitsPerDevice * device);
-    }
-  }
+    const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
+                           (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
+    packed |= field << (kBitsPerDevice * device);
+  });
   return packed;
 }
 
@@ -473,7 +468,7 @@ at::ScalarType dtype_of(PolicyByte policy, at::ScalarType lower) {
 
 // Whether the policy of the op that ran differs from that of the op that it called, on a device of the region.
 bool differ(OpNumber outer, OpNumber inner, const PolicyTable& policy, const RegionSpec& spec) {
-  for (const Device device : {Device::cpu, Device::cuda}) {
+  for (const Device device : kDevices) {
     const auto& settings = spec.devices[static_cast<size_t>(device)];
     const PolicyByte ran = policy.lookup(device, outer);
     const PolicyByte wanted = policy.lookup(device, inner);

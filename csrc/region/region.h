@@ -7,8 +7,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -49,19 +49,34 @@ inline constinit thread_local PromotionState tls_promotion;
 
 // The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
 // torch_promote/extension.py packs and unpacks the same bits:
-//   bits 0..7 dtype, 8 named, 9 enabled for cpu; 16..23, 24, 25 the same for cuda; 32 cache_enabled;
+//   bits 0..5 dtype, 6 named, 7 enabled for cpu; 8..15, 16..23, 24..31 the same for cuda, xpu, mps; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {
   struct PerDevice {
-    bool named = false;
     bool enabled = false;
     c10::ScalarType dtype = c10::ScalarType::Undefined;
   };
   std::array<PerDevice, kNumDevices> devices;
+  uint8_t named = 0; // the devices that the region sets, a bit for each
   bool cache_enabled = true;
   bool keeps_cache = false;            // leaves the cache flag as it is
   std::optional<CacheMode> cache_mode; // nullopt: keeps that of the region around it
   uint32_t change = 0;                 // the policy change's number in the registry
+
+  void put(size_t device, PerDevice wanted) {
+    devices[device] = wanted;
+    named |= static_cast<uint8_t>(1U << device);
+  }
+  bool names(size_t device) const {
+    return (named >> device & 1) != 0;
+  }
+  // Calls a function with the index of each device that the region sets.
+  template <class Function>
+  void for_each_named(const Function& function) const {
+    for (unsigned rest = named; rest != 0; rest &= rest - 1) {
+      function(static_cast<size_t>(std::countr_zero(rest)));
+    }
+  }
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;
@@ -92,8 +107,11 @@ class ThreadKeys {
   void write() const {
     c10::impl::_force_tls_local_dispatch_key_set(keys_);
   }
+  bool any_enabled() const {
+    return !keys_.excluded_.has_all(kStockKeys);
+  }
   bool enabled(Device device) const {
-    return !keys_.excluded_.has(stock_key_of(device));
+    return !keys_.excluded_.has_all(stock_key_of(device));
   }
   bool ours_included() const {
     return keys_.included_.has(kAutocastKey);
@@ -105,14 +123,14 @@ class ThreadKeys {
     set(keys_.excluded_, stock_key_of(device), !enabled);
   }
   void put_ours(bool included, bool excluded) {
-    set(keys_.included_, kAutocastKey, included);
-    set(keys_.excluded_, kAutocastKey, excluded);
+    set(keys_.included_, c10::DispatchKeySet(kAutocastKey), included);
+    set(keys_.excluded_, c10::DispatchKeySet(kAutocastKey), excluded);
   }
 
  private:
   explicit ThreadKeys(c10::impl::LocalDispatchKeySet keys) : keys_(keys) {}
-  static void set(c10::DispatchKeySet& keys, c10::DispatchKey key, bool on) {
-    keys = on ? keys.add(key) : keys.remove(key);
+  static void set(c10::DispatchKeySet& keys, c10::DispatchKeySet key, bool on) {
+    keys = on ? keys | key : keys - key;
   }
 
   c10::impl::LocalDispatchKeySet keys_;
@@ -165,13 +183,10 @@ struct Frame {
   ChangePtr change = nullptr;
   int graph_task = -1; // see PromotionState; looked up only under a promotion rule
 
-  bool names(size_t device) const {
-    return spec.devices[device].named;
-  }
   // Whether this is an autocast region. A region that names no device (`promotion`, or only a policy) is not one:
   // PyTorch does not count it, and its end frees no casts.
   bool is_autocast() const {
-    return std::any_of(spec.devices.begin(), spec.devices.end(), [](auto& device) { return device.named; });
+    return spec.named != 0;
   }
 };
 

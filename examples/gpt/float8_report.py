@@ -51,10 +51,10 @@ class Float8Report(Report):
                 ("runs of tune", f"{self.tuning.runs} of {self.tuning.budget}"),
             ],
             parts=(
-                Table("Trainings", TRAININGS, trainings, note="The last loss is the mean of the last tenth of them."),
+                Table("Trainings", TRAININGS, trainings, note="Last loss: the mean over the last tenth of the steps."),
                 self._chart("Loss", "linear", [run.losses for run in self.runs]),
                 self._chart("Distance from bfloat16's loss, relative to it", "log", distances),
-                Table("Layers", LAYERS, self._layers(), 30, "Errors are those in float8, or in bfloat16 if unfit."),
+                Table("Layers", LAYERS, self._layers(), 30, "Errors: in float8, or in bfloat16 if kept by a misfit."),
                 Code("The policy", self.tuning.formats()[".toml"][1]()),
             ),
         )

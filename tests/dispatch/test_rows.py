@@ -1,6 +1,6 @@
 """Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors.
 
-On fake CUDA tensors there are no values; tests/cuda/ compares those.
+The policies of CUDA, XPU and MPS are compared on fake tensors, which have no values; tests/cuda/ compares CUDA's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from helpers.rows import (
+    ACCELERATORS,
     LOWER_DTYPES,
     NO_GRADIENT,
     PROCESSOR_BOUND,
@@ -38,11 +39,12 @@ from helpers.side_by_side import Watch, assert_alike, run
 from torch_promote.parity.row_samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
-LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", "cuda")}
-BANNED = [row for row in LISTED["cuda"] if row.cuda is CastPolicy.banned]
+LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", *ACCELERATORS)}
+BANNED = [(row, device) for device in ACCELERATORS for row in LISTED[device] if row.policy(device) is CastPolicy.banned]
 
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
-on_fake_cuda = pytest.mark.usefixtures("pretend_cuda")
+on_fake_tensors = pytest.mark.usefixtures("pretend_cuda")
+each_accelerator = pytest.mark.parametrize("device", ACCELERATORS)
 
 
 def name_of(row: Row) -> str:
@@ -64,22 +66,24 @@ def test_row(row: Row, lower: torch.dtype) -> None:
         check_row(row, kind, lower, "cpu")
 
 
-@on_fake_cuda
+@on_fake_tensors
+@each_accelerator
 @pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
-def test_row_on_fake_cuda(row: Row, lower: torch.dtype) -> None:
+def test_row_on_fake_tensors(row: Row, lower: torch.dtype, device: str) -> None:
     with tensors_of(fake=True):
         for kind in KINDS:
-            check_row(row, kind, lower, "cuda", fake=True)
+            check_row(row, kind, lower, device, fake=True)
 
 
-@on_fake_cuda
+@on_fake_tensors
 def test_no_row_goes_untested() -> None:
     assert set(SAMPLES) == {row.name for row in op_table()}
     here = [row for row in ROWS if row in LISTED["cpu"] or has_kernel(row, "cpu")]
-    there = [row for row in LISTED["cuda"] if row not in BANNED]
     assert [row.name for row in here if not executed(row, "cpu")] == []
-    assert [row.name for row in there if not executed(row, "cuda", fake=True)] == []
-    assert [row.name for row in ROWS if row not in [*here, *LISTED["cuda"]]] == []
+    there = [(row, device) for device in ACCELERATORS for row in LISTED[device]]
+    unseen = [(row.name, device) for row, device in there if not executed(row, device, fake=True)]
+    assert unseen == [(row.name, device) for row, device in BANNED]
+    assert [row.name for row in ROWS if row not in [*here, *(row for row, _ in there)]] == []
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
@@ -99,14 +103,14 @@ def test_gradients_are_there_to_compare(row: Row) -> None:
         assert any(grad.any() for grad in stock.gradients), label
 
 
-@on_fake_cuda
-@pytest.mark.parametrize("row", BANNED, ids=name_of)
+@on_fake_tensors
+@pytest.mark.parametrize(("row", "device"), BANNED, ids=str)
 @each_lower_dtype
-def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, lower: torch.dtype) -> None:
+def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, device: str, lower: torch.dtype) -> None:
     with tensors_of(fake=True):
         for kind in KINDS:
-            for label, bound in calls(row, kind, lower, "cuda", fake=True):
-                for outcome in stock_and_ours(row, bound, lower, "cuda", watched=True, fake=True):
+            for label, bound in calls(row, kind, lower, device, fake=True):
+                for outcome in stock_and_ours(row, bound, lower, device, watched=True, fake=True):
                     assert type(outcome.error) is RuntimeError, label
                     assert outcome.ops == [], label
 
@@ -137,8 +141,8 @@ def test_every_row_runs_in_float32_under_the_policy_fp32(row: Row) -> None:
             assert_alike(got, expected, label)
 
 
-@on_fake_cuda
-@pytest.mark.parametrize("row", [row for row in LISTED["cuda"] if row not in BANNED], ids=name_of)
+@on_fake_tensors
+@pytest.mark.parametrize("row", [row for row in LISTED["cuda"] if (row, "cuda") not in BANNED], ids=name_of)
 def test_the_policy_fp32_gives_what_stock_gives_with_float32_on_cuda(row: Row) -> None:
     """Stock supports dtype=float32 on CUDA only. For `fp32_set_opt_dtype` it runs other ops, with the same results."""
     with tensors_of(fake=True):
@@ -155,7 +159,10 @@ def test_a_row_without_its_policy_is_noticed(row: Row) -> None:
     assert policy_is_noticed(row, "cpu")
 
 
-@on_fake_cuda
-@pytest.mark.parametrize("row", LISTED["cuda"], ids=name_of)
-def test_a_row_without_its_policy_is_noticed_on_fake_cuda(row: Row) -> None:
-    assert policy_is_noticed(row, "cuda", fake=True)
+@on_fake_tensors
+@pytest.mark.parametrize(
+    ("row", "device"),
+    [pytest.param(row, device, id=f"{device}-{name_of(row)}") for device in ACCELERATORS for row in LISTED[device]],
+)
+def test_a_row_without_its_policy_is_noticed_on_fake_tensors(row: Row, device: str) -> None:
+    assert policy_is_noticed(row, device, fake=True)

@@ -87,7 +87,7 @@ def test_a_block_that_cannot_run_here_compiles_and_says_why(block: Block) -> Non
 
 def test_blocks_name_a_language() -> None:
     assert len(RUN) > 30
-    assert len(SESSIONS) > 15
+    assert len(SESSIONS) > 5
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
     assert {(recipe.language, shown.language) for recipe, shown in PRINTED.items()} == {("python", "text")}
 
@@ -121,8 +121,8 @@ def test_environment_variables_exist() -> None:
 # --- the site: links, the navigation, the API reference
 
 
-PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").glob("*.md"))]
-NAVIGATION = re.findall(r"^ +- [^:\n]+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+PAGES = [*(ROOT / name for name in site_hooks.ROOT_PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
+NAVIGATION = re.findall(r"^ +- [^:\n]+: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 #: Written by a run on a GPU, where there is one.
 NOT_ON_THE_SITE = {"gpu.md"}
 
@@ -151,7 +151,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_navigation_has_each_page_once() -> None:
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - NOT_ON_THE_SITE
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - NOT_ON_THE_SITE
     assert sorted(NAVIGATION) == sorted(pages | set(site_hooks.ROOT_PAGES.values()))
 
 

@@ -124,3 +124,11 @@ def test_the_table_has_all_fields_and_kinds_of_modules() -> None:
     assert len(ROWS) == 12
     for name in ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs", "head", "norms", "last"):
         assert name in code
+
+
+@pytest.mark.parametrize(("policy", "is_updated"), [("fp32", True), ("lower", False)])
+def test_running_statistics(policy: str, is_updated: bool) -> None:
+    norm = nn.BatchNorm1d(3)
+    with tp.my_autocast("cpu", torch.bfloat16, policy="off", overrides={"batch_norm": policy}):
+        norm(torch.ones(8, 3, dtype=torch.bfloat16))
+    assert norm.running_mean.any() == is_updated

@@ -16,24 +16,26 @@ class Delta(NamedTuple):
     extra: frozenset[str] = frozenset()  # ops that it registers and the table leaves to stock
 
 
+#: The overloads with dimension names that PyTorch before 2.12 registers on each accelerator.
+_BY_DIMENSION_NAME = frozenset(
+    {
+        "aten::cumprod.dimname",
+        "aten::cumsum.dimname",
+        "aten::log_softmax.Dimname",
+        "aten::prod.dim_Dimname",
+        "aten::softmax.Dimname",
+        "aten::sum.dim_DimnameList",
+    }
+)
+_BEFORE_RMS_NORM = Delta(frozenset({"aten::rms_norm"}), _BY_DIMENSION_NAME | {"aten::norm.names_ScalarOpt_dim"})
+
 #: The table is PyTorch 2.13's. Add a version here only if its other registrations are to be left to stock.
 DELTAS: dict[tuple[int, int], dict[str, Delta]] = {
     (2, 11): {
         "cpu": Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"})),
-        "cuda": Delta(
-            missing=frozenset({"aten::rms_norm"}),
-            extra=frozenset(
-                {
-                    "aten::cumprod.dimname",
-                    "aten::cumsum.dimname",
-                    "aten::log_softmax.Dimname",
-                    "aten::norm.names_ScalarOpt_dim",
-                    "aten::prod.dim_Dimname",
-                    "aten::softmax.Dimname",
-                    "aten::sum.dim_DimnameList",
-                }
-            ),
-        ),
+        "cuda": _BEFORE_RMS_NORM,
+        "xpu": _BEFORE_RMS_NORM,
+        "mps": Delta(extra=_BY_DIMENSION_NAME),
     },
     (2, 15): {
         "cpu": Delta(frozenset({"aten::cholesky", "aten::qr"}), frozenset({"aten::linalg_matrix_sqrth"})),
@@ -56,9 +58,11 @@ def delta_of(device_type: str) -> Delta:
     return delta
 
 
+_NONE = [CastPolicy.fallthrough] * 2
+
 # Three rows that no PyTorch agrees with: an op that does not exist, one that stock does not cast, one that it does.
 STRANGE_ROWS = (
-    Row(0, "no_such_op", "", CastPolicy.fp32, CastPolicy.fallthrough),
-    Row(1, "relu", "", CastPolicy.fp32, CastPolicy.promote),
-    Row(2, "mm", "", CastPolicy.fallthrough, CastPolicy.lower_precision_fp),
+    Row(0, "no_such_op", "", CastPolicy.fp32, *_NONE, CastPolicy.fallthrough),
+    Row(1, "relu", "", CastPolicy.fp32, CastPolicy.promote, *_NONE),
+    Row(2, "mm", "", CastPolicy.fallthrough, *[CastPolicy.lower_precision_fp] * 3),
 )

@@ -24,6 +24,7 @@ from benchmarks.suites import PLACES
 from helpers.comparison import assert_same
 from helpers.probes import leaves_no_trace
 from helpers.program_comparison import Region, assert_like_stock, ours, stock
+from helpers.subprocesses import output_of
 from helpers.thread_state import thread_state
 from torch_promote.regions.promotion import PromotionEvent
 
@@ -522,3 +523,71 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
     frames = our_counts["frames"]
     our_counts["guards"] -= frames if place in OBJECTS else 0
     assert our_counts == stock_counts
+
+
+# --- the backward of a compiled function
+
+
+def in_float32(region: Region, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    with region(enabled=False):
+        return x @ weights[0]
+
+
+def in_two_regions(region: Region, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    with region():
+        return in_float32(region, x, weights)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("region", [ours, stock])
+def test_the_backward_of_an_inner_region_that_is_disabled(region: Region, dynamic: bool) -> None:
+    """If the outer region is around the call, AOTAutograd traces the backward in it, which disregards the inner one."""
+    args = inputs()
+
+    def compiled(body: Body, around: contextlib.AbstractContextManager[Any]) -> Any:
+        torch._dynamo.reset()
+        function = functools.partial(torch.compile(body, backend="aot_eager", dynamic=dynamic), region)
+
+        def call(*args: Any) -> Any:
+            with around:
+                return function(*args)
+
+        return with_gradients(call, *args)
+
+    eager = with_gradients(functools.partial(in_two_regions, region), *args)
+    outputs, gradients = compiled(in_float32, region())
+    assert_same(outputs, eager[0])
+    assert not torch.equal(gradients[0], eager[1][0]), "PyTorch has mended it: delete it from docs/differences.md"
+    with torch._functorch.config.patch(backward_pass_autocast="off"):
+        assert_same(compiled(in_float32, region()), eager)
+    assert_same(compiled(in_two_regions, nullcontext()), eager)
+
+
+BACKWARD_INSIDE = """
+import torch, torch_promote as tp
+from torch import nn
+from torch._inductor.lowering import make_fallback
+make_fallback(torch.ops.aten.sum)
+
+def gradients(dynamic):
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(1025, 2))
+    model = nn.Sequential(normed, nn.Linear(2, 1))
+    def step(x):
+        with tp.my_autocast("cpu", torch.float16, policy="cuda"):
+            model(x).sum().backward()
+    torch._dynamo.reset()
+    (step if dynamic is None else torch.compile(step, dynamic=dynamic))(torch.randn(2, 1025))
+    return [weight.grad for weight in model.parameters()]
+
+for dynamic in (False, True):
+    for mine, eager in zip(gradients(dynamic), gradients(None)):
+        torch.testing.assert_close(mine, eager)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_a_backward_in_a_region_that_the_compiled_function_opens() -> None:
+    """Inductor compiles it with autocast off, and PyTorch runs it with autocast on. Under `cuda`, sum has a policy."""
+    assert output_of(BACKWARD_INSIDE) == "equal\n"

@@ -17,6 +17,7 @@ AT_IMPORT = {
         "torch._C._dispatch_key_parse('AutocastPrivateUse1') in"
         " torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
     ),
+    "flex_attention": "has_kernel('aten::flex_attention', 'AutocastPrivateUse1')",
     "torch.utils._pytree": "tp.Policy in torch.utils._pytree.SUPPORTED_NODES",
     "torch.optim.Optimizer": "count_of_ours(optimizer._global_optimizer_post_hooks) == 1",
     "torch.clear_autocast_cache": "is_ours(torch.clear_autocast_cache)",
@@ -31,6 +32,10 @@ ON_USE = {
     ),
     "torch._functorch AOTAutogradCacheDetails.__init__": (
         "is_ours(found('torch._functorch._aot_autograd.autograd_cache', 'AOTAutogradCacheDetails.__init__'))",
+        "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
+    ),
+    "AOTDispatchAutograd.post_compile": (
+        "is_ours(found('torch._functorch._aot_autograd.runtime_wrappers', 'AOTDispatchAutograd.post_compile'))",
         "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.ones(2))",
     ),
     "torch.autograd._unsafe_preserve_version_counter": (

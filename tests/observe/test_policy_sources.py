@@ -275,7 +275,7 @@ def test_unused_overrides_of_install() -> None:
             X.mm(X)
         with torch.autocast("cpu"):  # another line
             X.mm(X)
-    assert report.unused_overrides() == [UnusedOverride("exp", "cpu, cuda", "fp32", "install")]
+    assert report.unused_overrides() == [UnusedOverride("exp", "cpu, cuda, xpu, mps", "fp32", "install")]
 
 
 def test_unused_overrides_survive_a_file_and_pickle(tmp_path: object) -> None:

@@ -60,8 +60,11 @@ def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "'gpu' is not a device. Legal: cpu, cuda, fake-cuda, and with --stock-only every device"),
-        ({"device": "cuda:0"}, "'cuda:0' is not a device. Legal: cpu, cuda, fake-cuda,"),
+        (
+            {"device": "gpu"},
+            "'gpu' is not a device. Legal: cpu, cuda, xpu, mps, fake-cuda, fake-xpu, fake-mps, and with",
+        ),
+        ({"device": "cuda:0"}, "'cuda:0' is not a device. Legal: cpu, cuda, xpu, mps, fake-cuda,"),
         ({"device": "gpu", "stock_only": True}, "this PyTorch cannot make a tensor on device 'gpu'"),
         ({"device": "meta", "stock_only": True, "ops": ("aten::*",)}, "no entry is called 'aten::*'."),
         ({"ops": ("aten::mn",)}, "no entry is called 'aten::mn'. Closest: aten::mv, aten::mm, aten::tan."),
@@ -70,7 +73,7 @@ def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
         ({"ops": ("add", "aten::mm"), "dtypes": ("int8",)}, "no sample of 'aten::mm' has one of the dtypes int8."),
         ({"ops": ("mm", "aten::mm"), "sample": "float32/0/plain"}, "--sample 'float32/0/plain' needs one entry, but"),
         ({"autocast_dtype": "int8"}, "the autocast dtype 'int8' is not a floating dtype."),
-        ({"autocast_dtype": "float64"}, "autocast on the CPU does not support 'float64'"),
+        ({"autocast_dtype": "float64"}, "autocast on cpu does not support 'float64'"),
     ],
 )
 def test_a_selection_that_is_not_possible(options: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_promote as tp
@@ -44,6 +45,7 @@ SAME: dict[str, list[Any]] = {
     "linear": [F.linear, "F.linear"],
     "cross_entropy_loss": [F.cross_entropy, "F.cross_entropy"],
     "scaled_dot_product_attention": [F.scaled_dot_product_attention],
+    "flex_attention": [flex_attention, torch.ops.higher_order.flex_attention, "torch.ops.higher_order.flex_attention"],
     "linalg_norm": [torch.linalg.norm, "torch.linalg.norm"],
     "einsum": [torch.einsum, torch.functional.einsum],
     "linalg_v*": ["torch.ops.aten.linalg_v*"],

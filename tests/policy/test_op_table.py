@@ -32,8 +32,14 @@ ROWS_HERE = [row for row in op_table() if schema_of(row) is not None]
 
 def spell(row: Row) -> str:
     """A row as it stands in the file."""
-    cuda = row.cuda.value + (f", {row.redispatch_overload}" if row.redispatch_overload else "")
-    return f"ROW({row.op + ',':<36} {row.overload + ',':<17} {row.cpu.value + ',':<19} {cuda})"
+    *first, last = (row.policy(device).value for device in DEVICE_TYPES)
+    policies = [*(f"{policy + ',':<19}" for policy in first), last]
+    more = f", {row.redispatch_overload}" if row.redispatch_overload else ""
+    return f"ROW({row.op + ',':<36} {row.overload + ',':<17} {' '.join(policies)}{more})"
+
+
+def policies_of(row: Row) -> set[CastPolicy]:
+    return {row.policy(device) for device in DEVICE_TYPES}
 
 
 # --- the table and the live dispatcher
@@ -50,7 +56,19 @@ def test_the_table_has_exactly_the_rows_that_pytorch_registers(device_type: str)
 def test_the_table_is_sorted_and_has_no_row_without_a_policy() -> None:
     names = [(row.op, row.overload) for row in op_table()]
     assert names == sorted(set(names))
-    assert not [row.name for row in op_table() if {row.cpu, row.cuda} == {CastPolicy.fallthrough}]
+    assert not [row.name for row in op_table() if policies_of(row) == {CastPolicy.fallthrough}]
+
+
+def test_the_sizes_of_the_columns() -> None:
+    counts = {d: sum(row.policy(d) is not CastPolicy.fallthrough for row in op_table()) for d in DEVICE_TYPES}
+    assert counts == {"cpu": 128, "cuda": 120, "xpu": 117, "mps": 95}
+
+
+def test_xpu_is_cuda_without_its_libraries_convolutions() -> None:
+    differing = {row.op: row.xpu for row in op_table() if row.xpu is not row.cuda}
+    assert differing == dict.fromkeys(
+        ("cudnn_convolution", "cudnn_convolution_transpose", "flex_attention"), CastPolicy.fallthrough
+    )
 
 
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)
@@ -91,7 +109,7 @@ def test_a_custom_op_counts_from_its_registration_on() -> None:
 def test_each_line_of_the_file_is_a_row_that_can_be_pasted() -> None:
     text = Path(module.__file__).with_name("op_policies.def").read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line and not line.startswith("//")] == list(map(spell, op_table()))
-    assert [row.index for row in op_table()] == list(range(207))
+    assert [row.index for row in op_table()] == list(range(210))
 
 
 def test_it_is_the_same_in_cpp() -> None:
@@ -105,7 +123,7 @@ def test_it_is_the_same_in_cpp() -> None:
 
 def test_its_policies_are_legal_by_the_schemas() -> None:
     for row in ROWS_HERE:
-        assert {row.cpu, row.cuda} <= set(legal_policies(row)), row.name
+        assert policies_of(row) <= set(legal_policies(row)), row.name
 
 
 def test_legality_is_found_in_the_schema() -> None:

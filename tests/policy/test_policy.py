@@ -22,7 +22,7 @@ from helpers.policies import LEGAL, POLICIES, STEPS, WAYS, made_of, path, select
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.legality import check_legal
 from torch_promote.policy.module_tables import entries_of
-from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.named_policies import RECOGNIZED, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
 from torch_promote.policy.policy import Difference, Policy, PolicyDiff
@@ -115,6 +115,8 @@ def test_diff_lists_both_sides_in_order_and_prints_as_a_table() -> None:
         Difference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
         Difference("aten::mm", "cpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
         Difference("aten::mm", "cuda", CastPolicy.fp32, CastPolicy.keep),
+        Difference("aten::mm", "mps", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        Difference("aten::mm", "xpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
     )
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert (again, again.names, type(again)) == (found, ("this policy", "the other"), PolicyDiff)
@@ -178,7 +180,7 @@ def test_diff_and_equality_agree(first: Policy, second: Policy) -> None:
 FP32_FORMS = {CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype}
 
 
-@pytest.mark.parametrize("name", Policy.names())
+@pytest.mark.parametrize("name", RECOGNIZED)
 def test_the_entries_of_a_named_policy(name: str) -> None:
     policy, on_stock = Policy.named(name), {device: registered(device) for device in DEVICE_TYPES}
     for row in (row for row in op_table() if schema_of(row) is not None):
@@ -192,13 +194,14 @@ def test_the_entries_of_a_named_policy(name: str) -> None:
             if name == "fp32_safe" and safe and stock[device] not in FP32_FORMS:
                 assert got in safe, (row.name, device)
             else:
-                expected = {**dict.fromkeys(Policy.names(), stock[device]), **stock, "off": CastPolicy.fallthrough}
+                expected = {**dict.fromkeys(RECOGNIZED, stock[device]), **stock, "off": CastPolicy.fallthrough}
                 expected["fp32"] = CastPolicy.fp32
                 assert got is expected[name], (row.name, device)
     for overload, device, value in policy.changes:
         check_legal(overload, value)
         assert value != stock_policy(overload, device)
-    assert len({Policy.named(other) for other in Policy.names()}) == len(Policy.names())
+    assert repr(policy) in ("Policy.stock()", f"Policy.named({name!r})")
+    assert len({Policy.named(other) for other in RECOGNIZED}) == len(RECOGNIZED)
 
 
 # --- errors
@@ -208,25 +211,26 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: Policy.of("fp32safe"),
         PolicyError,
-        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, fp32_safe, fp32, off, or the",
+        "Closest: fp32_safe, fp32. Legal: stock, cpu, cuda, xpu, mps, fp32_safe, fp32, off, torch-2.8 to",
     ),
     (lambda: Policy.of("float32"), PolicyError, "overrides={op: 'float32'}. For every op, write 'fp32'."),
+    (lambda: Policy.of(torch.float32), PolicyError, "overrides={op: torch.float32}. For every op, write 'fp32'."),  # type: ignore[arg-type]
     (lambda: Policy.of({"mm": "fp32"}), PolicyError, "use Policy.stock().override({op: policy})."),  # type: ignore[arg-type]
     (lambda: Policy("cuda"), PolicyError, "To get a policy by name, use Policy.named(...)."),  # type: ignore[arg-type]
     (
-        lambda: Policy.stock().override({}, "xpu"),
+        lambda: Policy.stock().override({}, "hpu"),
         torch_promote.errors.UnsupportedDeviceError,
-        "a policy has no device type 'xpu'. Legal: 'cpu', 'cuda'.",
+        "a policy has no device type 'hpu'. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().override({}, []),
         torch_promote.errors.DeviceTypeError,
-        "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda'.",
+        "device_type is a device type, a sequence of them or None, got []. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().lookup("mm", None),  # type: ignore[arg-type]
         torch_promote.errors.DeviceTypeError,
-        "lookup takes one device type, got None. Legal: 'cpu', 'cuda'.",
+        "lookup takes one device type, got None. Legal: 'cpu', 'cuda', 'xpu', 'mps'.",
     ),
     (
         lambda: Policy.stock().override({f"{NAMESPACE}::many": "fp32"}).lookup(f"{NAMESPACE}::many", "cpu"),

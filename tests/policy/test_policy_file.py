@@ -19,7 +19,7 @@ from helpers.policies import MINE, POLICIES, TEXT, TORCH, WAYS, path
 from torch_promote import CastPolicy, PolicyError
 from torch_promote.policy.files import to_toml
 from torch_promote.policy.module_tables import quoted
-from torch_promote.policy.op_table import TABLE_VERSION
+from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 
@@ -71,8 +71,8 @@ FAMILY = {"linalg_*": "fp32", "linalg_norm": "lower"}
     [
         '[all]\n"linalg_*" = "fp32"\n"linalg_norm" = "lower"\n',
         '[all]\n"linalg_norm" = "lower"\n"linalg_*" = "fp32"\n',
-        '[all]\n"linalg_*" = "fp32"\n[cpu]\n"linalg_norm" = "lower"\n[cuda]\n"linalg_norm" = "lower"\n',
-        '[cpu]\n"linalg_*" = "fp32"\n[cuda]\n"linalg_*" = "fp32"\n[all]\n"linalg_norm" = "lower"\n',
+        '[all]\n"linalg_*" = "fp32"\n' + "".join(f'[{device}]\n"linalg_norm" = "lower"\n' for device in DEVICE_TYPES),
+        "".join(f'[{device}]\n"linalg_*" = "fp32"\n' for device in DEVICE_TYPES) + '[all]\n"linalg_norm" = "lower"\n',
     ],
 )
 def test_a_name_takes_precedence_over_a_pattern(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from helpers.casts import casts_made
 from helpers.override_effects import Kept, carry_out, full_name
-from helpers.rows import LOWER_DTYPES, ROWS, calls, listed, tensors_of
+from helpers.rows import ACCELERATORS, LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound, SeenOp, Watch
 from torch_promote.parity.row_samples import KINDS, MIXED
 from torch_promote.policy.op_table import CastPolicy, Row
@@ -112,7 +112,7 @@ aten = torch.ops.aten
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
-ON_CUDA = [row for row in ROWS if listed(row, "cuda")]
+ON_FAKE = [(row, device) for device in ACCELERATORS for row in ROWS if listed(row, device)]
 
 REGIONS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
 #: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
@@ -133,11 +133,11 @@ def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("row", ON_CUDA, ids=lambda row: row.name)
+@pytest.mark.parametrize(("row", "device"), ON_FAKE, ids=lambda given: getattr(given, "name", given))
 @each_region
-def test_cuda_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
+def test_row_on_fake_tensors(row: Row, device: str, lower: torch.dtype, autocast: Autocast) -> None:
     with tensors_of(fake=True):
-        check_row(row, "cuda", lower, autocast, fake=True)
+        check_row(row, device, lower, autocast, fake=True)
 
 
 CPU = AutocastState.region("cpu")
@@ -320,13 +320,14 @@ ON_TWO_DEVICES: dict[str, tuple[Any, int]] = {
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("policy", [None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ON_TWO_DEVICES)
-def test_calls_of_two_devices(name: str, policy: CastPolicy | torch.dtype | None) -> None:
+@pytest.mark.parametrize("pair", [("cpu", "cuda"), ("xpu", "mps")], ids="-".join)
+def test_calls_of_two_devices(pair: tuple[str, str], name: str, policy: CastPolicy | torch.dtype | None) -> None:
     op, count = ON_TWO_DEVICES[name]
     row = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
     overrides = {} if policy is None else {row: policy}
-    state = replace(AutocastState.region("cuda", overrides=overrides), devices=both_on())
+    state = replace(AutocastState.region("cuda", overrides=overrides), devices=both_on(*pair))
     seen = set()
-    for devices in itertools.product(("cpu", "cuda"), repeat=abs(count) or 2):
+    for devices in itertools.product(pair, repeat=abs(count) or 2):
         for dtypes in itertools.product((torch.float32, torch.float16), repeat=len(devices)):
             with FakeTensorMode():
                 tensors = [torch.empty(2, 2, dtype=t, device=d) for t, d in zip(dtypes, devices, strict=True)]
@@ -336,24 +337,25 @@ def test_calls_of_two_devices(name: str, policy: CastPolicy | torch.dtype | None
                 elif count == 0:
                     args = (tensors[0], [torch.empty(2, dtype=torch.int64, device=devices[0])], tensors[1])
                 plan = autocast_plan(op, args, {}, state)
-                region = tp.my_autocast(["cuda", "cpu"], overrides=overrides)
+                region = tp.my_autocast(pair, overrides=overrides)
                 real, error = watched(functools.partial(op, *args), region, fake=True)
                 if plan.error is not None:
                     assert (real, error is not None) == ([], True)
                     continue
                 hand, by_hand_error = watched(
                     functools.partial(carry_out, plan, (op, args, {}), {}),
-                    tp.my_autocast(["cuda", "cpu"], enabled=False),
+                    tp.my_autocast(pair, enabled=False),
                     fake=True,
                 )
                 assert (real, error) == (hand, by_hand_error), (name, devices, dtypes, plan)
                 seen.add((plan.device, plan.then and plan.then.device))
     if policy is not None:
-        assert seen == {("cpu", None), ("cuda", None), ("cuda", "cpu")}
+        later, first = pair
+        assert seen == {(later, None), (first, None), (first, later)}
 
 
-def both_on() -> dict[str, DeviceAutocast]:
-    return {"cpu": DeviceAutocast(True, torch.bfloat16), "cuda": DeviceAutocast(True, torch.float16)}
+def both_on(*devices: str) -> dict[str, DeviceAutocast]:
+    return {device: DeviceAutocast(True, torch.get_autocast_dtype(device)) for device in devices or ("cpu", "cuda")}
 
 
 @pytest.fixture(autouse=True)

@@ -115,6 +115,25 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
 
 
+class Bags(nn.EmbeddingBag):
+    """Bags of two tokens with the shares of the input."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, mode="sum")
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.tensor([[0, 1], [2, 3]]), per_sample_weights=x[:, 0, :2])
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.weight, x[0])
+
+
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(16, 4),
     "Conv1d": lambda: nn.Conv1d(8, 4, 3),
@@ -125,6 +144,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "GRU": lambda: nn.GRU(16, 4),
     "TransformerEncoderLayer": encoder,
     "TransformerEncoderLayer, in its fast path": lambda: encoder().eval().requires_grad_(False),
+    "EmbeddingBag": Bags,
+    "a product of a sparse weight": Sparse,
     "Experts": lambda: nn.Sequential(nn.Flatten(0, 1), Experts()),
 }
 
@@ -144,7 +165,7 @@ def test_inputs_in_bfloat16_meet_float32_weights(name: str) -> None:
         results.append([out, *(parameter.grad for parameter in module.parameters() if parameter.requires_grad)])
     expected, got = results
     assert got[0].dtype is torch.float32
-    assert all(map(torch.equal, got, expected))
+    assert all(torch.equal(*(each.to_dense() for each in pair)) for pair in zip(got, expected, strict=True))
 
 
 @pytest.mark.usefixtures("pretend_cuda")
@@ -176,6 +197,12 @@ def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path) -> None:
     assert run.stdout == "torch.float32\n", run.stderr
 
 
-def test_the_warning_for_a_region_in_float32_names_the_policy() -> None:
-    with pytest.warns(UserWarning, match="To run every op in float32, use policy='fp32' and no dtype.$"):
+def test_a_region_in_float32() -> None:
+    with pytest.warns(UserWarning, match="Disabling.*To run every op in float32, add policy='fp32'.$"):
         tp.my_autocast("cpu", torch.float32)
+    x = torch.ones(2, 4).to(BF16)
+    for policy in ("fp32", tp.Policy.named("fp32")):
+        with tp.my_autocast("cpu", torch.float32, policy=policy, overrides={"relu": "lower"}):
+            assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (True, torch.float32)
+            assert (x @ x.mT).dtype is x.relu().dtype is torch.float32
+    assert torch.get_autocast_dtype("cpu") is BF16

@@ -246,21 +246,21 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
 ask = partial(partial, tp.my_autocast)
 DEVICE, UNSUPPORTED, DTYPE = errors.DeviceTypeError, errors.UnsupportedDeviceError, errors.DtypeError
 NOT_FLOATING = "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or"
-LEGAL = "Legal: 'cpu', 'cuda'."
+LEGAL = "Legal: 'cpu', 'cuda', 'xpu', 'mps'."
 #: What is called, the error, and a part of its text.
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (ask(torch.device("cpu")), DEVICE, f"of type device. {LEGAL} For a torch.device, pass `.type`."),
     (ask(0), DEVICE, f"expected a device type of type str (or a sequence of them), got 0 of type int. {LEGAL}"),
     (ask(len), DEVICE, "As a decorator, write it with parentheses: @my_autocast()."),
     (ask(("cpu", 0)), DEVICE, f"expected a device type of type str, got 0 of type int. {LEGAL}"),
-    (ask(()), DEVICE, "no device type given: the sequence is empty. Name 'cpu', 'cuda' or both."),
+    (ask(()), DEVICE, f"no device type given: the sequence is empty. {LEGAL}"),
     (ask(("cuda", "cpu", "cuda")), DEVICE, "device type 'cuda' is named twice in ['cuda', 'cpu', 'cuda']. Name each"),
-    (ask("mps"), UNSUPPORTED, f"no device type 'mps'. {LEGAL} torch.autocast('mps') serves that device type."),
-    (ask(("cpu", "xpu")), UNSUPPORTED, f"no device type 'xpu'. {LEGAL} torch.autocast('xpu') serves that device type."),
+    (ask("hpu"), UNSUPPORTED, f"no device type 'hpu'. {LEGAL} torch.autocast('hpu') serves that device type."),
+    (ask(("cpu", "mtia")), UNSUPPORTED, f"no device type 'mtia'. {LEGAL} torch.autocast('mtia') serves that device"),
     (ask("cuda:0"), UNSUPPORTED, f"no device type 'cuda:0'. {LEGAL} Give the type without an index."),
     (ask("meta"), UNSUPPORTED, f"no device type 'meta'. {LEGAL}"),
     (ask("cdua"), UNSUPPORTED, f"no device type 'cdua'. {LEGAL} Closest: cuda."),
-    (ask("gpu"), UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device type of GPUs is 'cuda'."),
+    (ask("gpu"), UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device types of GPUs are 'cuda' (also"),
     (ask("cpu", torch.int8), DTYPE, NOT_FLOATING),
     (ask("cpu", "int8"), DTYPE, NOT_FLOATING),
     (ask("cpu", "bfloat61"), DTYPE, "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are"),

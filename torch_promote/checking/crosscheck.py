@@ -411,7 +411,7 @@ def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastS
     plan = outer.plan
     if plan is None or plan.device is None or outer.op is not op or state is None:
         return False
-    return outer.has_policy and state.devices[plan.device].enabled
+    return outer.has_policy and plan.device in state.devices
 
 
 def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:

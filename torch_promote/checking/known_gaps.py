@@ -21,11 +21,14 @@ import torch
 from torch_promote.checking.expectation import Finding
 from torch_promote.errors import TorchPromoteError
 from torch_promote.observe.ops import is_fake
+from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "known_gaps", "parse_gaps"]
+__all__ = ["DEVICES", "Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "known_gaps", "parse_gaps"]
 
 #: The environment variable with the paths of further files.
 VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
+#: The devices that samples of parity run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
+DEVICES = (*DEVICE_TYPES, *(f"fake-{device_type}" for device_type in DEVICE_TYPES if device_type != "cpu"))
 _KINDS = ("dtype", "shape", "strides", "casts", "bits", "error", "row")
 #: The legal values of keys, by section. Other keys are free text.
 _LEGAL: dict[str, dict[str, tuple[str, ...]]] = {
@@ -34,9 +37,9 @@ _LEGAL: dict[str, dict[str, tuple[str, ...]]] = {
         "wrong": ("pytorch", "reference", "ours"),
         "kind": (*_KINDS, "requires_grad", "structure", "value"),
         "what": ("ours against stock", "reference against stock", "reference against ours"),
-        "device": ("cpu", "cuda", "fake-cuda", "*"),
+        "device": (*DEVICES, "*"),
     },
-    "nondeterministic": {"device": ("cpu", "cuda", "fake-cuda", "*")},
+    "nondeterministic": {"device": (*DEVICES, "*")},
 }
 
 

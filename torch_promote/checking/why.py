@@ -6,8 +6,8 @@ casts, how the operands promote, and the result's dtype.
 
 NOTE [ Real tensors ]
 What PyTorch does with real tensors is the answer, its errors too: fake tensors have other dtypes in places, and take
-calls that the kernels refuse. Without a GPU, tensors of the CPU stand in for those of CUDA, under CUDA's policies. Fake
-tensors stand in for large ones. In both cases the derivation says that it is inferred.
+calls that the kernels refuse. Without a GPU, tensors of the CPU stand in for its own, under its policies. Fake tensors
+stand in for large ones. In both cases the derivation says that it is inferred.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from torch_promote.observe.ops import argument_names, is_composite, overload_nam
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.overrides import LEGAL_DEVICES
 from torch_promote.policy.policy import Policy
 from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
 from torch_promote.reference.dtypes import dtype_name
@@ -153,7 +155,7 @@ def why(
         expression: Operands are tensors, written as dtype and sizes (`int32[2, 3]`, `f2[3]`, `int64[]`), Python
             numbers, and calls of functions of PyTorch or of methods (`cat([int8[2], half[2]])`,
             `F.softmax(bf16[2, 3], -1)`). They are joined by Python's operators.
-        autocast: "cpu" or "cuda": explains the expression inside a region of `my_autocast`. "cuda" needs no GPU.
+        autocast: The device type of a region of `my_autocast` around the expression. It needs no GPU.
         dtype: The region's dtype, or its name. None: PyTorch's default.
         policy: The region's policy. None: the default policy.
         default_dtype: The dtype of Python floats. None: the current default dtype.
@@ -180,9 +182,9 @@ def why(
         torch.bfloat16
     """
     if autocast is None and (dtype is not None or policy is not None):
-        raise OptionError('dtype and policy are those of a region: pass autocast="cpu" or autocast="cuda", too.')
-    if autocast not in (None, "cpu", "cuda"):
-        raise OptionError(f"autocast is 'cpu', 'cuda' or None, got {autocast!r}.")
+        raise OptionError('dtype and policy are those of a region: pass autocast="cpu" or another device type, too.')
+    if autocast is not None and autocast not in DEVICE_TYPES:
+        raise OptionError(f"autocast is a device type or None, got {autocast!r}.{LEGAL_DEVICES}")
     chosen = promotion_rule(rule, default_dtype)
     explainer = _Explainer(autocast, None if dtype is None else parse_dtype(dtype), policy, chosen)
     tree, region = parse(expression), explainer.region_in_words()
@@ -287,7 +289,7 @@ class _Run:
     """A run of a function, and the observer that keeps the calls that it makes, with those inside of each.
 
     Attributes:
-        stands_in: Whether the CPU stands in for CUDA.
+        stands_in: The device type that the CPU stands in for, or None.
         operands: The tensors that the function received.
         names: Those that the expression spells, as it does, by `id`.
         calls: The calls.
@@ -295,7 +297,7 @@ class _Run:
         error: What it raised, or None.
     """
 
-    stands_in: bool
+    stands_in: str | None
     operands: list[torch.Tensor] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     calls: list[_Call] = field(default_factory=list)
@@ -322,7 +324,9 @@ class _Run:
         expectation = expect(op, args, state)
         device, name = expectation.plan and expectation.plan.device, overload_name(op)
         override = state.override(name, device) if state and device else None
-        overridden = override is not None and not (self.stands_in and override is stock_policy(name, "cuda"))
+        overridden = override is not None and not (
+            self.stands_in is not None and override is stock_policy(name, self.stands_in)
+        )
         call = _Call(op, args, expectation, overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._all.append(call)
@@ -392,22 +396,24 @@ class _Explainer:
             yield
 
     @property
-    def _stands_in(self) -> bool:
-        """Whether the CPU stands in for CUDA: NOTE [ Real tensors ]."""
-        return self.autocast == "cuda" and not torch.cuda.is_available()
+    def _stands_in(self) -> str | None:
+        """The device type that the CPU stands in for: NOTE [ Real tensors ]."""
+        has_device = self.autocast is None or torch.get_device_module(self.autocast).is_available()
+        return None if has_device else self.autocast
 
     @property
     def _device(self) -> str:
-        return "cuda" if self.autocast == "cuda" and not self._stands_in else "cpu"
+        return "cpu" if self.autocast is None or self._stands_in else self.autocast
 
     def _autocast(self) -> my_autocast:
         assert self.autocast is not None
-        if not self._stands_in:
+        absent = self._stands_in
+        if absent is None:
             return my_autocast(self.autocast, dtype=self.dtype, policy=self.policy)
         own = () if self.policy is None else Policy.of(self.policy).diff("stock")
-        changes = {exact_key(change.overload): change.mine for change in own if change.device == "cuda"}
-        policy = Policy.named("cuda").override(changes, "cpu")
-        return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype("cuda"), policy=policy)
+        changes = {exact_key(change.overload): change.mine for change in own if change.device == absent}
+        policy = Policy.named(absent).override(changes, "cpu")
+        return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype(absent), policy=policy)
 
     def value_of(self, node: Node) -> Any:
         """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
@@ -468,7 +474,9 @@ class _Explainer:
                 raise ExpressionError(f"the results of {node.text} depend on values, and {reason}.")
             self.inferred = f"{reason}, so it ran on fake tensors, which have no data"
         elif self._stands_in:
-            self.inferred = self.inferred or "there is no GPU here, so the CPU ran it under the policies of CUDA"
+            self.inferred = self.inferred or (
+                f"there is no GPU here, so the CPU ran it under the policies of {self._stands_in.upper()}"
+            )
         refused: PromotionError | PromotionRuleError | None = None
         if isinstance(run.error, PromotionRuleError):
             refused = run.error
@@ -493,18 +501,19 @@ class _Explainer:
         An error may depend on the values: a matrix of ones has no inverse, and ones are no indices of a dimension of
         size 1. So PyTorch refuses the call if it does with each fill.
         """
-        devices = [torch.cuda.current_device()] if self._device == "cuda" else []
+        device = self._device if self._device in ("cuda", "xpu") else None
+        devices = [] if device is None else [torch.get_device_module(device).current_device()]
         for fill in (torch.ones, _identities, torch.zeros):
-            with torch.random.fork_rng(devices=devices):
+            with torch.random.fork_rng(devices, device_type=device or "cuda"):
                 try:
                     run = self._tried(function, args, kwargs, fill, observed=False)
                 except _NoTensorError:
                     return None
             if run.error is None or isinstance(run.error, PromotionRuleError | NotImplementedError):
                 break
-        if _says_nothing(run.error, self._stands_in):
+        if _says_nothing(run.error, self._stands_in is not None):
             return None
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices, device_type=device or "cuda"):
             # Observed calls are boxed, and a few kernels tell `x.op_()` from `op(x, out=x)` by the address of x.
             observed = self._tried(function, args, kwargs, fill, observed=True)
         observed.result, observed.error = run.result, run.error
@@ -554,7 +563,7 @@ class _Explainer:
 
 
 def _says_nothing(error: Exception | None, stands_in: bool) -> bool:
-    """Whether an error is one of values or of memory, or of the CPU that stands in for CUDA."""
+    """Whether an error is one of values or of memory, or of the CPU that stands in for another device type."""
     if type(error).__name__ == "_LinAlgError":
         return True
     ours = "|not implemented for '" if stands_in else ""

@@ -59,10 +59,10 @@ def _info() -> dict[str, Any]:
     devices = {}
     for index, device in enumerate(DEVICE_TYPES):
         devices[device] = {
-            "available": device == "cpu" or torch.cuda.is_available(),
+            "available": torch.get_device_module(device).is_available(),
             "default_dtype": dtype_name(torch.get_autocast_dtype(device)),
             "rows_with_policy": sum(row.policy(device) is not CastPolicy.fallthrough for row in op_table()),
-            "rows_that_count": sum(byte != unlisted_byte for byte in counting[index]),
+            "rows_that_count": sum(policies[index] != unlisted_byte for policies in counting),
             "missing_rows": [row.name for row in missing_rows(device)],
             "unlisted_ops": list(unlisted_ops(device)),
         }

@@ -19,6 +19,7 @@ from torch_promote.errors import OptionError
 from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options
 from torch_promote.parity.report import ParityReport, about, junit, merged
+from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -39,9 +40,10 @@ float32 and the autocast dtype) or lower (float32 inputs are cast to the
 autocast dtype). docs/parity.md says more.
 
 devices:
-  cpu, cuda  compares all bits
-  fake-cuda  CUDA's policies without a GPU, on fake tensors: compares dtypes,
-             shapes and strides
+  cpu, cuda, xpu, mps            compares all bits
+  fake-cuda, fake-xpu, fake-mps  the policies of this device type without a GPU,
+                                 on fake tensors: compares dtypes, shapes and
+                                 strides
 """
 
 EPILOG = """\
@@ -62,7 +64,7 @@ gap; 2 invalid command line, or nothing was checked; 130 interrupted.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     chosen = parser.add_argument_group("selection")
-    chosen.add_argument("--device", default="cpu", help="cpu (default), cuda or fake-cuda")
+    chosen.add_argument("--device", default="cpu", help="cpu (default), cuda, xpu, mps, or fake-cuda, ...")
     chosen.add_argument(
         "--ops", nargs="+", action="extend", default=[], metavar="GLOB", help="only entries whose name matches"
     )
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=natural,
         metavar="N",
-        help="worker processes (default: one per core, at most 4 on cuda); 0: run in this process",
+        help="worker processes (default: one per core, at most 4 on a GPU); 0: run in this process",
     )
     output.add_argument(
         "--json",
@@ -137,7 +139,7 @@ def _checked(
     jobs = arguments.jobs
     if jobs is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        jobs = min(cores, _MAX_ON_A_GPU) if options.device == "cuda" else cores
+        jobs = min(cores, _MAX_ON_A_GPU) if options.device in DEVICE_TYPES[1:] else cores
     results: dict[int, EntryResult] = {}
     interrupted = False
     mismatches = 0

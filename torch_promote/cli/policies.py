@@ -8,16 +8,16 @@ import importlib
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch_promote.cli.output import Part, show
-from torch_promote.errors import OptionError, PolicyError, UnsupportedDeviceError, did_you_mean
+from torch_promote.errors import OptionError, PolicyError, UnsupportedDeviceError
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
-from torch_promote.policy.named_policies import Value, stock_policy
+from torch_promote.policy.named_policies import LEGAL_POLICIES, Value, closest_policy, left_out, stock_policy
 from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, matches
 from torch_promote.policy.op_table import (
     DEVICE_TYPES,
@@ -48,12 +48,14 @@ the op (softmax), the overload (softmax.int) or the full name
 says what a region does with it, and how to override that.
 
 --policy shows a policy instead of the table: a named one (stock, cpu, cuda,
-fp32_safe, fp32, off) or a policy file, with its tables for modules.
+xpu, mps, fp32_safe, fp32, off, torch-2.8 to torch-2.15) or a policy file, with
+its tables for modules. torch-2.11 is what the autocast of PyTorch 2.11 does;
+ops that the running PyTorch lacks are left out of it, and listed.
 
 --diff compares the table with the ops that the running PyTorch registers for
 autocast; what their kernels do, `torch-promote parity --stock-only` measures.
 With two devices, it compares their columns; for a device type without a column
-(xpu, mps), the ops that PyTorch registers. With two policies, or one after
+(mtia), the ops that PyTorch registers. With two policies, or one after
 --policy, it compares these.
 """
 
@@ -73,13 +75,14 @@ examples:
   torch-promote policies --import mylib --op mylib::op
   torch-promote policies --diff cpu cuda
   torch-promote policies --diff fp32_safe stock
+  torch-promote policies --diff torch-2.11 mine.toml
 
 exit status: 0 success; 1 --diff found a difference between PyTorch and the
 table, or between two policies; 2 invalid command line.
 """
 
 #: Device types without a column in the table, for which PyTorch registers ops for autocast.
-_OTHER_DEVICES = ("mps", "xpu")
+_OTHER_DEVICES = ("maia", "mtia")
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
@@ -176,10 +179,10 @@ def _check_names(compared: Sequence[str]) -> None:
     """Raises for a name after --diff that is neither a policy nor a device type, and for a policy beside a device."""
     for name in compared:
         if not _is_policy(name) and not _is_device(name):
-            close = did_you_mean(name, Policy.names()) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
+            close = closest_policy(name) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
             raise OptionError(
                 f"--diff: {name!r} is neither a policy nor a device type.{close} Legal: two "
-                f"policies ({', '.join(Policy.names())}, or a file whose name ends with .toml or contains a /), or two "
+                f"policies ({LEGAL_POLICIES}, or a file whose name ends with .toml or contains a /), or two "
                 f"device types with autocast ({', '.join((*DEVICE_TYPES, *_OTHER_DEVICES))})."
             )
     policies = [name for name in compared if not _is_device(name)]
@@ -282,7 +285,7 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
         "other_ops": others,
     }
     if policies:
-        data |= {"policy": asked, "modules": modules}
+        data |= {"policy": asked, "modules": modules, "left_out": _left_out([str(asked)], devices, pattern)}
     else:
         one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
         data["other_overloads"] = [name for name in _find_ops(pattern) if name not in known] if one_op else []
@@ -294,6 +297,7 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
             for op, value in entries.items()
         ]
     )
+    parts += _drawn_left_out(data.get("left_out", {}))
     if data.get("other_overloads"):
         parts.append(f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}")
     if rows or modules:
@@ -330,7 +334,9 @@ def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         cells = {key.replace("_", " "): row[key] for key in columns}
         for key, cell in cells.items():
-            if isinstance(cell, dict):
+            if isinstance(cell, dict) and len(cell) == len(DEVICE_TYPES) and len(set(cell.values())) == 1:
+                cells[key] = next(iter(cell.values())) or "no entry"
+            elif isinstance(cell, dict):
                 cells[key] = ", ".join(f"{device}: {text or 'no entry'}" for device, text in cell.items())
             elif isinstance(cell, str):
                 cells[key] = _short([cell])
@@ -355,16 +361,39 @@ def _policies_compared(
         if each.device not in DEVICE_TYPES and (each.overload in order or each.overload == KEY_OF_WHOLE)
     ]
     rows = [(each.overload, each.device, [_spell(each.mine), _spell(each.theirs)]) for each in found]
-    data = {
+    data: dict[str, Any] = {
         "torch": torch.__version__,
         "policies": names,
         "devices": devices,
         "op": pattern,
         "differences": [{"op": op, "device": device, "policies": values} for op, device, values in rows],
+        "left_out": _left_out(names, devices, pattern),
     }
     drawn = [{"op": op, "device": device, **dict(zip(names, values, strict=True))} for op, device, values in rows]
     ops = len({op for op, _, _ in rows} - {KEY_OF_WHOLE})
-    return data, [_drawn(drawn), f"{' compared with '.join(names)}. differences: {len(rows)}, ops: {ops}."]
+    last = f"{' compared with '.join(names)}. differences: {len(rows)}, ops: {ops}."
+    return data, [_drawn(drawn), *_drawn_left_out(data["left_out"]), last]
+
+
+def _left_out(names: Iterable[str], devices: Sequence[str], pattern: str | None) -> dict[str, list[dict[str, str]]]:
+    """Returns what policies of PyTorch's versions say about ops that the running PyTorch lacks."""
+    found = {
+        name: [
+            {"op": op, "device": device, "policy": spell_policy(value)}
+            for op, device, value in left_out(name)
+            if device in devices and (pattern is None or matches(op, pattern))
+        ]
+        for name in names
+    }
+    return {name: entries for name, entries in found.items() if entries}
+
+
+def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    return [
+        f"left out of {name}, because torch {torch.__version__} has no such op: "
+        + _short(sorted({entry["op"] for entry in entries}))
+        for name, entries in found.items()
+    ]
 
 
 # The dispatcher knows which ops have a kernel, not what the kernel does.

@@ -12,6 +12,7 @@ import torch
 from torch_promote.checking.why import Derivation, why
 from torch_promote.cli.output import width_of_output, write
 from torch_promote.errors import ExpressionError, OptionError
+from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.dtypes import dtype_name, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES
 
@@ -84,11 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("expression", nargs="+", help='such as "int32[2, 3] + 5.5" or "cat([int8[2], f2[2]])"')
     parser.add_argument(
         "--autocast",
-        choices=("cpu", "cuda"),
-        help="explain the expression in a region of my_autocast, with the casts that it makes; cuda needs no GPU",
+        choices=DEVICE_TYPES,
+        help="explain the expression in a region of my_autocast, with the casts that it makes; needs no GPU",
     )
     parser.add_argument(
-        "--dtype", type=_dtype, help="the region's dtype (default: bfloat16 on cpu, float16 on cuda)", metavar="DTYPE"
+        "--dtype", type=_dtype, help="the region's dtype (default: bfloat16 on cpu, else float16)", metavar="DTYPE"
     )
     parser.add_argument("--policy", help="the region's policy: the name of a policy, or a policy file", metavar="P")
     parser.add_argument(
@@ -111,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status: 1 if PyTorch or the rule raises for the expression."""
     if args.autocast is None and (args.dtype is not None or args.policy is not None):
-        raise OptionError("--dtype and --policy need --autocast cpu or --autocast cuda.")
+        raise OptionError("--dtype and --policy need --autocast.")
     options = {name: getattr(args, name) for name in ("autocast", "dtype", "policy", "default_dtype", "rule")}
     try:
         derivation = why(" ".join(args.expression), **options)

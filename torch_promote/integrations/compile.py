@@ -15,8 +15,10 @@ Source: torch/_dynamo/variables/ctx_manager.py, AutocastModeVariable (v2.13).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,6 +145,32 @@ def _complete_disk_cache_keys() -> None:
     details.__init__ = init
 
 
+def _run_backwards_without_autocast() -> None:
+    """Makes backwards of compiled functions run with autocast off if compiled functions open regions.
+
+    The graph of a backward contains its casts. AOTAutograd runs it with autocast off only if autocast is on where the
+    function is called. If the function itself opens the region, a `backward()` in a region runs the graph with autocast
+    on; for dynamic shapes, Inductor has compiled it with autocast off, and an op that has another dtype than its buffer
+    writes out of bounds.
+
+    Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
+    """
+    owner = sys.modules[_AOT_RUNTIME].AOTDispatchAutograd
+    original = owner.post_compile
+    signature = inspect.signature(original)
+
+    def post_compile(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if graphs_open_regions() or _stock_type is not None:
+            if "spec" in given.arguments:
+                given.arguments["spec"] = dataclasses.replace(given.arguments["spec"], disable_amp=True)
+            else:  # before 2.13
+                given.arguments["disable_amp"] = True
+        return original(*given.args, **given.kwargs)
+
+    owner.post_compile = staticmethod(post_compile)
+
+
 def policy_digest() -> str:
     """Returns a digest of this thread's current policy, the same in every process; "" for stock's."""
     if _C.policy_is_stock():
@@ -157,15 +185,17 @@ digests: list[Callable[[], str]] = [lambda: policy_digest()]
 
 DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+_AOT_RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 
 
 def install(*region_types: Any) -> None:
-    """Completes the keys of the cache on disk, and makes regions traceable: now, or when the modules are imported.
+    """Makes regions traceable, and completes AOTAutograd: now, or when the modules are imported.
 
     Args:
         region_types: The class that takes only a packed spec, and the subclasses of it in this package.
     """
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
+    run_after_import(_AOT_RUNTIME, _run_backwards_without_autocast)
     run_after_import(DYNAMO, functools.partial(_register_regions, *region_types))
 
 

@@ -45,7 +45,7 @@ class _Plugin:
 
     Args:
         precision: "bf16-mixed" or "16-mixed".
-        device: "cpu" or "cuda".
+        device: A device type of `my_autocast`.
         scaler: The gradient scaler of "16-mixed". None: a `torch.amp.GradScaler`.
         policy: As for `my_autocast`.
         overrides: As for `my_autocast`.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import (
     Branch,
@@ -326,7 +327,7 @@ def _heat_chart(sites: Sequence[Site], loss_or_outputs: str) -> Chart:
 
 
 def _name_of(policy: Policy) -> str:
-    for name in Policy.names():
+    for name in RECOGNIZED:
         if Policy.named(name).changes == policy.changes and not policy.modules:
             return "fp32" if name == "off" else name
     return "a changed policy"

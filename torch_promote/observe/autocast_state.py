@@ -63,44 +63,41 @@ def state_in_force() -> AutocastState | None:
         DeviceAutocast(enabled=True, dtype=torch.bfloat16)
     """
     # An observer asks at each call: no generator, and no further function.
-    flags: list[tuple[bool, torch.dtype]] = []
-    is_on = False
+    on: list[tuple[str, torch.dtype]] = []
     for device in DEVICE_TYPES:
-        enabled = torch.is_autocast_enabled(device)
-        is_on = is_on or enabled
-        flags.append((enabled, torch.get_autocast_dtype(device)))
-    if not is_on:
+        if torch.is_autocast_enabled(device):
+            on.append((device, torch.get_autocast_dtype(device)))
+    if not on:
         return None
     policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
     inside = torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS)
-    return _state(tuple(flags), torch.is_autocast_cache_enabled(), policy_id, inside)
+    return _state(tuple(on), torch.is_autocast_cache_enabled(), policy_id, inside)
 
 
 @functools.lru_cache(maxsize=64)
 def _state(
-    devices: tuple[tuple[bool, torch.dtype], ...], cache_enabled: bool, policy_id: int | None, inside_kernel: bool
+    on: tuple[tuple[str, torch.dtype], ...], cache_enabled: bool, policy_id: int | None, inside_kernel: bool
 ) -> AutocastState:
-    by_type = {d: DeviceAutocast(*values) for d, values in zip(DEVICE_TYPES, devices, strict=True)}
+    devices = {device: DeviceAutocast(True, dtype) for device, dtype in on}
     overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, inside_kernel)
-    return AutocastState(by_type, cache_enabled, overrides)
+    return AutocastState(devices, cache_enabled, overrides)
 
 
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[None]:
-    """Lets regions of "cuda", stock's and ours, be enabled where there is no GPU, for fake tensors.
+    """Lets regions of "cuda" and "mps", stock's and ours, be enabled where there is no such GPU, for fake tensors.
 
     Example:
         >>> with pretend_cuda(), torch.autocast("cuda"):
         ...     torch.is_autocast_enabled("cuda")
         True
     """
-    if torch.cuda.is_available():
-        yield
-        return
-    with (
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no),
-        mock.patch.object(torch.cuda, "is_bf16_supported", _yes),
-    ):
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no))
+            stack.enter_context(mock.patch.object(torch.cuda, "is_bf16_supported", _yes))
+        if not torch.backends.mps.is_available():  # PyTorch before 2.12 asks, and raises
+            stack.enter_context(mock.patch.object(torch.backends.mps, "is_macos_or_newer", _yes))
         yield
 
 
@@ -109,5 +106,5 @@ def _no() -> bool:
     return False
 
 
-def _yes(including_emulation: bool = True) -> bool:
+def _yes(*_: object, including_emulation: bool = True) -> bool:
     return True

@@ -25,6 +25,7 @@ from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.events import AUTOCAST_OFF, CallGroup, Place, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
+from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
 from torch_promote.policy.overrides import select
@@ -152,19 +153,20 @@ class PolicySources:
     ) -> None:
         """Collects overrides. Each is listed once, however often its region is entered."""
         found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        policy = Policy.of("stock" if policy is None else policy)
-        name = next((name for name in Policy.names() if Policy.named(name) == policy), None)
+        asked, policy = policy, Policy.of("stock" if policy is None else policy)
+        names = [asked] if isinstance(asked, str) and asked in Policy.names() else RECOGNIZED
+        name = next((name for name in names if Policy.named(name) == policy), None)
         for overload, device, value in policy.changes if name != "off" else ():
             op = overload.partition(".")[0].removeprefix("aten::")
             key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
             types, overloads = found.setdefault(key, (set(), set()))
             types.update(DEVICE_TYPES if name else [device])
             overloads.add(overload)
-        asked = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
+        every = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
         for written, value in (overrides or {}).items():
             chosen, named = select(written, value)
-            asked.append((spell_key(written), devices, spell_policy(chosen), set(named)))
-        for op, where, spelled, overloads in asked:
+            every.append((spell_key(written), devices, spell_policy(chosen), set(named)))
+        for op, where, spelled, overloads in every:
             one = UnusedOverride(op, where, spelled, shown)
             self._asked.setdefault(one, (overloads, set()))[1].add(said_by)
 
@@ -191,7 +193,7 @@ class PolicySources:
 
         Args:
             name: The overload's full name, "aten::mm".
-            device_type: "cpu" or "cuda".
+            device_type: A device type of `my_autocast`.
             module: The path of the module that calls it.
         """
         if not my_autocast_is_in_force():

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
+from torch_promote.checking.known_gaps import DEVICES
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.dtype_names import dtype_of_name
@@ -36,8 +37,6 @@ __all__ = [
     "row_name",
 ]
 
-#: The devices that samples run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.
-DEVICES = ("cpu", "cuda", "fake-cuda")
 #: In the error for a sample with a tensor that is not dense, on a device without them.
 DENSE_ONLY = "has dense tensors only"
 
@@ -93,7 +92,7 @@ class Options:
 
     @property
     def lower(self) -> torch.dtype:
-        """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 on CUDA.
+        """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 elsewhere.
 
         Example:
             >>> Options("fake-cuda").lower, Options("cpu", autocast_dtype="float16").lower
@@ -101,7 +100,7 @@ class Options:
         """
         if self.autocast_dtype is not None:
             return named_dtype(self.autocast_dtype)
-        return torch.float16 if self.device_type == "cuda" else torch.bfloat16
+        return torch.float16 if self.device_type in DEVICE_TYPES[1:] else torch.bfloat16
 
     @property
     def full(self) -> bool:
@@ -234,14 +233,16 @@ def named_dtype(name: str) -> torch.dtype:
 # --- devices
 
 _ONLY_WITH_A_GPU = (
-    "Torch not compiled with CUDA enabled",
-    "PyTorch is not linked with support for cuda devices",
+    "Torch not compiled with ",  # CUDA, XPU
+    "PyTorch is not linked with support for ",
     "Found no NVIDIA driver",
+    "from the 'MPS' backend",
+    "An unexpected device type was provided ",
 )
 
 
 def asks_for_a_gpu(error: Exception | None) -> bool:
-    """Whether an error says that there is no GPU, or no CUDA in this build: a real kernel was called."""
+    """Whether an error says that there is no GPU, or none in this build: a real kernel was called."""
     return error is not None and any(text in str(error) for text in _ONLY_WITH_A_GPU)
 
 

@@ -247,6 +247,10 @@ _SAMPLES: dict[str, list[Sample]] = {
         lambda m: call(m(3, 4), [4], None, None, 1e-5),
     ],
     "rms_norm": [lambda m: call(m(3, 4), [4], m(4)), lambda m: call(m(3, 4), [4], None, 1e-6)],
+    "batch_norm": [
+        lambda m: call(m(2, 3, 4), m(3), m(3), m(3, grad=False), m(3, low=0.1, grad=False), False, 0.1, 1e-5, True),
+        lambda m: call(m(2, 3, 4, 4), m(3), m(3), None, None, True, 0.1, 1e-5, True),
+    ],
     "group_norm": [lambda m: call(m(2, 4, 3), 2, m(4), m(4)), lambda m: call(m(2, 4, 3, 3), 2)],
     # Matrix products, convolutions, attention and recurrent cells.
     "mm": [lambda m: call(m(3, 4), m(4, 5)), lambda m: call(m(3, 4, transposed=True), m(4, 5, transposed=True))],
@@ -297,6 +301,7 @@ _SAMPLES: dict[str, list[Sample]] = {
     "cudnn_convolution": [
         lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), [1, 1], [2, 2], [1, 1], 1, False, True, True),
     ],
+    "_mps_convolution": [lambda m: call(m(2, 3, 6, 6), m(4, 3, 3, 3), m(4), [0, 0], [1, 1], [1, 1], 1)],
     "cudnn_convolution_transpose": [
         lambda m: call(m(2, 3, 5, 5), m(3, 4, 3, 3), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, True)
     ],
@@ -304,6 +309,7 @@ _SAMPLES: dict[str, list[Sample]] = {
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), m(4, 4, grad=False)),
         lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8), is_causal=True, scale=0.5),
     ],
+    "flex_attention": [lambda m: call(m(2, 2, 4, 8), m(2, 2, 4, 8), m(2, 2, 4, 8))],
     "_scaled_dot_product_flash_attention": [lambda m: call(m(2, 2, 16, 16), m(2, 2, 16, 16), m(2, 2, 16, 16))],
     "_native_multi_head_attention": [_native_multi_head_attention],
     "rnn_tanh_cell rnn_relu_cell": [lambda m: call(m(2, 3), m(2, 4), m(4, 3), m(4, 4), m(4), m(4))],

@@ -26,7 +26,7 @@ from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.parity.entry_run import EntryRun
 from torch_promote.parity.model import DEVICES, Entry, EntryResult, Options, SampleMismatch, command_for, on_device
 from torch_promote.parity.samples import PAIRS, NotGenerated, op_database, sample_dtypes, samples
-from torch_promote.policy.op_table import op_table, schema_of
+from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 
 __all__ = ["Prepare", "RunEntry", "WorkerError", "entries", "run_entries", "run_entry"]
 
@@ -36,7 +36,7 @@ RunEntry = Callable[[Entry, Options], EntryResult]
 Prepare = Callable[[Options], object]
 
 #: Other dtypes disable a region on the CPU, stock's and ours.
-_CPU_DTYPES = (torch.bfloat16, torch.float16)
+_LOWER_DTYPES = (torch.bfloat16, torch.float16)
 #: The number of last lines that a crash shows of a dead process's output, or of a traceback.
 _LAST_LINES = 16
 
@@ -77,14 +77,14 @@ def entries(options: Options) -> list[Entry]:
 
 
 def _check_device(device: str, *, stock_only: bool) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("device 'cuda' needs a GPU, but PyTorch finds none. Without a GPU, use fake-cuda.")
+    if device in DEVICE_TYPES and not torch.get_device_module(device).is_available():
+        raise OptionError(f"device {device!r} needs a GPU, but PyTorch finds none. Without a GPU, use fake-{device}.")
     if device in DEVICES:
         return
     if not stock_only:
         raise OptionError(
             f"{device!r} is not a device. Legal: {', '.join(DEVICES)}, and with --stock-only every device type of "
-            f"this PyTorch.{did_you_mean(device, DEVICES)}"
+            f"this PyTorch.{did_you_mean(device, DEVICES) if len(device) > 3 else ''}"
         )
     try:
         torch.empty(1, device=device)
@@ -96,10 +96,10 @@ def _check_device(device: str, *, stock_only: bool) -> None:
 def _check_dtypes(chosen: list[Entry], options: Options) -> None:
     if not options.lower.is_floating_point:
         raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype.")
-    if options.device == "cpu" and options.lower not in _CPU_DTYPES:
+    if options.device_type != "cuda" and options.lower not in _LOWER_DTYPES:
         raise OptionError(
-            f"autocast on the CPU does not support {options.autocast_dtype!r}: regions would be disabled. Legal: "
-            f"bfloat16, float16."
+            f"autocast on {options.device_type} does not support {options.autocast_dtype!r}: regions would be "
+            f"disabled. Legal: bfloat16, float16."
         )
     known = {dtype for entry in chosen for dtype in sample_dtypes(entry, options)} if options.dtypes else set()
     for name in options.dtypes:

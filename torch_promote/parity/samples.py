@@ -22,6 +22,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -152,7 +153,7 @@ def _generated(op: Any, dtype: torch.dtype, options: Options) -> list[Any]:
     """Returns PyTorch's samples of one op and dtype; inputs that can require grad do.
 
     Fake samples are generated on the CPU, where PyTorch can read their values, and do not require grad: in a build
-    without CUDA, a fake CUDA tensor that requires grad ends the process.
+    without the device, a fake tensor that requires grad ends the process.
     """
     import numpy as np  # as the module of PyTorch's samples does
 
@@ -167,16 +168,17 @@ def _generated(op: Any, dtype: torch.dtype, options: Options) -> list[Any]:
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         made = list(op.sample_inputs_func(op, "cpu", dtype, grad))
     for sample in made:
-        sample.input, sample.args, sample.kwargs = tree_map(_on_fake_cuda, (sample.input, sample.args, sample.kwargs))
+        moved = tree_map(partial(_on_fake, options.device_type), (sample.input, sample.args, sample.kwargs))
+        sample.input, sample.args, sample.kwargs = moved
     return made
 
 
-def _on_fake_cuda(value: Any) -> Any:
+def _on_fake(device_type: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return "cuda" if str(value) == "cpu" else value
+        return device_type if str(value) == "cpu" else value
     if value.layout is not torch.strided:
-        raise NotImplementedError(f"fake-cuda {DENSE_ONLY}, not the layout {value.layout}")
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+        raise NotImplementedError(f"fake-{device_type} {DENSE_ONLY}, not the layout {value.layout}")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device_type)
 
 
 def _kinds(
@@ -255,5 +257,5 @@ def _from_pairs(name: str, options: Options) -> Iterator[Sample]:
 
 def _filled(dtype: torch.dtype, shape: tuple[int, ...], options: Options) -> torch.Tensor:
     if options.fake:
-        return torch.empty(shape, dtype=dtype, device="cuda")
+        return torch.empty(shape, dtype=dtype, device=options.device_type)
     return torch.full(shape, 2, device="cpu").to(dtype).to(options.device_type)

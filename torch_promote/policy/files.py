@@ -49,7 +49,7 @@ from torch_promote.policy.module_tables import (
     section_of,
     spell_table,
 )
-from torch_promote.policy.named_policies import MEANINGS, Change, Value, stock_policy
+from torch_promote.policy.named_policies import LEGAL_POLICIES, Change, Value, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
@@ -311,8 +311,10 @@ def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, 
     except UnicodeDecodeError as error:
         raise PolicyError(f"{name}: not a text file in UTF-8 (byte {error.start}). Policy.save() writes one.") from None
     except FileNotFoundError:
-        named = ", ".join(MEANINGS)
-        raise PolicyError(f"there is no policy file {name!r}. Policies that need no file: {named}.") from None
+        close = did_you_mean(Path(name).name, [each.name for each in Path(name).parent.glob("*.toml")])
+        raise PolicyError(
+            f"there is no policy file {name!r}.{close} Policies that need no file: {LEGAL_POLICIES}."
+        ) from None
     except (OSError, ValueError) as error:  # a ValueError where the path contains a NUL
         why = getattr(error, "strerror", None) or error
         raise PolicyError(f"cannot read the policy file {name!r}: {why}.") from error

@@ -39,6 +39,7 @@ __all__ = [
 
 #: What programs call ops, and what the ops are called.
 _ALIASES = {
+    "attention": ("scaled_dot_product_attention", "flex_attention"),
     "conv": ("conv1d", "conv2d", "conv3d"),
     "convolution": ("conv1d", "conv2d", "conv3d"),
     "crossentropy": ("cross_entropy_loss",),
@@ -140,7 +141,13 @@ _PLACES: dict[str, Any] = {
 }
 
 #: The modules that define functions in Python, and where people find these functions.
-_MODULES = {"torch.functional": "torch", "torch.nn.functional": "F", "torch._tensor": "Tensor"}
+_MODULES = {
+    "torch.functional": "torch",
+    "torch.nn.functional": "F",
+    "torch._tensor": "Tensor",
+    "torch.nn.attention.flex_attention": "torch.nn.attention.flex_attention",
+    "torch.ops.higher_order": "torch.ops.higher_order",
+}
 
 
 def op_of_function(function: object, shown: str = "") -> str:
@@ -199,7 +206,8 @@ def _path_of(function: object) -> str | None:
         places = (where for where, place in _PLACES.items() if getattr(place, name, None) == function)
         where = next(places, None)
     else:
-        where = _MODULES.get(function.__module__) if isinstance(function, types.FunctionType) else None
+        is_python = isinstance(function, types.FunctionType | torch._ops.HigherOrderOperator)
+        where = _MODULES.get(function.__module__) if is_python else None
     return where and f"{where}.{name}"
 
 
@@ -209,8 +217,8 @@ def is_python_name(name: str) -> bool:
 
 
 def op_of_python_name(name: str) -> str | None:
-    """Returns the op that a name in Python stands for. One that starts with "torch.ops." is only rewritten."""
-    if name.startswith("torch.ops."):
+    """Returns the op that a name in Python stands for. One of torch.ops is only rewritten."""
+    if name.startswith("torch.ops.") and not name.startswith("torch.ops.higher_order."):
         return name.removeprefix("torch.ops.").replace(".", "::", 1)
     root, *parts = name.split(".")
     found: Any = _ROOTS[root]

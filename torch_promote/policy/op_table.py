@@ -127,7 +127,7 @@ def spell_policy(policy: CastPolicy | torch.dtype) -> str:
 
 
 #: The device types that have a column in the table, in the order of the columns.
-DEVICE_TYPES = ("cpu", "cuda")
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps")
 
 #: The PyTorch version whose registrations the table describes. Other versions register other ops.
 TABLE_VERSION = "2.13"
@@ -135,7 +135,7 @@ TABLE_VERSION = "2.13"
 LEFT_TO_STOCK = frozenset({"aten::_cudnn_rnn"})
 
 _DEF_FILE = Path(__file__).with_name("op_policies.def")
-_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,\s*(\w*)\s*,\s*(\w+)\s*,\s*(\w+)\s*(?:,\s*(\w+)\s*)?\)$", re.MULTILINE)
+_ROW = re.compile(r"^ROW\((\w+), +(\w*), +(\w+), +(\w+), +(\w+), +(\w+)(?:, (\w+))?\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,8 @@ class Row:
         overload: The overload's name, `""` for the default one.
         cpu: Policy on the CPU in PyTorch 2.13.
         cuda: Policy on CUDA in PyTorch 2.13.
+        xpu: Policy on XPU, Intel's GPUs, in PyTorch 2.13.
+        mps: Policy on MPS, Apple's GPUs, in PyTorch 2.13.
         redispatch_overload: The overload that `fp32_append_dtype` calls; `""` if there is none.
     """
 
@@ -156,6 +158,8 @@ class Row:
     overload: str
     cpu: CastPolicy
     cuda: CastPolicy
+    xpu: CastPolicy
+    mps: CastPolicy
     redispatch_overload: str = ""
 
     @property
@@ -164,8 +168,9 @@ class Row:
         return f"aten::{self.op}" + (f".{self.overload}" if self.overload else "")
 
     def policy(self, device_type: str) -> CastPolicy:
-        """The row's policy for a device type, "cpu" or "cuda"."""
-        return self.cuda if device_type == "cuda" else self.cpu
+        """The row's policy for one of `DEVICE_TYPES`."""
+        policy: CastPolicy = getattr(self, device_type)
+        return policy
 
 
 @functools.cache
@@ -178,8 +183,8 @@ def op_table() -> tuple[Row, ...]:
     """
     rows = _ROW.findall(_DEF_FILE.read_text(encoding="utf-8"))
     return tuple(
-        Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), redispatch)
-        for index, (op, overload, cpu, cuda, redispatch) in enumerate(rows)
+        Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), CastPolicy(xpu), CastPolicy(mps), redispatch)
+        for index, (op, overload, cpu, cuda, xpu, mps, redispatch) in enumerate(rows)
     )
 
 
@@ -201,28 +206,30 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
 def registered(device_type: str) -> frozenset[str]:
     """Returns the ops that now have a kernel on the stock autocast key of a device type.
 
-    A PyTorch build without CUDA registers the CUDA ops too. PrivateUse1 is not available: this package uses its
+    Every build of PyTorch registers the ops of all device types. PrivateUse1 is not available: this package uses its
     autocast key. The result is not cached, since a library may register an op at any time.
     """
     key, has_kernel = f"Autocast{device_type.upper()}", torch._C._dispatch_has_kernel_for_dispatch_key
-    names = torch._C._dispatch_get_all_op_names() if key in torch._C.DispatchKey.__members__ else ()
-    ops = frozenset(name for name in names if has_kernel(name, key))
+    try:
+        ops = frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
+    except RuntimeError:  # there is no such key
+        ops = frozenset()
     if not ops:
         raise UnsupportedDeviceError(
-            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: 'cpu', 'cuda', 'mps', "
-            "'xpu', and those of backends that register theirs."
+            f"this PyTorch registers no op for autocast on device type {device_type!r}. Legal: 'cpu', 'cuda', 'xpu', "
+            "'mps', 'maia', 'mtia', and those of backends that register theirs."
         )
     return ops
 
 
 def missing_rows(device_type: str) -> tuple[Row, ...]:
-    """Returns the rows with a policy on "cpu" or "cuda" that the running PyTorch does not register there."""
+    """Returns the rows with a policy on one of `DEVICE_TYPES` that the running PyTorch does not register there."""
     names = registered(device_type)
     return tuple(row for row in _rows_with_a_policy(device_type) if row.name not in names)
 
 
 def unlisted_ops(device_type: str) -> tuple[str, ...]:
-    """Returns the ops that the running PyTorch registers on "cpu" or "cuda" and the table has no policy for.
+    """Returns the ops that the running PyTorch registers on one of `DEVICE_TYPES` without a policy in the table.
 
     Inside our regions, stock autocast still handles these. They include custom ops of libraries.
     """

@@ -182,7 +182,7 @@ def advice_for(value: object) -> str:
         return ""
     shown = repr(value) if isinstance(value, str) else str(policy)
     of_region = f" The dtype of a region is my_autocast(dtype={shown})." if isinstance(policy, torch.dtype) else ""
-    of_region = " For every op, write 'fp32'." if policy is torch.float32 else of_region
+    of_region = " For every op, write 'fp32'." if policy in (torch.float32, CastPolicy.fp32) else of_region
     means = ", and means the region's dtype" if value == "fp16" else ""
     op = "'linear'" if policy in FLOAT8_POLICIES else "op"
     return f" {shown} is for single ops{means}: overrides={{{op}: {shown}}}.{of_region}"

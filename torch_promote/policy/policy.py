@@ -13,15 +13,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError, did_you_mean
+from torch_promote.errors import DeviceTypeError, PolicyError
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
 from torch_promote.policy.named_policies import (
     EVERY_OP,
+    LEGAL_POLICIES,
     MEANINGS,
+    RECOGNIZED,
     Change,
     Value,
+    closest_policy,
     named_changes,
     registered_ops,
     stock_policy,
@@ -38,7 +41,7 @@ class Difference(NamedTuple):
 
     Attributes:
         overload: An overload's full name. In a table of modules also "policy", for the policy of a whole module.
-        device: "cpu" or "cuda"; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
+        device: The device type; for an entry of a table of modules, the table's section, `[modules."blocks.*.attn"]`.
         mine: The first policy's value; None if it has none for the overload.
         theirs: The second policy's value.
     """
@@ -182,9 +185,10 @@ class Policy:
         """Returns a policy by its name.
 
         Args:
-            name: "stock"; "cpu" or "cuda" (the policies of that device type, on every device type); "fp32_safe"
-                (stock, but an op that runs in float32 on one device type does so on every device type); "fp32" (every
-                op runs in float32); "off" (casts in no op).
+            name: "stock"; a device type such as "cuda" (its policies, on every device type); "fp32_safe" (stock, but an
+                op that runs in float32 on one device type does so on every device type); "fp32" (every op runs in
+                float32); "off" (casts in no op); "torch-2.8" to "torch-2.15" (what the autocast of that PyTorch does,
+                without the ops that the running one lacks; `torch-promote policies --policy NAME` lists these).
 
         Raises:
             PolicyError: There is no policy with this name.
@@ -194,9 +198,7 @@ class Policy:
             <CastPolicy.fp32: 'fp32'>
         """
         if not isinstance(name, str) or name not in MEANINGS:
-            raise PolicyError(
-                f"no policy is called {name!r}.{did_you_mean(str(name), MEANINGS)} Legal: {', '.join(MEANINGS)}."
-            )
+            raise PolicyError(f"no policy is called {name!r}.{closest_policy(str(name))} Legal: {LEGAL_POLICIES}.")
         return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
@@ -204,8 +206,8 @@ class Policy:
         """Returns the names that `named` accepts.
 
         Example:
-            >>> Policy.names()
-            ('stock', 'cpu', 'cuda', 'fp32_safe', 'fp32', 'off')
+            >>> Policy.names()[:7]
+            ('stock', 'cpu', 'cuda', 'xpu', 'mps', 'fp32_safe', 'fp32')
         """
         return tuple(MEANINGS)
 
@@ -229,17 +231,18 @@ class Policy:
         if isinstance(value, os.PathLike):
             return cls.load(value)
         if not isinstance(value, str):
+            advice = advice_for(value) or " For single ops, use Policy.stock().override({op: policy})."
             raise PolicyError(
                 f"a policy is a Policy, a name or the path of a policy file, got {value!r} of type "
-                f"{type(value).__name__}. For single ops, use Policy.stock().override({{op: policy}})."
+                f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
             return cls.named(value)
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
-            f"no policy is called {value!r}.{advice_for(value) or did_you_mean(value, MEANINGS)} Legal: "
-            f"{', '.join(MEANINGS)}, or the path of a file, which contains a separator or ends with .toml."
+            f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
+            f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
     def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
@@ -247,7 +250,7 @@ class Policy:
 
         Args:
             overrides: Maps ops to policies, as `my_autocast(overrides=...)` does.
-            device_type: The device type or types to which they apply, "cpu" or "cuda". None: all.
+            device_type: The device type or types to which they apply. None: all.
 
         Returns:
             The new policy. The overrides take precedence over this policy's entries.
@@ -413,7 +416,7 @@ class Policy:
 
         Args:
             op: An op, named as in `override`. If some of its overloads are in the op table, only those are considered.
-            device_type: "cpu" or "cuda".
+            device_type: A device type of `my_autocast`.
 
         Returns:
             A cast policy, or the dtype that the op runs in. None: this policy has no entry for the op.
@@ -531,8 +534,8 @@ class Policy:
 
     @property
     def _name(self) -> str | None:
-        """The name of the policy without its tables for modules; None if it has none."""
-        return next((name for name in MEANINGS if self.changes == Policy.named(name).changes), None)
+        """The name of the policy without its tables for modules; None if it has none, or that of a PyTorch version."""
+        return next((name for name in RECOGNIZED if self.changes == Policy.named(name).changes), None)
 
     @classmethod
     def _of_entries(

@@ -35,7 +35,7 @@ __all__ = [
 
 
 #: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
-TURNS = {"cuda": ("cuda", "xla"), "cpu": ("cpu",)}
+TURNS = {"cuda": ("cuda", "xla"), "mps": ("mps",), "xpu": ("xpu",), "cpu": ("cpu",)}
 
 #: A policy for every device type, or a mapping of device types to policies.
 Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]
@@ -104,8 +104,8 @@ class AutocastState:
         """Returns the state inside a region of one device type.
 
         Args:
-            device_type: "cpu" or "cuda".
-            dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 on CUDA.
+            device_type: A key of `TURNS`.
+            dtype: The autocast dtype. None: PyTorch's default, bfloat16 on the CPU and float16 elsewhere.
             cache_enabled: Whether casts of weights are cached.
             overrides: Policies by the overload's full name: for every device type, or by device type.
 
@@ -123,7 +123,7 @@ class AutocastState:
 
         Args:
             name: The overload's full name.
-            device_type: "cpu" or "cuda".
+            device_type: A key of `TURNS`.
 
         Example:
             >>> state = AutocastState.region("cpu", overrides={"aten::mm": {"cpu": CastPolicy.fp32}})
@@ -180,7 +180,7 @@ def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
 
 
 #: The dispatch keys that PyTorch registers its autocast kernels on.
-_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_STOCK_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class AutocastPlan:
         runs: The overload that runs, such as `aten::mm`.
         dtype_arguments: Keyword arguments that autocast adds or changes, by name.
         error: Why autocast refuses the call, or None.
-        then: The plan of the other device type, for a call with tensors of both. It is carried out second.
+        then: The plan of the next device type, for a call with tensors of several. It is carried out second.
         left_to_stock: Whether a stock autocast kernel handles the op: one of a newer PyTorch or a library, on a device
             type for which the table has no policy and no override exists. The plan does not know what that kernel
             does, so the rest of it is empty.
@@ -463,7 +463,8 @@ _PARAMETER = "Parameter"
 
 def _gives_own_results(name: str) -> bool:
     """Whether the op never returns one of its arguments, or a view of one, to which the caller could write."""
-    return name in _rows() and name not in ("aten::einsum", "aten::chain_matmul", "aten::view_as_complex")
+    may_share = ("aten::einsum", "aten::chain_matmul", "aten::flex_attention", "aten::view_as_complex")
+    return name in _rows() and name not in may_share
 
 
 @functools.cache
@@ -497,7 +498,7 @@ def has_policy(name: str, device: str, state: AutocastState) -> bool:
 
     Args:
         name: The overload's full name.
-        device: "cpu" or "cuda".
+        device: A key of `TURNS`.
         state: The autocast state.
 
     Example:

@@ -36,7 +36,7 @@ from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.policy.overrides import parse_overrides, select, spell_overrides
+from torch_promote.policy.overrides import LEGAL_DEVICES, parse_overrides, select, spell_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.region import Region
 
@@ -47,6 +47,7 @@ __all__ = [
     "cache_info",
     "check_devices",
     "clear_cache",
+    "default_device_type",
     "line_of",
     "my_autocast",
     "named_ops",
@@ -70,9 +71,10 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
     object any number of times, nested and in several threads.
 
     Args:
-        device_type: "cpu" or "cuda", or a sequence of both. None: "cuda" if it is available, else "cpu".
+        device_type: "cpu", "cuda", "xpu" or "mps", or a sequence of these. None: the accelerator of these that is
+            available, else "cpu".
         dtype: The dtype of lower-precision ops, or its name ("bfloat16", "bf16"). None: the present default of each
-            device type, which is `torch.bfloat16` for the CPU and `torch.float16` for CUDA.
+            device type, which is `torch.bfloat16` for the CPU and `torch.float16` for the others.
         enabled: False makes a region in which autocast is off for these device types.
         cache_enabled: Whether casts of weights are reused within the region. None: as in the code around.
         cache: Which casts are reused. "weights": those that stock reuses, of float32 leaves that require a gradient,
@@ -81,7 +83,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             which is cache_enabled=False; the other modes are cache_enabled=True. None: as cache_enabled says, in the
             mode of the region around, or "weights" outside of regions.
         policy: The cast policy of each op, in this region and in regions nested in it: a `Policy`, the name of one
-            ("cuda", "cpu", "fp32", "fp32_safe", "off", "stock"; see `Policy.named`) or the path of a policy file, which
+            ("cuda", "fp32", "fp32_safe", "off", "stock", ...; see `Policy.named`) or the path of a policy file, which
             is read here. None: the policy of the region around, or outside of regions the default
             (`set_default_policy`).
         overrides: Cast policies of single ops, on top of the policy: maps an op ("softmax", "softmax.int", "F.softmax",
@@ -106,8 +108,9 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
     Warns:
         UnusedOverrideWarning: At the region's end, if an op that overrides name met no call, although another op called
             it with autocast off: `{"mm": "fp32"}` has no effect on `linear`.
-        UserWarning: You ask for CUDA where it is not available, or for the CPU with a dtype other than bfloat16 and
-            float16. The region is then disabled, as in `torch.autocast`.
+        UserWarning: You ask for CUDA where it is not available, for another device type with a dtype other than
+            bfloat16 and float16 (and float32 under the policy "fp32"), or for bfloat16 on MPS before macOS 14. The
+            region is then disabled, as in `torch.autocast`.
 
     Example:
         >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
@@ -148,7 +151,10 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
                 return
         if isinstance(dtype, str):
             dtype = parse_dtype(dtype)
-        devices = check_devices(device_type, dtype, enabled)
+        dtypes = _PLAIN_DTYPES
+        if policy == "fp32" or (isinstance(policy, Policy) and policy == Policy.named("fp32")):
+            dtypes = (*dtypes, torch.float32)
+        devices = check_devices(device_type, dtype, enabled, dtypes)
         change, binding, line = 0, None, None
         if overrides is not None or policy is not None or model is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
@@ -280,7 +286,7 @@ def clear_cache() -> None:
 # --- arguments
 
 
-_PLAIN_DTYPES = (torch.bfloat16, torch.float16)
+_PLAIN_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
 #: Keeps the changes whose numbers are constants of compiled graphs.
 _traced: dict[int, _C.HeldChange] = {}
@@ -289,12 +295,17 @@ _NO_CACHE = "none"
 _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
 
 
-def check_devices(device_type: object, dtype: object, enabled: object) -> tuple[DeviceSpec, ...]:
-    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for."""
+def check_devices(
+    device_type: object, dtype: object, enabled: object, dtypes: tuple[torch.dtype, ...] = _PLAIN_DTYPES
+) -> tuple[DeviceSpec, ...]:
+    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for.
+
+    A region whose dtype is not one of `dtypes` is disabled, but on CUDA.
+    """
     device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
     checked = []
     for name in device_types:
-        checked.append(_check_device(name, dtype, enabled))
+        checked.append(_check_device(name, dtype, enabled, dtypes))
     return tuple(checked)
 
 
@@ -363,10 +374,10 @@ _install_checkpoint_hooks._dynamo_marked_constant = True  # type: ignore[attr-de
 
 def _device_types(asked: object) -> Sequence[str]:
     if asked is None:
-        return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+        return (default_device_type(),)
     if isinstance(asked, Sequence):
         if not asked:
-            raise DeviceTypeError("no device type given: the sequence is empty. Name 'cpu', 'cuda' or both.")
+            raise DeviceTypeError(f"no device type given: the sequence is empty.{LEGAL_DEVICES}")
         for index, name in enumerate(asked):
             if name in asked[:index]:
                 raise DeviceTypeError(f"device type {name!r} is named twice in {list(asked)!r}. Name each once.")
@@ -374,16 +385,27 @@ def _device_types(asked: object) -> Sequence[str]:
     remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
     remedy = "For a torch.device, pass `.type`." if isinstance(asked, torch.device) else remedy
     raise DeviceTypeError(
-        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}. "
-        f"Legal: 'cpu', 'cuda'. {remedy}".rstrip()
+        f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}."
+        f"{LEGAL_DEVICES} {remedy}".rstrip()
     )
 
 
-def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
+def default_device_type() -> str:
+    """Returns the device type of a region that names none: the accelerator that is available, else "cpu"."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "xpu" if torch.xpu.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+# Dynamo calls it while it traces.
+default_device_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _check_device(name: object, dtype: object, enabled: object, dtypes: tuple[torch.dtype, ...]) -> DeviceSpec:
     """Returns what a region asks for on a device type, as torch.autocast would."""
     if not isinstance(name, str):
         raise DeviceTypeError(
-            f"expected a device type of type str, got {name!r} of type {type(name).__name__}. Legal: 'cpu', 'cuda'."
+            f"expected a device type of type str, got {name!r} of type {type(name).__name__}.{LEGAL_DEVICES}"
         )
     if name not in DEVICE_TYPES:
         raise _unsupported(name)
@@ -410,14 +432,28 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
             raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
         if dtype in _PLAIN_DTYPES:
             _C.cuda_allows(dtype)
-    elif dtype not in _PLAIN_DTYPES:
-        every = " To run every op in float32, use policy='fp32' and no dtype." if dtype is torch.float32 else ""
+    elif dtype not in dtypes:
+        every = " To run every op in float32, add policy='fp32'." if dtype is torch.float32 else ""
         _warn(
-            f"my_autocast on the CPU supports torch.bfloat16 and torch.float16, got {dtype}. Disabling my_autocast. To "
-            f"run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"
+            f"my_autocast on {_IN_WORDS[name]} supports torch.bfloat16 and torch.float16, got {dtype}. Disabling "
+            f"my_autocast. To run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"
         )
         return DeviceSpec(name, dtype, False)
+    elif name == "mps" and dtype is torch.bfloat16 and _lacks_bfloat16_on_mps():
+        _warn("my_autocast on MPS supports torch.bfloat16 from macOS 14 on. Disabling my_autocast.")
+        return DeviceSpec(name, dtype, False)
     return DeviceSpec(name, dtype, check_flag("enabled", enabled))
+
+
+_IN_WORDS = {"cpu": "the CPU", "xpu": "XPU", "mps": "MPS"}
+
+
+def _lacks_bfloat16_on_mps() -> bool:
+    # PyTorch before 2.12 runs on macOS 13. Without MPS, as for fake tensors, the version is not known.
+    return torch.backends.mps.is_available() and not torch.backends.mps.is_macos_or_newer(14, 0)
+
+
+_lacks_bfloat16_on_mps._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _unsupported(name: str) -> UnsupportedDeviceError:
@@ -425,11 +461,11 @@ def _unsupported(name: str) -> UnsupportedDeviceError:
         remedy = " Give the type without an index."
     elif name in torch._C._autocast_supported_devices():
         remedy = f" torch.autocast({name!r}) serves that device type."
-    elif name.lower() in {"gpu", "nvidia", "rocm", "hip"}:
-        remedy = " The device type of GPUs is 'cuda'."
+    elif name.lower() in {"gpu", "nvidia", "rocm", "hip", "intel", "apple", "metal"}:
+        remedy = " The device types of GPUs are 'cuda' (also for ROCm), 'xpu' (Intel) and 'mps' (Apple)."
     else:
-        remedy = did_you_mean(name, DEVICE_TYPES)
-    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}. Legal: 'cpu', 'cuda'.{remedy}")
+        remedy = did_you_mean(name, DEVICE_TYPES) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
+    return UnsupportedDeviceError(f"my_autocast has no device type {name!r}.{LEGAL_DEVICES}{remedy}")
 
 
 def _warn(message: str) -> None:
@@ -516,6 +552,7 @@ _CALLS = {
     "cosine_similarity": "mul sum linalg_vector_norm div",
     "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
     "einsum": "bmm mul sum",
+    "flex_attention": "_safe_softmax matmul bmm mul logsumexp",
     "frobenius_norm": "linalg_vector_norm",
     "group_norm": "native_group_norm",
     "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",

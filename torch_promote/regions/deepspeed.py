@@ -2,7 +2,9 @@
 
 DeepSpeed rounds the parameters of the classes in `torch_autocast.lower_precision_safe_modules` to the section's dtype
 when it gathers them (ZeRO stage 3), and their gradients when it reduces them (all stages). If the op that takes a
-parameter rounds it to the same dtype anyway, gathering it rounded changes no result.
+parameter rounds it to the same dtype anyway, gathering it rounded changes no result. The biases of `nn.Linear` are an
+exception under stage 3, whose own `linear` adds them in float32 to a product of three or more dimensions; DeepSpeed
+cannot select weights without biases.
 
 Source: deepspeed/runtime/torch_autocast.py, init_autocast_params, which compares `module.__class__` and sets the
 attribute `comm_dtype` of `module.parameters(recurse=False)` (DeepSpeed 0.19).

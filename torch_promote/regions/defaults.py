@@ -144,7 +144,7 @@ def register_policy(
     Args:
         op: The op, named as in `my_autocast(overrides=...)`.
         policy: The cast policy, or a floating dtype to run in.
-        device_type: "cpu", "cuda" or a sequence of these. None: both.
+        device_type: One of the device types of `my_autocast`, or a sequence of these. None: all.
         replace: Whether the policy replaces one that was registered for the op before.
 
     Returns:

@@ -355,7 +355,7 @@ class Installation:
         parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
         asked = ", ".join(parts) or "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
-        return f"Regions of torch.autocast for {' and '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
+        return f"Regions of torch.autocast for {', '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
 
     def __repr__(self) -> str:
         parts = [f"policy={self.policy!r}"] if self.policy is not None else []
@@ -400,10 +400,11 @@ def _not_in_graphs(function: _Function) -> _Function:
 def install(
     *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
 ) -> Installation:
-    """Runs every region of `torch.autocast` for "cpu" and "cuda" that is entered from now on as a region of ours.
+    """Runs every region of `torch.autocast` that is entered from now on as a region of ours.
 
-    It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect other
-    device types, regions that are open now, and functions of `torch.jit.script`. A second call replaces the first.
+    It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect
+    device types that `my_autocast` lacks, regions that are open now, and functions of `torch.jit.script`. A second call
+    replaces the first.
 
     Args:
         policy: As for `my_autocast`.

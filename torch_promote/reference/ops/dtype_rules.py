@@ -147,15 +147,16 @@ def bin_counts(call: Call) -> torch.dtype:
 def statistics(call: Call, name: str | None = None) -> torch.dtype:
     """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
 
-    On CUDA, batch and layer norm always use float32 for half-precision inputs.
+    On other devices than the CPU, batch and layer norm always use float32 for half-precision inputs.
 
     Source: aten/src/ATen/native/cpu/mixed_data_type.h, param_scalar_type (v2.13);
     aten/src/ATen/native/cuda/Normalization.cu, batch_norm_cuda (v2.13);
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda (v2.13).
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda (v2.13); for fake tensors of other devices
+    torch/_decomp/decompositions.py, native_batch_norm_helper (v2.13).
     """
     dtype = same(call, name)
-    on_cuda = described(call.tensor(name)).device == "cuda" and call.signature.name != "aten::native_group_norm"
-    if on_cuda and dtype in (torch.float16, torch.bfloat16):
+    on_gpu = described(call.tensor(name)).device != "cpu" and call.signature.name != "aten::native_group_norm"
+    if on_gpu and dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     names = {"weight", "bias", "running_mean", "running_var"} & set(call)
     parameters = [x.dtype for x in call.operands(*names) if isinstance(x, TensorLike)]
