@@ -238,9 +238,10 @@ class _Float8Linear(torch.autograd.Function):
             rows = x.reshape(-1, x.shape[-1])
             a = recipe.in_float8(rows, _E4M3, 1)
             b = recipe.in_float8(weight, _E4M3, 1) if packed is None else _unpack(packed, weight.shape)
-            output = _multiply(recipe, a, b.T, x.dtype, fast=True)
+            product, shape = _multiply(recipe, a, b.T, x.dtype, fast=True), (*x.shape[:-1], weight.shape[0])
             # As in ATen's linear: in-place ops refuse a view that a Function returns.
-            return torch.ops.aten._unsafe_view.default(output, (*x.shape[:-1], weight.shape[0]))
+            output: Tensor = torch.ops.aten._unsafe_view.default(product, shape)
+            return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
