@@ -27,7 +27,7 @@ REPORTS = sorted((ROOT / "docs" / "found_in_pytorch").glob("*.md"))
 #: What a report consists of; the script and what it prints are groups.
 PARTS = (
     "# .+\n\nFound in PyTorch .+\n\n```python\n(.+?)```\n\nExpected: .+\n\n"
-    "Got:\n\n```text\n(.+?)```\n\nCause: .+\n\nSuggested fix: .+"
+    "Got.*?:\n\n```text\n(.+?)```\n\nCause: .+\n\nSuggested fix: .+"
 )
 SINGLE, HALF, INTS = torch.zeros(2, 2), torch.zeros(2, 2).half(), torch.tensor([1, 3])
 
