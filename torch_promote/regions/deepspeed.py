@@ -82,8 +82,9 @@ def safe_modules(policy: Policy, model: nn.Module, device_type: str, dtype: torc
     #: The names of the modules for which a parameter may not be rounded, and why.
     against: dict[nn.Parameter, tuple[str, str]] = {}
     for name, module, why in modules:
-        for parameter in module.parameters(recurse=False) if why is not None else ():
-            against.setdefault(parameter, (name, why))
+        if why is not None:
+            for parameter in module.parameters(recurse=False):
+                against.setdefault(parameter, (name, why))
     safe: dict[type[nn.Module], str] = {}
     unsafe: dict[type[nn.Module], tuple[str, str]] = {}
     for name, module, why in modules:

@@ -77,7 +77,7 @@ class _Recipe(NamedTuple):
     float8_grad_weight: bool
 
     def in_float8(self, matrix: Tensor, dtype: torch.dtype, dim: int | None) -> _Scaled:
-        """A matrix in float8.
+        """A matrix in float8. observe/findings.py, `float8_table`, recognizes the last ops.
 
         Args:
             matrix: The matrix.
