@@ -270,9 +270,14 @@ std::optional<at::Tensor> kept_float8(
     return found;
   }
   const SourceSignature signature(source);
+  // Uses outside of inference mode could not get an inference tensor.
+  const c10::InferenceMode normal_mode(false);
+  const at::AutoGradMode grad(false);
   at::Tensor made = make();
-  ++here.misses;
-  store_persistent(wanted, signature, made, aliases);
+  if (is_plain(*made.unsafeGetTensorImpl())) { // and not the answer of a mode, such as a fake tensor
+    ++here.misses;
+    store_persistent(wanted, signature, made, aliases);
+  }
   return made;
 }
 

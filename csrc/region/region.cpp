@@ -149,14 +149,15 @@ void leave_nesting(const Frame& frame) {
 }
 
 // To be called after each change of the open regions.
-void put_flags() {
-  const auto& frames = open_frames();
-  tls_region_open = false;
-  tls_notes_calls = frames.empty();
+void put_flags(const std::vector<Frame>& frames) {
+  bool region_open = false;
+  bool notes_calls = frames.empty();
   for (const Frame& frame : frames) {
-    tls_region_open |= frame.is_autocast();
-    tls_notes_calls |= frame.change != nullptr && frame.change->called != nullptr;
+    region_open |= frame.is_autocast();
+    notes_calls |= frame.change != nullptr && frame.change->called != nullptr;
   }
+  tls_region_open = region_open;
+  tls_notes_calls = notes_calls;
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
 
@@ -182,9 +183,10 @@ void restore(const Frame& frame) {
 
 // Ends the innermost region of the thread, and returns what it was.
 Frame end_innermost() {
-  Frame frame = std::move(open_frames().back());
-  open_frames().pop_back();
-  put_flags();
+  auto& frames = open_frames();
+  Frame frame = std::move(frames.back());
+  frames.pop_back();
+  put_flags(frames);
   restore(frame);
   leave_nesting(frame);
   return frame;
@@ -208,7 +210,7 @@ Frame end_below(size_t position) {
   auto& frames = open_frames();
   Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
-  put_flags();
+  put_flags(frames);
   // The state that the ended region would have restored passes to the next region that changes the same state. If there
   // is none, it is restored now. Every region sets the key, and nearly every region sets the cache flag.
   const auto first_above = frames.begin() + static_cast<std::ptrdiff_t>(position);
@@ -261,9 +263,10 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   if (writes_slots(frame) && !any_writes_slots()) {
     read_slots_outside();
   }
-  open_frames().push_back(frame);
+  auto& frames = open_frames();
+  frames.push_back(frame);
   // Later, the reference may be invalid: dropping casts may run Python, which may open regions.
-  Frame& entered = open_frames().back();
+  Frame& entered = frames.back();
   if (policy->promotion.rule != nullptr) {
     entered.graph_task = torch::autograd::get_current_graph_task_id();
   }
@@ -272,7 +275,7 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   if (nesting == 0) {
     end_casts_of_thread(); // if the end of PyTorch's last region went unnoticed, because C++ ended it
   }
-  put_flags();
+  put_flags(frames);
 
   spec.for_each_named([&](size_t i) {
     const RegionSpec::PerDevice& wanted = spec.devices[i];
@@ -384,7 +387,7 @@ void resume(const Suspended& regions) {
     read_slots_outside();
   }
   open_frames().insert(open_frames().end(), resumed.begin(), resumed.end());
-  put_flags();
+  put_flags(open_frames());
   for (int opened = found.nesting; opened < inside.nesting; ++opened) {
     at::autocast::increment_nesting();
   }

@@ -178,7 +178,7 @@ def test_the_options_become_variables(folder: Path, capfd: Capture, monkeypatch:
     expected |= {"POLICY": str(folder / "mine.toml"), "CACHE": "all", "OVERRIDES": "exp=fp32,mm=fp16,bmm=fp16"}
     _, out, err = ran(capfd, "-v", *arguments, "x.py")
     assert eval(out) == expected
-    assert err.startswith("torch-promote: Regions of torch.autocast for cpu and cuda are run by torch_promote: policy")
+    assert err.startswith("torch-promote: Regions of torch.autocast for cpu, cuda, xpu, mps are run by torch_promote:")
 
 
 # training programs: bits, child processes, torchrun

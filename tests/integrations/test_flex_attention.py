@@ -103,7 +103,8 @@ POLICIES: list[tuple[dict[str, Any], torch.dtype]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "expected"), POLICIES, ids=str)
+# Without ids: the text of the function in them has its address.
+@pytest.mark.parametrize(("arguments", "expected"), POLICIES)
 def test_it_follows_the_policy(arguments: dict[str, Any], expected: torch.dtype) -> None:
     casts = [tensor.to(expected) for tensor in tensors()]
     with tp.my_autocast("cpu", **arguments):

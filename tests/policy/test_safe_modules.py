@@ -173,8 +173,8 @@ def test_a_parameter_that_another_op_reads() -> None:
 def test_a_policy_that_differs_within_a_class_raises(policies: Any, reason: str) -> None:
     expected = (
         f"DeepSpeed selects modules by class, and cannot select 'block.0' without 'head': both are {LINEAR}, but "
-        f"{reason}. Give 'head' a class of its own, such as class OwnLinear(Linear), and call safe_modules again; or "
-        f"write the list by hand."
+        f"{reason}. Give 'head' a class of its own at the top of your module, class OwnLinear(Linear): pass, with "
+        f"model.get_submodule('head').__class__ = OwnLinear, and call safe_modules again; or write the list by hand."
     )
     with pytest.raises(PolicyError) as error:
         Policy.stock().override_modules(policies).safe_modules(model())
@@ -191,6 +191,8 @@ def test_a_shared_parameter() -> None:
     assert Policy.stock().override({"embedding": "lower"}).safe_modules(shared) == [
         CONV, LINEAR, "torch.nn.modules.sparse.Embedding"
     ]  # fmt: skip
+    shared.get_submodule("head").__class__ = Head  # as the error says; its bias is not shared
+    assert Policy.stock().safe_modules(shared) == [CONV, LINEAR]
 
 
 @pytest.mark.parametrize(("arguments", "error", "text"), [

@@ -65,6 +65,7 @@ def test_the_data_is_what_the_running_pytorch_does(device: str) -> None:
 def test_each_version_has_a_name_and_a_meaning() -> None:
     assert sorted(name for name in Policy.names() if name.startswith("torch-")) == sorted(NAMES)
     assert [version.rpartition(".")[0] for version in torch_policies.VERSIONS] == VERSIONS
+    assert torch_policies.FILE.read_text(encoding="utf-8").startswith(torch_policies.HEADER)
 
 
 def test_the_file_says_from_which_version_on_an_op_has_a_policy() -> None:

@@ -197,6 +197,12 @@ def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path) -> None:
     assert run.stdout == "torch.float32\n", run.stderr
 
 
-def test_the_warning_for_a_region_in_float32_names_the_policy() -> None:
-    with pytest.warns(UserWarning, match="To run every op in float32, use policy='fp32' and no dtype.$"):
+def test_a_region_in_float32() -> None:
+    with pytest.warns(UserWarning, match="Disabling.*To run every op in float32, add policy='fp32'.$"):
         tp.my_autocast("cpu", torch.float32)
+    x = torch.ones(2, 4).to(BF16)
+    for policy in ("fp32", tp.Policy.named("fp32")):
+        with tp.my_autocast("cpu", torch.float32, policy=policy, overrides={"relu": "lower"}):
+            assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (True, torch.float32)
+            assert (x @ x.mT).dtype is x.relu().dtype is torch.float32
+    assert torch.get_autocast_dtype("cpu") is BF16

@@ -15,8 +15,8 @@ __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = f"""\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:
-every region of torch.autocast on cpu and cuda is ours, whether the program, a
-library or PyTorch opens it, in the program's child processes too.
+every region of torch.autocast on cpu, cuda, xpu and mps is ours, whether the
+program, a library or PyTorch opens it, in the program's child processes too.
 
 {PROGRAM}It runs in a Python process of its own, which takes the place of this one, so
 input and output, exit status, tracebacks and signals are the program's.

@@ -74,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--formats",
         metavar="FROM,TO",
-        type=lambda text: tuple(text.split(",")),
-        help="of --direction speed: fp32,lower (the default), or lower,float8: which linear layers that run in lower "
-        "precision may run in float8",
+        type=lambda text: tuple(part.strip() for part in text.split(",")),
+        help="of --direction speed: fp32,lower (the default), or lower,float8 (or another float8 policy, such as "
+        "lower,float8:tensorwise): which linear layers that run in lower precision may run in float8",
     )
     parser.add_argument(
         "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"

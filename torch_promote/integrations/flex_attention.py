@@ -6,6 +6,8 @@ whatever the policy is.
 
 from __future__ import annotations
 
+import functools
+from operator import or_
 from typing import Any
 
 import torch
@@ -14,12 +16,13 @@ from torch import Tensor
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.loader import AUTOCAST_KEY
+from torch_promote.policy.op_table import DEVICE_TYPES
 
 __all__ = ["install"]
 
 _OPERATOR = "flex_attention"
 _KEY = torch._C._dispatch_key_parse(AUTOCAST_KEY)
-_STOCK_KEYS = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
+_STOCK_KEYS = tuple(torch._C._dispatch_key_parse(f"Autocast{name.upper()}") for name in DEVICE_TYPES)
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
@@ -30,9 +33,10 @@ def install() -> None:
 
 def _register() -> None:
     operator: Any = torch._ops._higher_order_ops[_OPERATOR]
-    # As in PyTorch's kernels. Our key stays on for the ops inside, on which a promotion rule may act.
-    cpu, cuda = map(torch._C.DispatchKeySet, _STOCK_KEYS)
-    no_autocast = cpu | cuda
+    # As in PyTorch's kernels, and for MPS, where PyTorch raises. For XPU, PyTorch leaves autocast on for ops inside.
+    # Our key stays on, too: a promotion rule may act on them.
+    keys_off = [torch._C.DispatchKeySet(key) for key in _STOCK_KEYS if operator.non_fallthrough_keys.has(key)]
+    no_autocast = functools.reduce(or_, keys_off)
 
     @operator.py_impl(_KEY)  # type: ignore[untyped-decorator]
     def kernel(*args: Any) -> Any:

@@ -55,7 +55,7 @@ class UnusedOverride:
 
     Attributes:
         op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
-        device: Its device types: "cpu", "cpu, cuda".
+        device: Its device types: "cpu", "cpu, cuda, xpu, mps".
         policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
         said_by: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
 

@@ -393,8 +393,8 @@ class Policy:
             A tuple of the differences, sorted by overload and device type; then those of tables for modules.
 
         Example:
-            >>> [difference.overload for difference in Policy.stock().override({"mm.default": "fp32"}).diff("stock")]
-            ['aten::mm', 'aten::mm']
+            >>> Policy.stock().override({"mm.default": "fp32"}, "cpu").diff("stock")[0].overload
+            'aten::mm'
         """
         theirs = Policy.of(other)
         found: list[Difference] = []

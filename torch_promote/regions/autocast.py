@@ -109,8 +109,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         UnusedOverrideWarning: At the region's end, if an op that overrides name met no call, although another op called
             it with autocast off: `{"mm": "fp32"}` has no effect on `linear`.
         UserWarning: You ask for CUDA where it is not available, for another device type with a dtype other than
-            bfloat16 and float16, or for bfloat16 on MPS before macOS 14. The region is then disabled, as in
-            `torch.autocast`.
+            bfloat16 and float16 (and float32 under the policy "fp32"), or for bfloat16 on MPS before macOS 14. The
+            region is then disabled, as in `torch.autocast`.
 
     Example:
         >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
@@ -151,7 +151,10 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
                 return
         if isinstance(dtype, str):
             dtype = parse_dtype(dtype)
-        devices = check_devices(device_type, dtype, enabled)
+        dtypes = _PLAIN_DTYPES
+        if policy == "fp32" or (isinstance(policy, Policy) and policy == Policy.named("fp32")):
+            dtypes = (*dtypes, torch.float32)
+        devices = check_devices(device_type, dtype, enabled, dtypes)
         change, binding, line = 0, None, None
         if overrides is not None or policy is not None or model is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
@@ -283,7 +286,7 @@ def clear_cache() -> None:
 # --- arguments
 
 
-_PLAIN_DTYPES = (torch.bfloat16, torch.float16)
+_PLAIN_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
 #: Keeps the changes whose numbers are constants of compiled graphs.
 _traced: dict[int, _C.HeldChange] = {}
@@ -292,12 +295,17 @@ _NO_CACHE = "none"
 _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
 
 
-def check_devices(device_type: object, dtype: object, enabled: object) -> tuple[DeviceSpec, ...]:
-    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for."""
+def check_devices(
+    device_type: object, dtype: object, enabled: object, dtypes: tuple[torch.dtype, ...] = _PLAIN_DTYPES
+) -> tuple[DeviceSpec, ...]:
+    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for.
+
+    A region whose dtype is not one of `dtypes` is disabled, but on CUDA.
+    """
     device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
     checked = []
     for name in device_types:
-        checked.append(_check_device(name, dtype, enabled))
+        checked.append(_check_device(name, dtype, enabled, dtypes))
     return tuple(checked)
 
 
@@ -393,7 +401,7 @@ def default_device_type() -> str:
 default_device_type._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
+def _check_device(name: object, dtype: object, enabled: object, dtypes: tuple[torch.dtype, ...]) -> DeviceSpec:
     """Returns what a region asks for on a device type, as torch.autocast would."""
     if not isinstance(name, str):
         raise DeviceTypeError(
@@ -424,8 +432,8 @@ def _check_device(name: object, dtype: object, enabled: object) -> DeviceSpec:
             raise UnsupportedDeviceError("this CUDA device does not support bfloat16. Use dtype=torch.float16.")
         if dtype in _PLAIN_DTYPES:
             _C.cuda_allows(dtype)
-    elif dtype not in _PLAIN_DTYPES:
-        every = " To run every op in float32, use policy='fp32' and no dtype." if dtype is torch.float32 else ""
+    elif dtype not in dtypes:
+        every = " To run every op in float32, add policy='fp32'." if dtype is torch.float32 else ""
         _warn(
             f"my_autocast on {_IN_WORDS[name]} supports torch.bfloat16 and torch.float16, got {dtype}. Disabling "
             f"my_autocast. To run single ops in {dtype}, use overrides={{op: {dtype}}}.{every}"

@@ -75,29 +75,34 @@ def safe_modules(policy: Policy, model: nn.Module, device_type: str, dtype: torc
             f"dtype is that of DeepSpeed's section torch_autocast, got {dtype!r}. Legal: torch.bfloat16, torch.float16."
         )
     lower = (CastPolicy.lower_precision_fp, *FLOAT8_POLICIES, dtype)
-    #: The owners of each parameter, and what speaks against them.
-    found: dict[nn.Parameter, list[tuple[str, nn.Module, str | None]]] = {}
-    for name, module, effective in _walk("", model, policy, in_tables(policy, model)):
-        why = _why_not(module, effective, device_type, lower)
-        for parameter in module.parameters(recurse=False):
-            found.setdefault(parameter, []).append((name, module, why))
+    modules = [
+        (name, module, _why_not(module, effective, device_type, lower))
+        for name, module, effective in _walk("", model, policy, in_tables(policy, model))
+    ]
+    #: The names of the modules for which a parameter may not be rounded, and why.
+    against: dict[nn.Parameter, tuple[str, str]] = {}
+    for name, module, why in modules:
+        if why is not None:
+            for parameter in module.parameters(recurse=False):
+                against.setdefault(parameter, (name, why))
     safe: dict[type[nn.Module], str] = {}
     unsafe: dict[type[nn.Module], tuple[str, str]] = {}
-    for owners in found.values():
-        against = next(((other, why) for other, _, why in owners if why is not None), None)
-        for name, module, why in owners:
-            if against is None:
-                safe.setdefault(type(module), name)
-            else:
-                reason = why or f"it shares a parameter with {against[0]!r}, where {against[1]}"
-                unsafe.setdefault(type(module), (name, reason))
+    for name, module, why in modules:
+        parameters = list(module.parameters(recurse=False))
+        other = next((against[parameter] for parameter in parameters if parameter in against), None)
+        if other is not None:
+            reason = why or f"it shares a parameter with {other[0]!r}, where {other[1]}"
+            unsafe.setdefault(type(module), (name, reason))
+        elif parameters:
+            safe.setdefault(type(module), name)
     for kind, name in safe.items():
         if kind in unsafe:
-            other, reason = unsafe[kind]
+            unlike, reason = unsafe[kind]
             raise PolicyError(
-                f"DeepSpeed selects modules by class, and cannot select {name!r} without {other!r}: both are "
-                f"{_name(kind)}, but {reason}. Give {other!r} a class of its own, such as class "
-                f"Own{kind.__name__}({kind.__name__}), and call safe_modules again; or write the list by hand."
+                f"DeepSpeed selects modules by class, and cannot select {name!r} without {unlike!r}: both are "
+                f"{_name(kind)}, but {reason}. Give {unlike!r} a class of its own at the top of your module, class "
+                f"Own{kind.__name__}({kind.__name__}): pass, with model.get_submodule({unlike!r}).__class__ = "
+                f"Own{kind.__name__}, and call safe_modules again; or write the list by hand."
             )
     return sorted(
         _name(kind) for kind in safe if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind

@@ -77,7 +77,7 @@ class _Recipe(NamedTuple):
     float8_grad_weight: bool
 
     def in_float8(self, matrix: Tensor, dtype: torch.dtype, dim: int | None) -> _Scaled:
-        """A matrix in float8.
+        """A matrix in float8. observe/findings.py, `float8_table`, recognizes the last ops.
 
         Args:
             matrix: The matrix.
@@ -204,7 +204,8 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
         fast: Whether a GPU may add up faster, in fewer bits.
     """
     left, right = a.data, b.data
-    if left.is_cuda and left.shape[1] % _MULTIPLE:  # the number of rows of the x, for the gradient of the weight
+    # The number of rows of x, for the gradient of the weight. Inductor takes no matrix of one column for row-major.
+    if (left.is_cuda or left.shape[1] == 1) and left.shape[1] % _MULTIPLE:
         missing = -left.shape[1] % _MULTIPLE
         left, right = torch.nn.functional.pad(left, (0, missing)), torch.nn.functional.pad(right, (0, 0, 0, missing))
     left, right = left.contiguous(), right.t().contiguous().t()
@@ -237,7 +238,10 @@ class _Float8Linear(torch.autograd.Function):
             rows = x.reshape(-1, x.shape[-1])
             a = recipe.in_float8(rows, _E4M3, 1)
             b = recipe.in_float8(weight, _E4M3, 1) if packed is None else _unpack(packed, weight.shape)
-            return _multiply(recipe, a, b.T, x.dtype, fast=True).reshape(*x.shape[:-1], weight.shape[0])
+            product, shape = _multiply(recipe, a, b.T, x.dtype, fast=True), (*x.shape[:-1], weight.shape[0])
+            # As in ATen's linear: in-place ops refuse a view that a Function returns.
+            output: Tensor = torch.ops.aten._unsafe_view.default(product, shape)
+            return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
