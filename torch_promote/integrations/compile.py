@@ -152,7 +152,7 @@ def _run_backwards_without_autocast() -> None:
 
     The graph of its backward contains the casts. AOTAutograd runs it with autocast off only if autocast is on where the
     function is called. If the function itself opens the region, a `backward()` in a region runs the graph with autocast
-    on, which casts once more. For dynamic shapes, Inductor has compiled it with autocast off, and an op that has another
+    on, which casts once more. For dynamic shapes, Inductor has compiled it with autocast off, and an op with another
     dtype than its buffer writes out of bounds.
 
     Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
