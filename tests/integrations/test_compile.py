@@ -528,6 +528,10 @@ def test_the_same_graphs(model: str, place: str, monkeypatch: pytest.MonkeyPatch
 # --- the backward of a compiled function
 
 
+def product(region: Region, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    return x @ weights[0]
+
+
 def in_float32(region: Region, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     with region(enabled=False):
         return x @ weights[0]
@@ -561,6 +565,21 @@ def test_the_backward_of_an_inner_region_that_is_disabled(region: Region, dynami
     with torch._functorch.config.patch(backward_pass_autocast="off"):
         assert_same(compiled(in_float32, region()), eager)
     assert_same(compiled(in_two_regions, nullcontext()), eager)
+
+
+@pytest.mark.parametrize("region", [ours, stock, functools.partial(torch.autocast, "cpu")])
+def test_a_backward_in_a_region_around_it_alone(region: Region) -> None:
+    """As in eager mode, it casts. But the backward of a graph that opens our regions contains its casts."""
+    functions = {body: torch.compile(body, backend="aot_eager") for body in (in_two_regions, product)}
+    with tp.installed_as():
+        for body, function in functions.items():
+            args = inputs()
+            mine, eager = (each(region, *args).float().sum() for each in (function, body))
+            casts = body is product or region is stock
+            with region():
+                gradient = torch.autograd.grad(mine, args[1][0])
+            with region() if casts else nullcontext():
+                assert_same(gradient, torch.autograd.grad(eager, args[1][0]))
 
 
 BACKWARD_INSIDE = """

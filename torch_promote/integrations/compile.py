@@ -66,6 +66,8 @@ def graph_enter(packed: str) -> None:
     """Opens a region from a graph. `packed` is the packed spec of the region."""
     if not _opened:
         _opened.append(True)
+    if (compilation := torch._guards.TracingContext.try_get()) is not None:
+        compilation.torch_promote_opens_regions = True  # type: ignore[attr-defined]
     base = _C.depth()
     surroundings = _C.enter_region(_GRAPH, packed)
     try:
@@ -146,12 +148,12 @@ def _complete_disk_cache_keys() -> None:
 
 
 def _run_backwards_without_autocast() -> None:
-    """Makes backwards of compiled functions run with autocast off if compiled functions open regions.
+    """Makes the backward of a graph that opens regions run with autocast off.
 
-    The graph of a backward contains its casts. AOTAutograd runs it with autocast off only if autocast is on where the
+    The graph of its backward contains the casts. AOTAutograd runs it with autocast off only if autocast is on where the
     function is called. If the function itself opens the region, a `backward()` in a region runs the graph with autocast
-    on; for dynamic shapes, Inductor has compiled it with autocast off, and an op that has another dtype than its buffer
-    writes out of bounds.
+    on, which casts once more. For dynamic shapes, Inductor has compiled it with autocast off, and an op with another
+    dtype than its buffer writes out of bounds.
 
     Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
     """
@@ -161,7 +163,7 @@ def _run_backwards_without_autocast() -> None:
 
     def post_compile(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
-        if graphs_open_regions() or _stock_type is not None:
+        if hasattr(torch._guards.TracingContext.try_get(), "torch_promote_opens_regions"):
             if "spec" in given.arguments:
                 given.arguments["spec"] = dataclasses.replace(given.arguments["spec"], disable_amp=True)
             else:  # before 2.13
