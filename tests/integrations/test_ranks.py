@@ -344,7 +344,8 @@ ALIKE: dict[str, Any] = {
 #: Rank 0 is first in the region; the others have another policy, which its error says, and raise.
 DIFFERENT = {
     "default_policy": "my_autocast('cpu'): aten::_addmm_activation on cpu fallthrough, ",
-    "registered_policy": "my_autocast('cpu'): aten::relu on cpu fp32, aten::relu on cuda fp32\n",
+    "registered_policy": "my_autocast('cpu'): "
+    "aten::relu on cpu fp32, aten::relu on cuda fp32, aten::relu on mps fp32, aten::relu on xpu fp32\n",
     "installed": "<torch_promote.install(overrides={'matmul': 'fp32'})>: aten::matmul on cpu fp32, ",
     "promotion_rule": "promotion('jax'): the promotion rule jax\n",
     "data_parallel": "module.2 fp32\n",

@@ -291,7 +291,7 @@ def float8_table(calls: Iterable[Call]) -> Table:
     rows: dict[tuple[str, ...], list[tuple[Values, Values, Values]]] = {}
     last: dict[tuple[int, str], Values] = {}
     for call in calls:
-        if len(call.values) != 1:
+        if len(call.values) != 1 or len(call.outputs) != 1:
             continue
         (values,), (output,), name = call.values, call.outputs, call.op.removeprefix("aten::")
         if name == "exp2" or (name == "_to_copy" and call.dtypes == "float64 -> float32"):

@@ -152,7 +152,7 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         if isinstance(dtype, str):
             dtype = parse_dtype(dtype)
         dtypes = _PLAIN_DTYPES
-        if policy == "fp32" or (isinstance(policy, Policy) and policy == Policy.named("fp32")):
+        if dtype is torch.float32 and policy in ("fp32", Policy.named("fp32")):
             dtypes = (*dtypes, torch.float32)
         devices = check_devices(device_type, dtype, enabled, dtypes)
         change, binding, line = 0, None, None
