@@ -93,12 +93,13 @@ def test_a_region_does_what_the_version_does(device: str) -> None:
     ops = {op for version in VERSIONS for op in policies_in(version, device)}
     ops = {op for op in ops if schema_of(op) is not None}
     code = """
-        import json, sys, torch, torch_policies, torch_promote as tp
+        import functools, json, sys, torch, torch_policies, torch_promote as tp
         from torch_promote.observe.autocast_state import pretend_cuda
         device, names, ops = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-        region = lambda name: lambda device: tp.my_autocast(device, dtype=torch.bfloat16, policy=name)
-        with pretend_cuda():
-            print(json.dumps({name: torch_policies.measure(device, ops, region(name)) for name in names}))
+        region = lambda policy: lambda device: tp.my_autocast(device, dtype=torch.bfloat16, policy=policy)
+        measured = functools.cache(lambda policy: torch_policies.measure(device, ops, region(policy)))
+        with pretend_cuda():  # several names are equal policies
+            print(json.dumps({name: measured(tp.Policy.named(name)) for name in names}))
     """
     measured = json.loads(output_of(code, device, *map(json.dumps, (NAMES, sorted(ops))), compiler=True, quiet=True))
     for version in VERSIONS:
