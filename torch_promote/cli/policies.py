@@ -179,7 +179,7 @@ def _check_names(compared: Sequence[str]) -> None:
     """Raises for a name after --diff that is neither a policy nor a device type, and for a policy beside a device."""
     for name in compared:
         if not _is_policy(name) and not _is_device(name):
-            close = closest_policy(name) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
+            close = closest_policy(name) if len(name) > 3 or name[:1].isdigit() else ""  # "tpu" does not mean "cpu"
             raise OptionError(
                 f"--diff: {name!r} is neither a policy nor a device type.{close} Legal: two "
                 f"policies ({LEGAL_POLICIES}, or a file whose name ends with .toml or contains a /), or two "
