@@ -14,7 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import torch_promote as tp
-from helpers.subprocesses import environment, run_module
+from helpers.autoloading import entry_point, variables
+from helpers.subprocesses import run_module
+
+__all__ = ["entry_point"]  # a fixture
 
 BF16 = torch.bfloat16
 
@@ -183,7 +186,7 @@ with torch.autocast("cpu"):
 """
 
 
-def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path) -> None:
+def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path, entry_point: Path) -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4).to(BF16)
     tp.Policy.named("fp32").save(tmp_path / "all.toml")
     assert repr(tp.Policy.load(tmp_path / "all.toml")) == "Policy.named('fp32')"
@@ -193,7 +196,7 @@ def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path) -> None:
         for region in regions:
             with region:
                 assert model(x).dtype is torch.float32
-    run = run_module("torch_promote", "run", "--policy", "fp32", "-c", PROGRAM, env=environment())
+    run = run_module("torch_promote", "run", "--policy", "fp32", "-c", PROGRAM, env=variables(entry_point))
     assert run.stdout == "torch.float32\n", run.stderr
 
 
