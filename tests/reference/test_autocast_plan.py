@@ -112,7 +112,13 @@ aten = torch.ops.aten
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
-ON_FAKE = [(row, device) for device in ACCELERATORS for row in ROWS if listed(row, device)]
+#: XPU has CUDA's policies, so the everyday run leaves its rows to tests/dispatch/test_rows.py.
+ON_FAKE = [
+    pytest.param(row, device, id=f"{row.name}-{device}", marks=pytest.mark.slow if device == "xpu" else ())
+    for device in ACCELERATORS
+    for row in ROWS
+    if listed(row, device)
+]
 
 REGIONS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
 #: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
@@ -133,7 +139,7 @@ def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize(("row", "device"), ON_FAKE, ids=lambda given: getattr(given, "name", given))
+@pytest.mark.parametrize(("row", "device"), ON_FAKE)
 @each_region
 def test_row_on_fake_tensors(row: Row, device: str, lower: torch.dtype, autocast: Autocast) -> None:
     with tensors_of(fake=True):
@@ -320,7 +326,7 @@ ON_TWO_DEVICES: dict[str, tuple[Any, int]] = {
 @pytest.mark.usefixtures("pretend_cuda")
 @pytest.mark.parametrize("policy", [None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ON_TWO_DEVICES)
-@pytest.mark.parametrize("pair", [("cpu", "cuda"), ("xpu", "mps")], ids="-".join)
+@pytest.mark.parametrize("pair", [("cpu", "cuda"), pytest.param(("xpu", "mps"), marks=pytest.mark.slow)], ids="-".join)
 def test_calls_of_two_devices(pair: tuple[str, str], name: str, policy: CastPolicy | torch.dtype | None) -> None:
     op, count = ON_TWO_DEVICES[name]
     row = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
