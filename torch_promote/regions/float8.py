@@ -203,12 +203,7 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
         dtype: The dtype of the result.
         fast: Whether a GPU may add up faster, in fewer bits.
     """
-    left, right = a.data, b.data
-    # The number of rows of x, for the gradient of the weight. Inductor takes no matrix of one column for row-major.
-    if (left.is_cuda or left.shape[1] == 1) and left.shape[1] % _MULTIPLE:
-        missing = -left.shape[1] % _MULTIPLE
-        left, right = torch.nn.functional.pad(left, (0, missing)), torch.nn.functional.pad(right, (0, 0, 0, missing))
-    left, right = left.contiguous(), right.t().contiguous().t()
+    left, right = a.data.contiguous(), b.data.t().contiguous().t()
     scales = a.scale.reciprocal(), b.scale.reciprocal()
     if not recipe.rowwise:
         one, other = (scale.reshape(()) for scale in scales)
@@ -272,6 +267,10 @@ def _grad_weight(recipe: _Recipe, grad_output: Tensor, x: Tensor) -> Tensor:
     gradient, rows = grad_output.reshape(-1, grad_output.shape[-1]), x.reshape(-1, x.shape[-1])
     if not recipe.float8_grad_weight:
         return gradient.t() @ rows
+    # This product sums over the rows. Inductor takes no matrix of one column for row-major.
+    if (rows.is_cuda or rows.shape[0] == 1) and rows.shape[0] % _MULTIPLE:
+        missing = 0, 0, 0, -rows.shape[0] % _MULTIPLE
+        gradient, rows = torch.nn.functional.pad(gradient, missing), torch.nn.functional.pad(rows, missing)
     a, b = recipe.in_float8(gradient, recipe.gradient, 0), recipe.in_float8(rows, _E4M3, 0)
     return _multiply(recipe, a.T, b, x.dtype)
 
