@@ -200,6 +200,7 @@ def test_a_shared_parameter() -> None:
     ((nn.ReLU(), None), DeviceTypeError, "safe_modules takes one device type, got None. Legal: "),
     ((nn.ReLU(), "tpu"), UnsupportedDeviceError, "a policy has no device type 'tpu'. Legal: "),
     ((nn.ReLU(), "cpu", torch.float32), DtypeError, "dtype is that of DeepSpeed's section torch_autocast, got "),
+    ((nn.ReLU(), "cpu", "bf"), DtypeError, "dtype 'bf' is not the name of a dtype. Closest: bfloat16."),
 ])  # fmt: skip
 def test_errors(arguments: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as raised:

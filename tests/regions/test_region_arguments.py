@@ -260,6 +260,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (ask("cuda:0"), UNSUPPORTED, f"no device type 'cuda:0'. {LEGAL} Give the type without an index."),
     (ask("meta"), UNSUPPORTED, f"no device type 'meta'. {LEGAL}"),
     (ask("cdua"), UNSUPPORTED, f"no device type 'cdua'. {LEGAL} Closest: cuda."),
+    (ask("MPS"), UNSUPPORTED, f"no device type 'MPS'. {LEGAL} Closest: mps."),
     (ask("gpu"), UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device types of GPUs are 'cuda' (also"),
     (ask("cpu", torch.int8), DTYPE, NOT_FLOATING),
     (ask("cpu", "int8"), DTYPE, NOT_FLOATING),

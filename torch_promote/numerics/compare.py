@@ -20,7 +20,6 @@ from torch_promote.numerics.call_observers import (
     KeptCall,
 )
 from torch_promote.numerics.comparison import Comparison, Metric, Site
-from torch_promote.numerics.flops import flops_of
 from torch_promote.numerics.impacts import (
     Backwards,
     ErrorSums,
@@ -177,7 +176,7 @@ class ComparedRuns:
             backwards=self._backwards.count,
             random_cotangents=self._impacts.random,
             noise=noise,
-            flops=sum(flops_of(kept.call) for kept in calls.values()),
+            flops=sum(_flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
             not_seen=list(dict.fromkeys([*not_seen, *_not_compared(self._theirs.unread)])),
             notes=self._all_notes(calls, there, bool(only_there)),
@@ -312,7 +311,7 @@ class ComparedRuns:
             impact_spread=None if impact is None else impact.spread,
             nonfinite=local.nonfinite,
             bytes=sum(kept.bytes for kept, _ in pairs),
-            flops=sum(flops_of(kept.call) for kept, _ in pairs),
+            flops=sum(_flops_of(kept.call) for kept, _ in pairs),
             misfit=next((why for _, theirs in pairs if (why := theirs.said_by.partition(RAN_LOWER)[2])), ""),
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )
@@ -389,3 +388,39 @@ def _not_aligned(
         for who, counts in (("reference", missing), ("candidate", only_there))
         for (module, name), number in counts.items()
     ]
+
+
+#: The argument over whose last dimension a product sums.
+_SUMS_OVER = {
+    "linear": "input",
+    "matmul": "self",
+    "mm": "self",
+    "bmm": "self",
+    "mv": "self",
+    "addmm": "mat1",
+    "addmv": "mat",
+    "baddbmm": "batch1",
+}
+
+
+def _flops_of(call: Call) -> int:
+    """Returns the floating point operations of a call that multiplies matrices; 0 for other calls.
+
+    The products are linear, matmul and the ops like it, convolutions, and scaled dot product attention.
+
+    Args:
+        call: A call of a forward. Its backward, which has twice as many for two gradients, does not count.
+    """
+    op = call.op.removeprefix("aten::")
+    shapes = {info.name: info.shape for info in call.inputs if info.shape}
+    result = math.prod(call.outputs[0].shape) if call.outputs else 0
+    if op in _SUMS_OVER:
+        return 2 * result * shapes.get(_SUMS_OVER[op], (0,))[-1]
+    if op.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose")) and "weight" in shapes:
+        # Each element of the input of a transposed convolution, or of the result of others, is multiplied with these.
+        of_one = math.prod(shapes["weight"][1:])
+        return 2 * of_one * (math.prod(shapes.get("input", (0,))) if "transpose" in op else result)
+    if op == "scaled_dot_product_attention" and len(shapes) >= 3:
+        query, key, value = (shapes[name] for name in ("query", "key", "value"))
+        return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    return 0

@@ -344,7 +344,7 @@ class Policy:
         return module_tables.library().apply(self, model)
 
     def safe_modules(
-        self, model: nn.Module, device_type: str = "cuda", dtype: torch.dtype = torch.bfloat16
+        self, model: nn.Module, device_type: str = "cuda", dtype: torch.dtype | str = torch.bfloat16
     ) -> list[str]:
         """Returns DeepSpeed's list `torch_autocast.lower_precision_safe_modules` for a model under this policy.
 
@@ -357,9 +357,9 @@ class Policy:
 
         Args:
             model: The model, before `deepspeed.initialize`.
-            device_type: The device type that the model will run on, "cpu" or "cuda".
-            dtype: The dtype of the section, torch.bfloat16 or torch.float16. An op that this policy runs in that dtype
-                rounds its parameters as well as one under `lower_precision_fp`.
+            device_type: The device type that the model will run on, one of `my_autocast`.
+            dtype: The dtype of the section, torch.bfloat16 or torch.float16, or its name. An op that this policy runs
+                in that dtype rounds its parameters as well as one under `lower_precision_fp`.
 
         Returns:
             Full names of classes, sorted.

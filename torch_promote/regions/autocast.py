@@ -464,7 +464,8 @@ def _unsupported(name: str) -> UnsupportedDeviceError:
     elif name.lower() in {"gpu", "nvidia", "rocm", "hip", "intel", "apple", "metal"}:
         remedy = " The device types of GPUs are 'cuda' (also for ROCm), 'xpu' (Intel) and 'mps' (Apple)."
     else:
-        remedy = did_you_mean(name, DEVICE_TYPES) if len(name) > 3 else ""  # "tpu" does not mean "cpu"
+        # "tpu" does not mean "cpu".
+        remedy = did_you_mean(name.lower(), DEVICE_TYPES) if len(name) > 3 or name.lower() in DEVICE_TYPES else ""
     return UnsupportedDeviceError(f"my_autocast has no device type {name!r}.{LEGAL_DEVICES}{remedy}")
 
 

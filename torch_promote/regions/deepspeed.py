@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from torch_promote.errors import DeviceTypeError, DtypeError, PolicyError
+from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, check_device_types
 from torch_promote.policy.policy import Policy
@@ -65,11 +66,12 @@ _PARAMETERS = {"weight", "bias", *(f"{one}_proj_weight" for one in ("q", "k", "v
 _METHODS = ("forward", "_conv_forward")
 
 
-def safe_modules(policy: Policy, model: nn.Module, device_type: str, dtype: torch.dtype) -> list[str]:
+def safe_modules(policy: Policy, model: nn.Module, device_type: str, dtype: torch.dtype | str) -> list[str]:
     """`Policy.safe_modules`."""
     if not isinstance(device_type, str):
         raise DeviceTypeError(f"safe_modules takes one device type, got {device_type!r}.{LEGAL_DEVICES}")
     check_device_types(device_type)
+    dtype = parse_dtype(dtype)
     if dtype not in (torch.bfloat16, torch.float16):
         raise DtypeError(
             f"dtype is that of DeepSpeed's section torch_autocast, got {dtype!r}. Legal: torch.bfloat16, torch.float16."
@@ -145,7 +147,7 @@ def _why_not(module: nn.Module, policy: Policy | None, device_type: str, lower: 
     if (
         known is None
         or not is_its_own
-        or any(_method(type(module), name) is not _method(known, name) for name in _METHODS)
+        or any(getattr(type(module), name, None) is not getattr(known, name, None) for name in _METHODS)
     ):
         return "its forward may do anything with its parameters"
     others = {name for name, _ in module.named_parameters(recurse=False)} - _PARAMETERS
@@ -169,7 +171,3 @@ def _overloads(known: type, module: nn.Module, policy: Policy, device_type: str)
 
 def _lookup(policy: Policy, name: str, device_type: str) -> CastPolicy | torch.dtype | None:
     return policy.lookup(f"aten::{name}" if "." in name else f"aten::{name}.default", device_type)
-
-
-def _method(kind: type, name: str) -> object:
-    return getattr(kind, name, None)
