@@ -73,7 +73,6 @@ def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str)
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-@pytest.mark.slow  # valgrind
 def test_instructions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     [result] = report_of(capsys, "--suite", "instructions", "--case", "mm, nothing to cast")["results"]
     assert set(result["instructions"]) == {"stock", "ours", "plain"}
