@@ -410,6 +410,7 @@ class CallObserver:
                 start=call.start,
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
+                own=not self._thread.tokens,
             ),
             [tensor for _, tensor in outputs],
             call.args,

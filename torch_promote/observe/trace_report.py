@@ -25,6 +25,8 @@ from torch_promote.observe.events import (
     Phase,
     Place,
     Recording,
+    Source,
+    Step,
     TensorInfo,
 )
 from torch_promote.observe.explanation import Explanation, describe_call, explain
@@ -75,11 +77,15 @@ class TraceReport(Recording, Report):
         steps: The number of optimizer steps that ended in the block.
         nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
         first_nonfinite: That `Call`, or None.
+        sources: With `values=True`, the tensors that no recorded call made: a list of `Source`.
+        ends: With `values=True`, the losses, gradients and parameters at the end of each step: a list of `Step`.
+        environment: With `values=True`, what results may depend on: versions, devices, threads, settings, by name.
         total: The sums over all calls, a `CallGroup`.
     """
 
     NOUN: ClassVar[str] = "trace"
     FORMAT: ClassVar[str] = "torch_promote trace"
+    VERSION: ClassVar[int] = 2
 
     def explain(self, pattern: str) -> Explanation:
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
@@ -351,7 +357,7 @@ class TraceReport(Recording, Report):
 
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen", "asked"
-            (the overrides that were asked for), "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but
+            (the overrides that were asked for), "nonfinite", "sources", "ends", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but
             inputs, ran_with and outputs are indices into "tensors", because a program has few kinds of tensors),
             "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
         """
@@ -360,7 +366,7 @@ class TraceReport(Recording, Report):
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            **{name: encode(getattr(self, name)) for name in (*_PLAIN, "asked", "nonfinite")},
+            **{name: encode(getattr(self, name)) for name in (*_PLAIN, *_RECORDED, "asked")},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -379,8 +385,8 @@ class TraceReport(Recording, Report):
             KeyError, TypeError, ValueError: The data is incomplete or was changed.
         """
         report = cls(max_calls=sys.maxsize)
-        sums = {"totals": CallGroup, "casts": list[CastGroup], "nonfinite": NonfiniteValues}
-        read = decode_record({**_PLAIN, **sums, "tensors": list[TensorInfo]}, data)
+        sums = {"totals": CallGroup, "casts": list[CastGroup]}
+        read = decode_record({**_PLAIN, **_RECORDED, **sums, "tensors": list[TensorInfo]}, data)
 
         def tensor(index: Any) -> TensorInfo:
             if decode(int, index) not in range(len(read["tensors"])):
@@ -399,10 +405,9 @@ class TraceReport(Recording, Report):
             report._by_place.update(groups)
             for casts in read["casts"]:
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
-        for name in _PLAIN:
+        for name in (*_PLAIN, *_RECORDED):
             setattr(report, name, read[name])
         report.asked = decode_list(data, "asked", lambda one: decode_record(_ASKED, one))
-        report.nonfinite = read["nonfinite"]
         _ = report.first_nonfinite  # raises IndexError if there is no such call
         return report
 
@@ -426,6 +431,13 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 #: The attributes of a report that its JSON has as they are.
 _PLAIN = {"torch_version": str, "steps": int, "dropped": int, "device_names": list[str], "not_seen": list[str]}
+#: Those that `values=True` fills.
+_RECORDED = {
+    "nonfinite": NonfiniteValues,
+    "sources": list[Source],
+    "ends": list[Step],
+    "environment": dict[str, str],
+}
 #: The fields of an override that was asked for.
 _ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
 _PERIOD = 7_889_238 * 10**9
