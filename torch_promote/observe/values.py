@@ -180,6 +180,9 @@ class Values:
     over_bfloat16: float = 0.0
     exponents: tuple[tuple[int, int], ...] = ()
     saturated: float = 0.0
+    digest: str = ""
+    l2: float | None = None
+    sketch: tuple[float, ...] = ()
 
     @property
     def overflows(self) -> float:
