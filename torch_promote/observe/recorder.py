@@ -35,11 +35,11 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.observe.events import Call, Recording, Source, Step, TensorInfo
+from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source, Step, TensorInfo, infos_of
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, written
-from torch_promote.observe.places import RunningModules, is_ours
+from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.recording_file import RecordingFile
 from torch_promote.observe.values import EMPTY, Values, ValuesCollector
 
@@ -178,7 +178,7 @@ class Recorder:
             for kind, attribute in kinds:
                 for name, tensor in getattr(module, attribute).items():
                     if tensor is not None:
-                        full = f"{path}.{name}" if path else name
+                        full = (f"{path}.{name}" if path else name).replace("_orig_mod.", "")  # torch.compile's
                         found.setdefault(id(tensor), (weakref.ref(tensor), kind, full))
         self._names = found
         self._named_at = len(self._steps) if found else -1
@@ -211,6 +211,21 @@ class Recorder:
         if stored or computes:
             self._reads[number] = reads
             self._collector.add(number, tensors)
+
+    def add_compiled(self, function: Any, args: list[Any]) -> None:
+        """Adds a call of a compiled function. It reads its arguments and the state of the module that runs."""
+        owner, where = getattr(function, "__self__", None), self._modules.innermost
+        module = owner if isinstance(owner, nn.Module) else where[0]
+        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        tensors = [*tensors_in(args), *state]
+        infos = tuple(TensorInfo(*one) for one in infos_of((str(i), tensor) for i, tensor in enumerate(tensors)))
+        infos = tuple(dataclasses.replace(one, device=str(one.device), shape=tuple(one.shape)) for one in infos)
+        self._open.writes = frozenset()
+        self._open.reads = tuple(self._read(one, info, True) for one, info in zip(tensors, infos, strict=True))
+        call = Call(
+            COMPILED_FUNCTION, "", where[1], "forward", innermost_line(), infos, infos, (), (), None, "", True, 0
+        )
+        self.add(self._report.add(call) is not None, call, args, [])
 
     def _follow(
         self,
