@@ -444,8 +444,8 @@ class TraceReport(Recording, Report):
 
 
 def _numbers_of(values: Values) -> dict[str, Any]:
-    """The numbers of a `Values`, without its histogram."""
-    return {name: value for name, value in values.to_dict().items() if name != "exponents"}
+    """The numbers of a `Values`, without its histogram and sketch."""
+    return {name: value for name, value in values.to_dict().items() if name not in ("exponents", "sketch")}
 
 
 def _joined(parts: Iterable[object]) -> str:
