@@ -24,6 +24,7 @@ __all__ = [
     "AUTOCAST_OFF",
     "COMPILED",
     "COMPILED_CALLS",
+    "COMPILED_FUNCTION",
     "RAN_LOWER",
     "Call",
     "CallGroup",
@@ -48,6 +49,8 @@ AUTOCAST_OFF = "autocast off by "
 COMPILED = "compiled code"
 #: What `Call.said_by` has between the source of a float8 policy and the reason why the call ran in lower precision.
 RAN_LOWER = "; ran as lower_precision_fp: "
+#: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
+COMPILED_FUNCTION = "torch.compile"
 #: The start of the sentence in `not_seen` if compiled functions ran.
 COMPILED_CALLS = "Calls of compiled functions: "
 

@@ -9,6 +9,7 @@ trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, get_args
@@ -44,6 +45,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.observe.recording_file import is_recording, read_recording
 from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
@@ -60,7 +62,7 @@ from torch_promote.report.base import (
     to_csv,
     to_json,
 )
-from torch_promote.report.codec import decode, decode_list, decode_record, encode
+from torch_promote.report.codec import WRONG_DATA, decode, decode_list, decode_record, encode
 
 __all__ = ["TraceReport"]
 
@@ -116,6 +118,31 @@ class TraceReport(Recording, Report):
                 f"diff() expects another report of trace(), got {other!r}. For a file, pass TraceReport.load(file)."
             )
         return compare_traces(self, other)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a report that `save` wrote as .json, or a recording of `trace(record="NAME.jsonl.gz")`.
+
+        A recording has no times, and of the values only digests, norms, sketches and the numbers of inf and NaN.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The file cannot be read, is neither of these, or was written by an incompatible version. It is
+                a ValueError.
+        """
+        if not is_recording(path):
+            return super().load(path)
+        report = cls(max_calls=sys.maxsize)
+        try:
+            read_recording(path, report)
+        except OptionError:
+            raise
+        except (OSError, *WRONG_DATA) as error:
+            text = error.strerror or error if isinstance(error, OSError) else error
+            raise OptionError(f"cannot read the recording {os.fspath(path)!r}: {text}.") from error
+        return report
 
     def unused_overrides(self) -> list[UnusedOverride]:
         """Returns the overrides of regions and modules that no call in the block used, with their sources.
@@ -359,9 +386,10 @@ class TraceReport(Recording, Report):
 
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen", "asked"
-            (the overrides that were asked for), "nonfinite", "sources", "ends", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but
-            inputs, ran_with and outputs are indices into "tensors", because a program has few kinds of tensors),
-            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
+            (the overrides that were asked for), "nonfinite", "sources", "ends", "environment", "totals" (of all calls),
+            "tensors", "calls" (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors",
+            because a program has few kinds of tensors), "groups" (the calls by op, module and line) and "casts" (by
+            argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
@@ -418,8 +446,8 @@ class TraceReport(Recording, Report):
 
 
 def _numbers_of(values: Values) -> dict[str, Any]:
-    """The numbers of a `Values`, without its histogram."""
-    return {name: value for name, value in values.to_dict().items() if name != "exponents"}
+    """The numbers of a `Values`, without its histogram and sketch."""
+    return {name: value for name, value in values.to_dict().items() if name not in ("exponents", "sketch")}
 
 
 def _joined(parts: Iterable[object]) -> str:
