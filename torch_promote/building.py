@@ -299,8 +299,8 @@ def _find_compiler() -> str:
         searched = f"CXX={asked}" if asked else ", ".join(_COMPILERS)
         raise BuildError(
             f"there is no C++ compiler: {searched} not found on PATH. Install one (Debian and Ubuntu: apt install "
-            "g++), or set CXX to yours. A release of PyTorch that the wheel has an extension for needs none; the error of "
-            "`import torch_promote` lists these."
+            "g++), or set CXX to yours. Or install a release of PyTorch for which this package has an extension: "
+            "`import torch_promote` lists them."
         )
     if importlib.util.find_spec("setuptools") is None:
         raise BuildError("setuptools is not installed, and PyTorch compiles with it. Run: pip install setuptools")
