@@ -20,7 +20,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
-SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
+SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
