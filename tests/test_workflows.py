@@ -28,7 +28,7 @@ PYTHONS = {"3.11", "3.12", "3.13"}  # the suite runs on them
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, workflow in WORKFLOWS.items():
         for job, content in workflow["jobs"].items():
-            yield f"{name}/{job}", content
+            yield f"{name}: {job}", content
 
 
 def steps(key: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_no_job_has_more_rights_or_time_than_it_needs() -> None:
     writes = {
         (name, right) for name, job in jobs() for right, level in job.get("permissions", {}).items() if level != "read"
     }
-    assert writes == {("docs/deploy", "pages"), ("docs/deploy", "id-token"), ("release/publish", "id-token")}
+    assert writes == {("docs: deploy", "pages"), ("docs: deploy", "id-token"), ("release: publish", "id-token")}
     assert [name for name, job in jobs() if "uses" not in job and not 0 < job["timeout-minutes"] <= 150] == []
 
 
