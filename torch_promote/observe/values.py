@@ -343,7 +343,7 @@ class ValuesCollector:
         most: The maximum number of results that wait for a transfer.
     """
 
-    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 4096) -> None:
+    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 32_768) -> None:
         self._deliver = deliver
         self._most = most
         self._waiting: list[tuple[int, list[Values | _Row]]] = []
