@@ -38,6 +38,8 @@ __all__ = [
     "distance",
     "extremes",
     "is_finite",
+    "pack_sketch",
+    "unpack_sketch",
 ]
 
 
@@ -130,7 +132,7 @@ class Values:
             "digest": self.digest,
             "l2": self.l2,
             "exponents": {str(exponent): count for exponent, count in self.exponents},
-            "sketch": _pack(self.sketch),
+            "sketch": pack_sketch(self.sketch),
         }
 
     @classmethod
@@ -140,7 +142,7 @@ class Values:
         kinds = {"count": int, "digest": str, "sketch": str, **optional, **dict.fromkeys(_SHARES, float)}
         read = decode_record({**kinds, "exponents": Mapping[str, int]}, data)
         exponents = tuple((int(exponent), count) for exponent, count in read.pop("exponents").items())
-        return cls(**read | {"sketch": _unpack(read["sketch"])}, exponents=exponents)
+        return cls(**read | {"sketch": unpack_sketch(read["sketch"])}, exponents=exponents)
 
 
 def distance(one: Values, other: Values) -> float | None:
@@ -186,7 +188,7 @@ def _round(sketch: Sequence[float], itemsize: int) -> tuple[float, ...]:
     return tuple(math.ldexp(round(math.ldexp(one, shift)), -shift) for one in sketch)
 
 
-def _pack(sketch: Sequence[float]) -> str:
+def pack_sketch(sketch: Sequence[float]) -> str:
     """Base64 of the exponent of the unit and the projections as integers, in as few bits as they need."""
     if not sketch:
         return ""
@@ -202,7 +204,8 @@ def _pack(sketch: Sequence[float]) -> str:
     return base64.b64encode(number.to_bytes(3 + len(sketch) * bits // 8, "big")).decode()
 
 
-def _unpack(text: str) -> tuple[float, ...]:
+def unpack_sketch(text: str) -> tuple[float, ...]:
+    """Returns the sketch that `pack_sketch` wrote; raises ValueError for another text."""
     if not text:
         return ()
     try:
@@ -344,7 +347,7 @@ class ValuesCollector:
         most: The maximum number of results that wait for a transfer.
     """
 
-    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 4096) -> None:
+    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 32_768) -> None:
         self._deliver = deliver
         self._most = most
         self._waiting: list[tuple[int, list[Values | _Row]]] = []
