@@ -97,7 +97,7 @@ lint: build ## run ruff, mypy, pyright and clang-format
 	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp tools/cuda_stand_in/*.h tools/cuda_stand_in/*.cpp
 	$(VENV)/bin/mypy
 	$(PYRIGHT) --verifytypes torch_promote --ignoreexternal
-	$(PY) tests/typing/test_user_script.py $(PYRIGHT)
+	$(PY) tests/test_types.py $(PYRIGHT)
 
 size: build ## print lines by folder, and the modules that one other imports (ARGS=--json)
 	$(PY) tools/size.py $(ARGS)

@@ -1,4 +1,4 @@
-"""A user's program for type checkers, which is not run. test_user_script.py and `make lint` check it.
+"""A user's program for type checkers, which is not run. tests/test_types.py and `make lint` check it.
 
 A comment `# error` marks a line that has to be an error, for each of them.
 """

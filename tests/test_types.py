@@ -1,6 +1,6 @@
 """Type checkers on a user's program: exact types of decorated functions and of results, and the lines that are errors.
 
-`make lint` runs this file with the command of pyright: python tests/typing/test_user_script.py pyright.
+`make lint` runs this file with the command of pyright: python tests/test_types.py pyright.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch_promote.reference.promotion_rules import RuleName, promotion_rule
 from torch_promote.regions.autocast import CacheInfo, CacheMode, allows_cache
 from torch_promote.regions.promotion import KindLike, PromotionKind
 
-SCRIPT = Path(__file__).with_name("user_script.py")
+SCRIPT = Path(__file__).parent / "helpers" / "user_script.py"
 
 
 def check(command: Sequence[str]) -> None:
     """Compares the lines with errors of a type checker with those that are marked."""
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[1])
     ran = subprocess.run(
         [*command, str(SCRIPT)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
     )
