@@ -16,7 +16,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 # Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
-PYRIGHT = PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
+PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
 SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build for one PyTorch replaces that for another.
@@ -98,6 +98,7 @@ lint: build ## run ruff, mypy, pyright and clang-format
 	$(VENV)/bin/mypy
 	$(PYRIGHT) --verifytypes torch_promote --ignoreexternal
 	$(PY) tests/test_types.py $(PYRIGHT)
+	$(PY) tests/test_types.py $(VENV)/bin/mypy --strict
 
 size: build ## print lines by folder, and the modules that one other imports (ARGS=--json)
 	$(PY) tools/size.py $(ARGS)

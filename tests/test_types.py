@@ -1,6 +1,6 @@
 """Type checkers on a user's program: exact types of decorated functions and of results, and the lines that are errors.
 
-`make lint` runs this file with the command of pyright: python tests/test_types.py pyright.
+`make lint` runs this file with the commands: python tests/test_types.py pyright.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def check(command: Sequence[str]) -> None:
     assert marked == found, f"{sorted(marked ^ found)}\n{ran.stdout}{ran.stderr}"
 
 
+@pytest.mark.slow  # it reads all of PyTorch; `make lint` keeps what it has read
 def test_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     check([sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}"])
