@@ -17,13 +17,13 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 # Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
 PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
-SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
+SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build for one PyTorch replaces that for another.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
 
-.PHONY: demo demo-tune demo-float8 docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
+.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
@@ -106,6 +106,9 @@ size: build ## print lines by folder, and the modules that one other imports (AR
 docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 	$(PY) docs/generators/promotion_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
+
+docs-pictures: build ## photograph the page of a trace of examples/overflow.py for README, light and dark (needs chromium)
+	$(PY) docs/generators/report_picture.py
 
 # Reads the sources only: it needs neither PyTorch nor the extension.
 docs: $(VENV)/.docs ## build README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error

@@ -2,6 +2,7 @@
 #include "cast/cast.h"
 
 #include "cast/pooled.h"
+#include "cast/vectorized.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,14 +15,6 @@
 #include <bit>
 #include <cstddef>
 #include <string>
-
-// The compiler vectorizes the loops once for each of these instruction sets, and the loader picks one. It calls a
-// function for that, before it has linked the functions that TSan's instrumentation of this function calls.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
-#define VECTORIZED __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define VECTORIZED
-#endif
 
 namespace torch_promote {
 

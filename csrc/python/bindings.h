@@ -17,6 +17,9 @@ void add_regions(pybind11::module_& m);
 // Adds the class CallOnStore; see NOTE [ After a compiled frame ].
 void add_call_on_store(pybind11::module_& m);
 
+// Adds the functions that measure tensors; see NOTE [ Digest and sketch ].
+void add_measure(pybind11::module_& m);
+
 // Set what has the hooks, for the rest of the process: the module torch_promote.checking.check_casts, and an object of
 // torch_promote/regions/promotion_tables.py.
 void set_cast_check_hooks(pybind11::object hooks);

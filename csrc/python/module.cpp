@@ -277,6 +277,7 @@ PYBIND11_MODULE(_C, m) {
   add_cache(m);
   add_regions(m);
   add_call_on_store(m);
+  add_measure(m);
   m.def("swap_observer", &swap_observer);
   m.def("register_dispatch_observer", &register_dispatch_observer);
   m.def("dispatch_observer_key", &dispatch_observer_key);

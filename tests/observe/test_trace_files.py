@@ -63,7 +63,7 @@ def test_sums_include_calls_that_the_file_does_not_hold(tmp_path: Path) -> None:
 
 def test_the_dict_says_what_it_is_and_is_strict_json(traced: TraceReport) -> None:
     data = traced.to_dict()
-    assert (data["format"], data["version"]) == ("torch_promote trace", 1)
+    assert (data["format"], data["version"]) == ("torch_promote trace", 2)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     for call, made in zip(data["calls"], traced.calls, strict=True):
         assert [data["tensors"][place] for place in call["inputs"]] == made.to_dict()["inputs"]

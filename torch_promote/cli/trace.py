@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 
-from torch_promote.cli.output import file, natural
+from torch_promote.cli.output import file, natural, say
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
-from torch_promote.numerics.traced_process import Request
+from torch_promote.numerics.traced_process import Request, named_after
+from torch_promote.observe.recording_file import SUFFIX
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -26,6 +28,9 @@ examples:
   torch-promote explain run.json blocks.3.attn   then: what happened there?
   torch-promote trace --values --html run.html -m package.train
                                                  and the range of each result
+  torch-promote trace --record a.jsonl.gz --steps 0:3 train.py
+  torch-promote diff a.jsonl.gz b.jsonl.gz       two such runs: where do their
+                                                 numbers begin to differ?
   torch-promote trace --stock --perfetto run.trace.json train.py
                                                  PyTorch's own autocast
 
@@ -53,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in files.items():
         suffix = _SUFFIXES[name]
         parser.add_argument(f"--{name}", metavar=f"F{suffix}", type=file(suffix), help=text)
+    parser.add_argument(
+        "--record",
+        metavar=f"F{SUFFIX}",
+        type=file(SUFFIX),
+        help="record what is computed, while the program runs, for `torch-promote diff`",
+    )
     parser.add_argument("--values", action="store_true", help="record the ranges of results, too; slower")
     parser.add_argument(
         "--max-calls",
@@ -66,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    options = {"values": arguments.values, "max_calls": arguments.max_calls}
+    record = None if arguments.record is None else os.path.abspath(arguments.record)
+    options = {"values": arguments.values, "max_calls": arguments.max_calls, "record": record}
     outcome = run_recorded(arguments, "trace", Request("", options))
     named = list(outcome.named().values())
     others = [one.report.total.calls for one in outcome.records.values() if one not in named and one.report]
@@ -74,4 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         named[0].report.not_seen.append(
             f"other processes, such as workers that load data: {sum(others):,} calls, none with a policy."
         )
+    if record is not None:
+        tags = [tag for tag in outcome.named() or [""] if os.path.exists(named_after(record, SUFFIX, tag))]
+        say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
     return report_each(arguments, outcome, {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()})

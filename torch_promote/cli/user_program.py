@@ -296,7 +296,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
         variables[environment.AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
-        variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
+        variables[VARIABLE] = replace(request, folder=folder, first=first, end=end, command=os.getpid()).to_text()
         program = run_to_end(command, variables)
         return Outcome(program.returncode, program.pid, read_records(Path(folder)))
 
@@ -310,6 +310,8 @@ def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[
         The exit status: the program's. 1 if the program succeeded, and it left no report, a file was not written, or
         a record has an origin of inf or NaN.
     """
+    from torch_promote.numerics.traced_process import named_after
+
     records = {tag: one for tag, one in outcome.named().items() if not (one.report is None and one.found is None)}
     good = bool(records)
     for tag, record in records.items():
@@ -320,7 +322,7 @@ def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[
         written = []
         for suffix, path in files.items():
             if path is not None:
-                path = f"{path.removesuffix(suffix)}.{tag}{suffix}" if tag else path
+                path = named_after(path, suffix, tag)
                 try:
                     if record.report is None:
                         write_atomically(path, json.dumps(record.data, indent=2) + "\n")

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_promote.errors import DispatchObserverError
+from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 
 if TYPE_CHECKING:
     from torch_promote.numerics.find_nonfinite import Attempt
 
-__all__ = ["VARIABLE", "Record", "Request", "read_records", "use_environment"]
+__all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
 
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
@@ -42,6 +43,7 @@ class Request:
         finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
         first: The first optimizer step to observe; 0 for the start of the program.
         end: The step before which to stop; None for the end of the program.
+        command: The process id of the command, which starts the program.
     """
 
     folder: str
@@ -49,6 +51,7 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0
     end: int | None = None
+    command: int = 0
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -80,6 +83,16 @@ class Record:
     text: str = ""
     data: dict[str, Any] | None = None
     attempts: Sequence[Attempt] = ()
+
+
+def named_after(path: str, suffix: str, tag: str) -> str:
+    """Returns the name of the file of a process.
+
+    Example:
+        >>> named_after("run.json", ".json", "rank1"), named_after("run.json", ".json", "")
+        ('run.rank1.json', 'run.json')
+    """
+    return f"{path.removesuffix(suffix)}.{tag}{suffix}" if tag else path
 
 
 def use_environment() -> None:
@@ -119,7 +132,13 @@ class _Process:
         else:
             from torch_promote.observe.trace import trace
 
-            self._block = trace(**self._request.options)
+            options = dict(self._request.options)
+            rank = _rank()
+            if options.get("record") and rank is not None:
+                options["record"] = named_after(options["record"], SUFFIX, f"rank{rank}")
+            elif os.getppid() != self._request.command:  # a worker, say, which must not write its parent's file
+                options["record"] = None
+            self._block = trace(**options)
         self._report = self._block.__enter__()
 
     def _end(self) -> None:

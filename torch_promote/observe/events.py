@@ -24,6 +24,7 @@ __all__ = [
     "AUTOCAST_OFF",
     "COMPILED",
     "COMPILED_CALLS",
+    "COMPILED_FUNCTION",
     "RAN_LOWER",
     "Call",
     "CallGroup",
@@ -35,6 +36,8 @@ __all__ = [
     "Phase",
     "Place",
     "Recording",
+    "Source",
+    "Step",
     "TensorInfo",
     "infos_of",
 ]
@@ -46,6 +49,8 @@ AUTOCAST_OFF = "autocast off by "
 COMPILED = "compiled code"
 #: What `Call.said_by` has between the source of a float8 policy and the reason why the call ran in lower precision.
 RAN_LOWER = "; ran as lower_precision_fp: "
+#: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
+COMPILED_FUNCTION = "torch.compile"
 #: The start of the sentence in `not_seen` if compiled functions ran.
 COMPILED_CALLS = "Calls of compiled functions: "
 
@@ -167,6 +172,9 @@ class Call:
         duration: Its time on the host in nanoseconds, including the trace's own work on inner calls.
         cast_time: The part of that time for its casts.
         values: With `values=True`, a `Values` for each tensor in `outputs`.
+        own: Whether the program made it. False for a call inside of another one.
+        reads: With `values=True`, for a call of the program and each tensor in `inputs`, what wrote its memory: indices
+            of calls, oldest first, or -1 - i for `TraceReport.sources[i]`. Empty for a tensor whose memory is unknown.
     """
 
     op: str
@@ -189,6 +197,8 @@ class Call:
     duration: int = 0
     cast_time: int = 0
     values: tuple[Values, ...] = ()
+    own: bool = True
+    reads: tuple[tuple[int, ...], ...] = ()
 
     @property
     def policy_name(self) -> str:
@@ -231,6 +241,45 @@ class Call:
         read |= {name: list(map(tensor, read[name])) for name in TENSORS}
         call: Call = decode_fields(cls, {**data, **read, **{name: list(read[name].items()) for name in _PAIRS}})
         return call
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor that calls of the program read, and that none of the recorded calls made.
+
+    Attributes:
+        kind: "parameter" or "buffer" of the model, "input" for any other tensor.
+        name: The path of a parameter or buffer in the model: "blocks.3.attn.q.weight"; "" for an input.
+        info: Its name among the arguments of the first call that read it, its dtype, shape, device and strides.
+        values: Its values at that time.
+        written_by: Indices of the recorded calls that had written a parameter or buffer before, to initialize it.
+    """
+
+    kind: Literal["parameter", "buffer", "input"]
+    name: str
+    info: TensorInfo
+    values: Values
+    written_by: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The end of an optimizer step, or of the block.
+
+    Attributes:
+        calls: The number of calls so far.
+        losses: The values of the losses since the step before.
+        gradients: The values of the gradients by the names of the parameters.
+        parameters: The values of the parameters that the optimizer has updated, by name.
+        rng: Digests of the states of the random number generators at the step's begin: "cpu", "cuda:0", "python",
+            "numpy".
+    """
+
+    calls: int
+    losses: tuple[Values, ...] = ()
+    gradients: Mapping[str, Values] = field(default_factory=dict)
+    parameters: Mapping[str, Values] = field(default_factory=dict)
+    rng: Mapping[str, str] = field(default_factory=dict)
 
 
 #: The fields of `Call` that hold tensors, and those that are dicts in JSON.
@@ -482,6 +531,9 @@ class Recording:
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
         self.nonfinite: NonfiniteValues = NonfiniteValues()
+        self.sources: list[Source] = []
+        self.ends: list[Step] = []
+        self.environment: dict[str, str] = {}
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}

@@ -60,7 +60,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
-from torch_promote.observe.surroundings import watch_unseen
+from torch_promote.observe.surroundings import CompiledListener, watch_unseen
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
 from torch_promote.regions.float8 import why_not
@@ -222,6 +222,9 @@ class CallObserver:
         """Called after a step of an optimizer. A fused one may leave the versions of the weights as they were."""
         parameters = (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None)
         self._numbers.forget_uses(parameters)
+
+    #: Called before compiled code runs: see `watch_unseen`.
+    compiled: CompiledListener | None = None
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | _Through | None:
         """Called before a call."""
@@ -411,6 +414,7 @@ class CallObserver:
                 start=call.start,
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
+                own=not self._thread.tokens,
             ),
             [tensor for _, tensor in outputs],
             call.args,
@@ -517,7 +521,11 @@ def observe(observer: CallObserver, not_seen: list[str]) -> Iterator[None]:
         >>> [call.name for call in calls]
         ['aten::ones', 'aten::exp']
     """
-    with watch_unseen(not_seen, observer.modules), watch_regions(observer.sources.entered), observe_dispatch(observer):
+    with (
+        watch_unseen(not_seen, observer.modules, observer.compiled),
+        watch_regions(observer.sources.entered),
+        observe_dispatch(observer),
+    ):
         yield
 
 

@@ -9,6 +9,7 @@ during notification.
 from __future__ import annotations
 
 import multiprocessing.process
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ __all__ = ["Listener", "watch_steps", "watch_unseen"]
 
 
 Listener = Callable[[Optimizer], None]
+CompiledListener = Callable[[Any, list[Any]], None]
+"""Gets a compiled function as the program wrote it, and its arguments."""
+
+#: The file of the wrapper of compiled functions.
+_COMPILING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 
 _lock = fork_safe_lock()
 _listeners: list[Listener] = []
@@ -84,19 +90,23 @@ _before: Any = None
 
 @dataclass(eq=False)
 class _Block:
-    """An open block: the id of its thread, and the number of calls of compiled functions in it."""
+    """An open block: the id of its thread, who asks for calls of compiled functions, and their number."""
 
     thread: int
+    tell: CompiledListener | None = None
     compiled: int = 0
 
 
 @contextmanager
-def watch_unseen(sentences: list[str], modules: RunningModules | None = None) -> Iterator[None]:
+def watch_unseen(
+    sentences: list[str], modules: RunningModules | None = None, compiled: CompiledListener | None = None
+) -> Iterator[None]:
     """Adds a sentence for each kind of unobserved computation at the end of a block.
 
     Args:
         sentences: The list to add to.
         modules: The modules of the block, to detect that its model did not run.
+        compiled: Called before compiled code runs, except in the call that compiles it.
 
     Example:
         >>> said = []
@@ -108,7 +118,7 @@ def watch_unseen(sentences: list[str], modules: RunningModules | None = None) ->
         ['Threads started in the block: 1. Their ops are not in the trace. Open a block in each thread.']
     """
     global _before
-    block = _Block(threading.get_ident())
+    block = _Block(threading.get_ident(), compiled)
     before, started, frames = set(threading.enumerate()), _started_so_far(), _compiled_so_far()
     with _lock:
         if not _blocks:
@@ -187,4 +197,11 @@ def _compiled_code_ran(hit: bool) -> Any:
     for block in tuple(_blocks):
         if block.thread == here:
             block.compiled += 1
+            frame: Any = sys._getframe(1)
+            while block.tell is not None and frame is not None:
+                if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == _COMPILING:
+                    known = frame.f_locals
+                    block.tell(known.get("fn"), [*known.get("args", ()), known.get("kwargs", {})])
+                    break
+                frame = frame.f_back
     return hit if _before is None else _before(hit)

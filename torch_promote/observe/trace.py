@@ -1,36 +1,22 @@
-"""`trace`: records which op ran in which dtype, and why, and follows inf and NaN.
-
-NOTE [ Which call made it ]
-Only the calls that the program made are followed, not the calls inside of them. A call reads the results of the earlier
-calls that wrote to the memory of its arguments. It makes a NaN if none of these results has one, and an infinite value
-if all of them are finite, unless the program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that a
-call makes of infinite values comes from the call that made those. Views and uninitialized memory make nothing.
-
-A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
-"""
+"""`trace`: records which op ran in which dtype, and why; with values, also what was computed."""
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
-import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.errors import OptionError, check_flag
-from torch_promote.observe.events import Call, Recording
-from torch_promote.observe.findings import is_uninitialized, is_view
-from torch_promote.observe.observer import CallObserver, observe
-from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in
-from torch_promote.observe.places import RunningModules, is_ours
+from torch_promote.observe.events import Call
+from torch_promote.observe.observer import CallObserver, OpenCall, observe
+from torch_promote.observe.places import RunningModules
+from torch_promote.observe.recorder import Recorder
+from torch_promote.observe.recording_file import RecordingFile
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import Values, ValuesCollector
 from torch_promote.report.block import block
 
 __all__ = ["trace"]
@@ -43,17 +29,21 @@ def trace(
     values: bool = False,
     where: Literal["ops", "casts"] = "ops",
     max_calls: int = 50_000,
+    record: str | os.PathLike[str] | None = None,
 ) -> Iterator[TraceReport]:
     """Records the calls of ops in a block, forward and backward.
 
     Args:
         model: The module that the paths of modules start from. None: the first module that is called outside of other
             modules.
-        values: Whether to also record the ranges of outputs, in `Call.values` of the calls that are stored
-            individually. They are computed on the device of the output, and transferred at the next optimizer step or
-            at the end of the block, with one synchronization for all.
+        values: Whether to also record what was computed, in `Call.values` of the calls that are stored individually:
+            ranges, digests and sketches of outputs, of tensors from outside, of losses, gradients and parameters. They
+            are computed on the device of the tensor, and transferred at the next optimizer step or at the end of the
+            block, with one synchronization for all.
         where: "ops" records all calls, "casts" only those for which autocast has a policy.
         max_calls: The number of calls to store individually. The report's sums and tables include all calls.
+        record: A file to record to while the block runs, "NAME.jsonl.gz", for `torch-promote diff`; with it, `values`
+            is True. It has all calls, and less than 1 MB for a step of most models.
 
     Yields:
         The report, which fills while the block runs.
@@ -74,154 +64,51 @@ def trace(
     if not isinstance(max_calls, int) or max_calls < 0:
         raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
     check_flag("values", values)
+    file = None if record is None else RecordingFile(record)
     modules = RunningModules(model)
     del model  # it may be destroyed before the block ends
     report = TraceReport(max_calls)
-    flow = _ValueFlow(report)
-
-    def deliver(number: int, found: tuple[Values, ...]) -> None:
-        if number < 0:
-            flow.deliver_loss(found[0])
-        elif number < len(report.calls):  # false for calls of a parent process
-            report.calls[number] = dataclasses.replace(report.calls[number], values=found)
-            flow.deliver(number, found)
-
-    collector = ValuesCollector(deliver)
+    recorder = Recorder(report, modules, file) if values or file is not None else None
 
     def add(call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        number = report.add(call)
-        if not values:
-            return
-        if not observer.open_calls:  # the program's own
-            loss = flow.loss_of(call, args)
-            if loss is not None:
-                collector.add(_LOSS, [loss])
-            flow.add(number, call, args, tensors)
-        if number is not None:
-            collector.add(number, tensors)
+        stored = report.add(call) is not None
+        if recorder is not None:
+            recorder.add(stored, call, args, tensors)
+
+    observer = CallObserver(modules, add, where == "casts")
+    if recorder is not None:
+        observer = _RecordingObserver(modules, add, where == "casts", recorder)
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         report.steps += 1
         observer.stepped(optimizer)
-        flow.stepped(len(report.calls))
-        collector.transfer()
+        if recorder is not None:
+            recorder.stepped(optimizer)
 
-    observer = CallObserver(modules, add, where == "casts")
     try:
         with watch_steps(stepped), observe(observer, report.not_seen):
             yield report
     finally:
-        collector.transfer()
+        if recorder is not None:
+            recorder.close()
         for module, path in modules.named():  # those that did not run, too
             observer.sources.ask_module(module, path)
         report.asked = observer.sources.asked(report.groups())
         report.name_devices()
+        if file is not None:
+            file.close(report)
 
 
-# --- inf and NaN
+class _RecordingObserver(CallObserver):
+    """Tells a recorder before a call that the program makes, too."""
 
-#: The number with which the collector delivers the value of a loss.
-_LOSS = -1
-#: The maximum number of calls that count as writers of one tensor, each of a part of it.
-_MOST_WRITERS = 16
-_GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
+    def __init__(self, *args: Any) -> None:
+        *others, self._recorder = args
+        super().__init__(*others)
+        self.compiled = self._recorder.add_compiled
 
-
-class _ValueFlow:
-    """Follows inf and NaN from results to arguments. It holds no tensors.
-
-    Args:
-        report: The report, whose `nonfinite` it keeps up to date.
-    """
-
-    def __init__(self, report: Recording) -> None:
-        self._report = report
-        self._writers: dict[int, tuple[StorageWeakRef, tuple[int, ...]]] = {}  # by storage, whose address it reserves
-        self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
-        self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
-        self._steps: list[int] = []  # the number of calls at the end of each step
-        #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
-        self._faults: dict[int, tuple[bool, int | None]] = {}
-
-    def add(self, number: int | None, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Adds a call that the program made, with its arguments and the tensors that it produced.
-
-        Args:
-            number: The call's index in `TraceReport.calls`; None if it is not stored.
-            call: Its record.
-            args: Its arguments.
-            tensors: The tensors of its `outputs`.
-        """
-        if is_view(call.name):
-            return
-        if number is not None and not is_uninitialized(call.op):
-            read = tensors_in(args)
-            writers = (self._writers_of(tensor) for tensor in read)
-            asked = not read or asks_for_infinity(args)
-            self._waiting[number] = {writer for one in writers for writer in one}, asked
-        for tensor in tensors:
-            if has_storage(tensor):
-                storage = tensor.untyped_storage()
-                is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
-                before = self._writers_of(tensor)[-_MOST_WRITERS:] if is_part else ()
-                reference = StorageWeakRef(storage)
-                self._writers[reference.cdata] = reference, before if number is None else (*before, number)
-
-    def loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
-        """Returns the loss if a call makes the gradient of one, and counts it."""
-        if call.op != "aten::ones_like":
-            return None
-        frame: Any = sys._getframe(1)
-        while frame is not None and is_ours(frame):
-            frame = frame.f_back
-        if frame is None or frame.f_code is not _GRADIENT_OF_LOSS or not isinstance(args[0], torch.Tensor):
-            return None
-        self._losses.append((self._writers_of(args[0]), len(self._steps)))
-        return args[0]
-
-    def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        known = self._writers.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
-        return () if known is None else known[1]
-
-    def stepped(self, calls: int) -> None:
-        """Called after an optimizer step, with the number of calls so far."""
-        self._steps.append(calls)
-        self._writers = {key: one for key, one in self._writers.items() if not one[0].expired()}
-
-    def deliver(self, number: int, values: Sequence[Values]) -> None:
-        """Called with the values of a call's results, in the order of the calls."""
-        waiting = self._waiting.pop(number, None)
-        has_nan = any(one.nans for one in values)
-        if waiting is None or not (has_nan or any(one.infs for one in values)):
-            return
-        reads, asked = waiting
-        causes = [self._faults[read] for read in reads if read in self._faults]
-        causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
-        made = min((maker for _, maker in causes if maker is not None), default=None)
-        if made is None and (has_nan or not (causes or asked)):
-            made = number
-        self._faults[number] = has_nan, made
-        if made is not None:
-            self._report.nonfinite.calls += 1
-            self._report.nonfinite.nan_calls += has_nan
-            if self._report.nonfinite.first_call is None:
-                self._name(made)
-
-    def deliver_loss(self, values: Values) -> None:
-        """Called with the value of the next loss, after the values of the calls before it."""
-        found, (writers, step) = self._report.nonfinite, self._losses.popleft()
-        number = found.losses
-        found.losses += 1
-        if not (values.nans or values.infs):
-            return
-        found.nans += bool(values.nans)
-        found.infs += bool(values.infs)
-        if found.first_loss is None:
-            found.first_loss, found.loss_step = number, step
-            faults = {one: self._faults[one][1] for one in writers if one in self._faults}
-            for writer, made in list(faults.items())[:1]:
-                self._name(writer if made is None else made)
-
-    def _name(self, number: int) -> None:
-        self._report.nonfinite.first_call = number
-        self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        token = super().begin(op, args)
+        if isinstance(token, OpenCall) and len(self.open_calls) == 1:
+            self._recorder.begin(token)
+        return token

@@ -9,6 +9,7 @@ trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, get_args
@@ -25,6 +26,8 @@ from torch_promote.observe.events import (
     Phase,
     Place,
     Recording,
+    Source,
+    Step,
     TensorInfo,
 )
 from torch_promote.observe.explanation import Explanation, describe_call, explain
@@ -42,6 +45,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.observe.recording_file import is_recording, read_recording
 from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
@@ -58,7 +62,7 @@ from torch_promote.report.base import (
     to_csv,
     to_json,
 )
-from torch_promote.report.codec import decode, decode_list, decode_record, encode
+from torch_promote.report.codec import WRONG_DATA, decode, decode_list, decode_record, encode
 
 __all__ = ["TraceReport"]
 
@@ -75,11 +79,15 @@ class TraceReport(Recording, Report):
         steps: The number of optimizer steps that ended in the block.
         nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
         first_nonfinite: That `Call`, or None.
+        sources: With `values=True`, the tensors that no recorded call made: a list of `Source`.
+        ends: With `values=True`, the losses, gradients and parameters at the end of each step: a list of `Step`.
+        environment: With `values=True`, what results may depend on: versions, devices, threads, settings, by name.
         total: The sums over all calls, a `CallGroup`.
     """
 
     NOUN: ClassVar[str] = "trace"
     FORMAT: ClassVar[str] = "torch_promote trace"
+    VERSION: ClassVar[int] = 2
 
     def explain(self, pattern: str) -> Explanation:
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
@@ -108,6 +116,31 @@ class TraceReport(Recording, Report):
                 f"diff() expects another report of trace(), got {other!r}. For a file, pass TraceReport.load(file)."
             )
         return compare_traces(self, other)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a report that `save` wrote as .json, or a recording of `trace(record="NAME.jsonl.gz")`.
+
+        A recording has no times, and of the values only digests, norms, sketches and the numbers of inf and NaN.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The file cannot be read, is neither of these, or was written by an incompatible version. It is
+                a ValueError.
+        """
+        if not is_recording(path):
+            return super().load(path)
+        report = cls(max_calls=sys.maxsize)
+        try:
+            read_recording(path, report)
+        except OptionError:
+            raise
+        except (OSError, *WRONG_DATA) as error:
+            text = error.strerror or error if isinstance(error, OSError) else error
+            raise OptionError(f"cannot read the recording {os.fspath(path)!r}: {text}.") from error
+        return report
 
     def unused_overrides(self) -> list[UnusedOverride]:
         """Returns the overrides of regions and modules that no call in the block used, with their sources.
@@ -351,16 +384,17 @@ class TraceReport(Recording, Report):
 
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen", "asked"
-            (the overrides that were asked for), "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but
-            inputs, ran_with and outputs are indices into "tensors", because a program has few kinds of tensors),
-            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
+            (the overrides that were asked for), "nonfinite", "sources", "ends", "environment", "totals" (of all calls),
+            "tensors", "calls" (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors",
+            because a program has few kinds of tensors), "groups" (the calls by op, module and line) and "casts" (by
+            argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            **{name: encode(getattr(self, name)) for name in (*_PLAIN, "asked", "nonfinite")},
+            **{name: encode(getattr(self, name)) for name in (*_PLAIN, *_RECORDED, "asked")},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -379,8 +413,8 @@ class TraceReport(Recording, Report):
             KeyError, TypeError, ValueError: The data is incomplete or was changed.
         """
         report = cls(max_calls=sys.maxsize)
-        sums = {"totals": CallGroup, "casts": list[CastGroup], "nonfinite": NonfiniteValues}
-        read = decode_record({**_PLAIN, **sums, "tensors": list[TensorInfo]}, data)
+        sums = {"totals": CallGroup, "casts": list[CastGroup]}
+        read = decode_record({**_PLAIN, **_RECORDED, **sums, "tensors": list[TensorInfo]}, data)
 
         def tensor(index: Any) -> TensorInfo:
             if decode(int, index) not in range(len(read["tensors"])):
@@ -399,10 +433,9 @@ class TraceReport(Recording, Report):
             report._by_place.update(groups)
             for casts in read["casts"]:
                 report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
-        for name in _PLAIN:
+        for name in (*_PLAIN, *_RECORDED):
             setattr(report, name, read[name])
         report.asked = decode_list(data, "asked", lambda one: decode_record(_ASKED, one))
-        report.nonfinite = read["nonfinite"]
         _ = report.first_nonfinite  # raises IndexError if there is no such call
         return report
 
@@ -411,8 +444,8 @@ class TraceReport(Recording, Report):
 
 
 def _numbers_of(values: Values) -> dict[str, Any]:
-    """The numbers of a `Values`, without its histogram."""
-    return {name: value for name, value in values.to_dict().items() if name != "exponents"}
+    """The numbers of a `Values`, without its histogram and sketch."""
+    return {name: value for name, value in values.to_dict().items() if name not in ("exponents", "sketch")}
 
 
 def _joined(parts: Iterable[object]) -> str:
@@ -426,6 +459,13 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 #: The attributes of a report that its JSON has as they are.
 _PLAIN = {"torch_version": str, "steps": int, "dropped": int, "device_names": list[str], "not_seen": list[str]}
+#: Those that `values=True` fills.
+_RECORDED = {
+    "nonfinite": NonfiniteValues,
+    "sources": list[Source],
+    "ends": list[Step],
+    "environment": dict[str, str],
+}
 #: The fields of an override that was asked for.
 _ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
 _PERIOD = 7_889_238 * 10**9

@@ -150,7 +150,7 @@ def _decoder(kind: Any) -> Decoder:
     if issubclass(kind, enum.Enum):
         return lambda data: kind(data)
     if hasattr(kind, "from_dict"):
-        return lambda data: kind.from_dict(data)
+        return lambda data: data if type(data) is kind else kind.from_dict(data)
     if dataclasses.is_dataclass(kind):
         return lambda data: data if type(data) is kind else decode_fields(kind, data)
     if kind is int:

@@ -1,0 +1,667 @@
+// file: what `Values` says of a CPU tensor: statistics of its bits, a digest, the squares' sum and a sketch
+#include "python/bindings.h"
+
+#include "cast/vectorized.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torch_promote {
+
+namespace {
+
+// NOTE [ Digest and sketch ]
+// Both read the elements in logical order, as rows of 1021, a prime, so that columns of the usual widths spread over
+// the places of a row. Rows form pieces of 4096. torch_promote/observe/values.py computes the same by ops on other
+// devices, with the tables of `measure_tables`.
+//
+// Digest: an element consists of words of at most 32 bits. A row has two sums of words times random numbers of their
+// places, whose bits are complementary: with one sum, changes of the highest bit alone could cancel out. The digest is
+// the sum of the rows times random odd numbers, modulo 2**64. It is linear, but not in the place of an element.
+//
+// Sketch: element l of row r gets a random sign, and is added to bucket (l + 631 r) % 1021. So no column stays in one
+// bucket: 631/1021 approximates the golden ratio, whose multiples are far from integers. The projections are products
+// of the buckets with a matrix of random signs. Elements that are not finite count as 0.
+constexpr int64_t kRow = 1021;
+constexpr int64_t kShift = 631;
+constexpr int64_t kPieceRows = 4096;
+constexpr int64_t kGroup = 64; // rows with a sign of `outer`, each with another of `inner`
+constexpr size_t kProjections = 16;
+constexpr size_t kBounds = 8;
+// What a thread computes at a time. The result does not depend on the number of threads.
+constexpr int64_t kChunkRows = 512;
+constexpr int64_t kChunksOfAThread = 4;
+
+using Signs = std::array<uint8_t, kRow>; // 0x80 for minus
+
+// A generator of random numbers that is the same everywhere.
+uint64_t splitmix(uint64_t number) {
+  uint64_t z = (number + 1) * 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// The first of the random numbers of each table; a table of pieces has no end.
+constexpr uint64_t kOfTables = 0;
+constexpr uint64_t kOfPieceSigns = uint64_t{1} << 62;
+constexpr uint64_t kOfPieceFactors = uint64_t{1} << 63;
+
+struct Tables {
+  std::array<std::array<uint32_t, kRow>, 4> places; // two for the low word, two for the high one
+  std::array<uint64_t, kPieceRows> rows;
+  std::array<Signs, kGroup> inner;
+  std::array<Signs, kPieceRows / kGroup> outer;
+  std::array<std::array<double, kProjections>, kRow> projections;
+
+  Tables() {
+    uint64_t next = kOfTables;
+    for (auto& table : places) {
+      for (uint32_t& one : table) {
+        one = static_cast<uint32_t>(splitmix(next++) >> 32);
+      }
+    }
+    for (uint64_t& one : rows) {
+      one = splitmix(next++) | 1;
+    }
+    const auto fill = [&next](Signs& signs) {
+      for (uint8_t& one : signs) {
+        one = (splitmix(next++) >> 56) & 0x80;
+      }
+    };
+    std::for_each(inner.begin(), inner.end(), fill);
+    std::for_each(outer.begin(), outer.end(), fill);
+    for (auto& column : projections) {
+      for (double& one : column) {
+        one = splitmix(next++) >> 63 != 0 ? -0.25 : 0.25;
+      }
+    }
+  }
+};
+
+const Tables& tables() {
+  static const Tables* const made = new Tables;
+  return *made;
+}
+
+// The sign and the odd factor by which pieces differ. The first piece, mostly the only one, has neither.
+uint8_t piece_sign(int64_t piece, int64_t place) {
+  return piece == 0 ? 0 : (splitmix(kOfPieceSigns + static_cast<uint64_t>(piece * kRow + place)) >> 56) & 0x80;
+}
+
+uint64_t piece_factor(int64_t piece) {
+  return piece == 0 ? 1 : splitmix(kOfPieceFactors + static_cast<uint64_t>(piece)) | 1;
+}
+
+// --- Reading a tensor in logical order
+
+// Dimensions that a single stride steps through are merged.
+class Reader {
+ public:
+  explicit Reader(const at::Tensor& tensor)
+      : data_(static_cast<const char*>(tensor.const_data_ptr())), size_(static_cast<size_t>(tensor.element_size())) {
+    for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
+      const int64_t size = tensor.size(dim);
+      const int64_t stride = tensor.stride(dim);
+      if (size == 1) {
+        continue;
+      }
+      if (!sizes_.empty() && stride == sizes_.back() * strides_.back()) {
+        sizes_.back() *= size;
+      } else {
+        sizes_.push_back(size);
+        strides_.push_back(stride);
+      }
+    }
+    if (sizes_.empty()) {
+      sizes_.push_back(1);
+      strides_.push_back(1);
+    }
+  }
+
+  // Elements `start` to `start + count`: where they are, or a copy in `buffer`.
+  template <class T>
+  const T* read(int64_t start, int64_t count, T* buffer) const {
+    const T* const data = reinterpret_cast<const T*>(data_);
+    if (sizes_.size() == 1 && strides_[0] == 1) {
+      return data + start;
+    }
+    std::vector<int64_t> index(sizes_.size()); // the innermost first
+    int64_t offset = 0;
+    for (size_t dim = 0; dim < sizes_.size(); ++dim) {
+      index[dim] = start % sizes_[dim];
+      start /= sizes_[dim];
+      offset += index[dim] * strides_[dim];
+    }
+    T* to = buffer;
+    while (true) {
+      const int64_t run = std::min(count, sizes_[0] - index[0]);
+      const int64_t stride = strides_[0];
+      const T* const from = data + offset;
+      for (int64_t i = 0; i < run; ++i) {
+        to[i] = from[i * stride];
+      }
+      to += run;
+      count -= run;
+      if (count == 0) {
+        return buffer;
+      }
+      offset -= index[0] * stride;
+      index[0] = 0;
+      size_t dim = 1;
+      for (; ++index[dim] == sizes_[dim]; ++dim) {
+        offset -= (sizes_[dim] - 1) * strides_[dim];
+        index[dim] = 0;
+      }
+      offset += strides_[dim];
+    }
+  }
+
+  size_t element_size() const {
+    return size_;
+  }
+
+ private:
+  const char* data_;
+  size_t size_;
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> strides_;
+};
+
+// Calls `function(chunk)` for all chunks of a tensor, in several threads if there are many. Not at::parallel_for, which
+// is serial in an extension without OpenMP.
+template <class Function>
+void for_chunks(int64_t count, const Function& function) {
+  const auto run = [&](int64_t first, int64_t step) {
+    for (int64_t chunk = first; chunk < count; chunk += step) {
+      function(chunk);
+    }
+  };
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), count / kChunksOfAThread);
+  std::vector<std::thread> others;
+  int64_t started = 1;
+  try {
+    for (; started < threads; ++started) {
+      others.emplace_back(run, started, threads);
+    }
+  } catch (const std::system_error&) { // no more threads: this one does their part
+  }
+  for (int64_t first = started; first < threads; ++first) {
+    run(first, threads);
+  }
+  run(0, std::max<int64_t>(threads, 1));
+  for (std::thread& other : others) {
+    other.join();
+  }
+}
+
+int64_t count_chunks(int64_t count) {
+  return (count + kRow * kChunkRows - 1) / (kRow * kChunkRows);
+}
+
+// Calls `function(row, elements, their number)` for the rows of a chunk.
+template <class T, class Function>
+void for_rows(const Reader& reader, int64_t numel, int64_t chunk, const Function& function) {
+  std::array<T, kRow> buffer;
+  for (int64_t row = chunk * kChunkRows; row < (chunk + 1) * kChunkRows && row * kRow < numel; ++row) {
+    const int64_t size = std::min(kRow, numel - row * kRow);
+    function(row, reader.read(row * kRow, size, buffer.data()), static_cast<size_t>(size));
+  }
+}
+
+// --- Digest
+
+struct Sums {
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+
+template <class Word>
+[[gnu::always_inline]] inline Sums sum_words(const Word* words, size_t count, const Tables& tables) {
+  Sums sums;
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t word = words[i] & 0xFFFFFFFFU;
+    sums.a += word * tables.places[0][i];
+    sums.b += word * tables.places[1][i];
+  }
+  return sums;
+}
+
+VECTORIZED Sums sum_row(const uint8_t* words, size_t count, const Tables& tables) {
+  return sum_words(words, count, tables);
+}
+
+VECTORIZED Sums sum_row(const uint16_t* words, size_t count, const Tables& tables) {
+  return sum_words(words, count, tables);
+}
+
+VECTORIZED Sums sum_row(const uint32_t* words, size_t count, const Tables& tables) {
+  return sum_words(words, count, tables);
+}
+
+VECTORIZED Sums sum_row(const uint64_t* words, size_t count, const Tables& tables) {
+  Sums sums = sum_words(words, count, tables);
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t high = words[i] >> 32;
+    sums.a += high * tables.places[2][i];
+    sums.b += high * tables.places[3][i];
+  }
+  return sums;
+}
+
+template <class Word>
+uint64_t digest_as(const Reader& reader, int64_t numel) {
+  std::vector<uint64_t> parts(static_cast<size_t>(count_chunks(numel)));
+  for_chunks(count_chunks(numel), [&](int64_t chunk) {
+    uint64_t part = 0;
+    for_rows<Word>(reader, numel, chunk, [&](int64_t row, const Word* words, size_t count) {
+      const Sums sums = sum_row(words, count, tables());
+      const uint64_t factor = tables().rows[static_cast<size_t>(row % kPieceRows)];
+      part += (sums.a + std::rotl(sums.b, 32)) * factor * piece_factor(row / kPieceRows);
+    });
+    parts[static_cast<size_t>(chunk)] = part;
+  });
+  uint64_t digest = 0;
+  for (const uint64_t part : parts) {
+    digest += part;
+  }
+  return digest;
+}
+
+// A tensor of zeros without memory is one with memory.
+at::Tensor with_memory(const at::Tensor& tensor) {
+  return tensor._is_zerotensor() ? tensor.clone() : tensor;
+}
+
+uint64_t digest(const at::Tensor& given) {
+  const at::Tensor tensor = with_memory(given);
+  TORCH_CHECK(tensor.is_cpu() && !tensor.is_complex() && !tensor.is_neg(), "not a tensor whose bits can be read");
+  const py::gil_scoped_release no_gil;
+  const Reader reader(tensor);
+  switch (reader.element_size()) {
+    case 1:
+      return digest_as<uint8_t>(reader, tensor.numel());
+    case 2:
+      return digest_as<uint16_t>(reader, tensor.numel());
+    case 4:
+      return digest_as<uint32_t>(reader, tensor.numel());
+    case 8:
+      return digest_as<uint64_t>(reader, tensor.numel());
+    default:
+      TORCH_CHECK(false, "elements of ", reader.element_size(), " bytes");
+  }
+}
+
+// --- Statistics and sketch of floating point numbers, given by their bits
+
+template <class Word>
+struct Format;
+
+template <>
+struct Format<uint32_t> {
+  using Float = float;
+  static constexpr int kMantissa = 23;
+  static constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+  static constexpr uint32_t kInfinity = 0x7F800000;
+  static constexpr size_t kExponents = 256;
+};
+
+template <>
+struct Format<uint64_t> {
+  using Float = double;
+  static constexpr int kMantissa = 52;
+  static constexpr uint64_t kMagnitude = 0x7FFFFFFFFFFFFFFF;
+  static constexpr uint64_t kInfinity = 0x7FF0000000000000;
+  static constexpr size_t kExponents = 2048;
+};
+
+constexpr size_t kLanes = 8;
+
+// Of a chunk, or the sum of all.
+template <class Word>
+struct Part {
+  Word largest = 0;                        // of the finite magnitudes
+  Word smallest = Format<Word>::kInfinity; // of the finite magnitudes but 0
+  bool has_finite = false;
+  std::array<int64_t, kBounds> above{}; // the number of magnitudes from each bound on
+  std::array<int64_t, Format<Word>::kExponents> exponents{};
+  std::array<double, kLanes> squares{};
+  std::array<double, kRow> buckets{};
+
+  void add(const Part& other) {
+    largest = std::max(largest, other.largest);
+    smallest = std::min(smallest, other.smallest);
+    has_finite |= other.has_finite;
+    for (size_t i = 0; i < kBounds; ++i) {
+      above[i] += other.above[i];
+    }
+    for (size_t i = 0; i < exponents.size(); ++i) {
+      exponents[i] += other.exponents[i];
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      squares[i] += other.squares[i];
+    }
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      buckets[i] += other.buckets[i];
+    }
+  }
+};
+
+template <class Word>
+struct Ends {
+  Word low = Format<Word>::kMagnitude;
+  Word high = 0;
+};
+
+template <class Word>
+[[gnu::always_inline]] inline Ends<Word> find_ends(const Word* bits, size_t count) {
+  Ends<Word> ends;
+  for (size_t i = 0; i < count; ++i) {
+    const Word magnitude = bits[i] & Format<Word>::kMagnitude;
+    ends.low = std::min(ends.low, magnitude);
+    ends.high = std::max(ends.high, magnitude);
+  }
+  return ends;
+}
+
+VECTORIZED Ends<uint32_t> ends_of(const uint32_t* bits, size_t count) {
+  return find_ends(bits, count);
+}
+
+VECTORIZED Ends<uint64_t> ends_of(const uint64_t* bits, size_t count) {
+  return find_ends(bits, count);
+}
+
+template <class Word>
+[[gnu::always_inline]] inline Word count_from(const Word* bits, size_t count, Word bound) {
+  Word found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    found += (bits[i] & Format<Word>::kMagnitude) >= bound ? 1 : 0;
+  }
+  return found;
+}
+
+VECTORIZED uint32_t number_from(const uint32_t* bits, size_t count, uint32_t bound) {
+  return count_from(bits, count, bound);
+}
+
+VECTORIZED uint64_t number_from(const uint64_t* bits, size_t count, uint64_t bound) {
+  return count_from(bits, count, bound);
+}
+
+// Adds numbers with their signs changed to buckets.
+template <class Word>
+[[gnu::always_inline]] inline void add_signed(
+    const Word* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
+  using Of = Format<Word>;
+  constexpr int kToSign = 8 * (sizeof(Word) - 1);
+  for (size_t i = 0; i < count; ++i) {
+    const Word sign = static_cast<Word>(static_cast<uint8_t>(inner[i] ^ outer[i])) << kToSign;
+    const Word number = (bits[i] & Of::kMagnitude) < Of::kInfinity ? bits[i] ^ sign : 0;
+    buckets[i] += static_cast<double>(std::bit_cast<typename Of::Float>(number));
+  }
+}
+
+VECTORIZED void add_row(
+    const uint32_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
+  add_signed(bits, inner, outer, buckets, count);
+}
+
+VECTORIZED void add_row(
+    const uint64_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
+  add_signed(bits, inner, outer, buckets, count);
+}
+
+template <class Word>
+[[gnu::always_inline]] inline void add_squares_of(const Word* bits, size_t count, double* lanes) {
+  using Of = Format<Word>;
+  const auto square = [](Word word) {
+    const Word number = (word & Of::kMagnitude) < Of::kInfinity ? word : 0;
+    const auto value = static_cast<double>(std::bit_cast<typename Of::Float>(number));
+    return value * value;
+  };
+  std::array<double, kLanes> sums{};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += square(bits[i + lane]);
+    }
+  }
+  for (; i < count; ++i) {
+    sums[i % kLanes] += square(bits[i]);
+  }
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    lanes[lane] += sums[lane];
+  }
+}
+
+VECTORIZED void add_squares(const uint32_t* bits, size_t count, double* lanes) {
+  add_squares_of(bits, count, lanes);
+}
+
+VECTORIZED void add_squares(const uint64_t* bits, size_t count, double* lanes) {
+  add_squares_of(bits, count, lanes);
+}
+
+// Several tables, because an increment has to wait for the one before it of the same number.
+template <class Word>
+class Histogram {
+ public:
+  void add(const Word* bits, size_t count) {
+    constexpr Word kMask = Format<Word>::kExponents - 1;
+    const auto place = [](Word word) { return static_cast<size_t>(word >> Format<Word>::kMantissa & kMask); };
+    size_t i = 0;
+    for (; i + kTables <= count; i += kTables) {
+      for (size_t table = 0; table < kTables; ++table) {
+        ++tables_[table][place(bits[i + table])];
+      }
+    }
+    for (; i < count; ++i) {
+      ++tables_[0][place(bits[i])];
+    }
+  }
+
+  void add_to(std::array<int64_t, Format<Word>::kExponents>& sums) const {
+    for (const auto& table : tables_) {
+      for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i] += table[i];
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kTables = 4;
+  std::array<std::array<uint32_t, Format<Word>::kExponents>, kTables> tables_{}; // of a chunk
+};
+
+template <class Word>
+void add_elements(
+    Part<Word>& part,
+    Histogram<Word>& exponents,
+    const Word* bits,
+    size_t count,
+    const std::array<Word, kBounds>& bounds,
+    const Signs& inner,
+    const Signs& outer,
+    int64_t row) {
+  using Of = Format<Word>;
+  const auto [low, high] = ends_of(bits, count);
+  for (size_t i = 0; i < kBounds; ++i) { // the ends answer most questions
+    if (low >= bounds[i]) {
+      part.above[i] += static_cast<int64_t>(count);
+    } else if (high >= bounds[i]) {
+      part.above[i] += static_cast<int64_t>(number_from(bits, count, bounds[i]));
+    }
+  }
+  part.has_finite |= low < Of::kInfinity;
+  if (low > 0 && high < Of::kInfinity) {
+    part.largest = std::max(part.largest, high);
+    part.smallest = std::min(part.smallest, low);
+  } else {
+    for (size_t i = 0; i < count; ++i) {
+      const Word magnitude = bits[i] & Of::kMagnitude;
+      if (magnitude != 0 && magnitude < Of::kInfinity) {
+        part.largest = std::max(part.largest, magnitude);
+        part.smallest = std::min(part.smallest, magnitude);
+      }
+    }
+  }
+  exponents.add(bits, count);
+  add_squares(bits, count, part.squares.data());
+  const auto first = static_cast<size_t>(row * kShift % kRow);
+  const size_t before_end = std::min(count, static_cast<size_t>(kRow) - first);
+  double* const buckets = part.buckets.data();
+  add_row(bits, inner.data(), outer.data(), buckets + first, before_end);
+  add_row(bits + before_end, inner.data() + before_end, outer.data() + before_end, buckets, count - before_end);
+}
+
+// --- float16 and bfloat16 as float32, with exact values and without arithmetic on subnormal numbers
+
+VECTORIZED void widen_bfloat16(const uint16_t* from, uint32_t* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    to[i] = static_cast<uint32_t>(from[i]) << 16;
+  }
+}
+
+VECTORIZED void widen_float16(const uint16_t* from, uint32_t* to, size_t count) {
+  constexpr uint32_t kRebias = (127 - 15) << 23;
+  constexpr uint32_t kSmallestNormal = (127 - 14) << 23;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t sign = static_cast<uint32_t>(from[i] & 0x8000) << 16;
+    const uint32_t magnitude = static_cast<uint32_t>(from[i] & 0x7FFF) << 13;
+    const uint32_t normal = magnitude + kRebias + (magnitude >= 0x0F800000 ? kRebias : 0); // inf and NaN twice
+    const float shifted = std::bit_cast<float>(magnitude | kSmallestNormal) - std::bit_cast<float>(kSmallestNormal);
+    to[i] = sign | (magnitude < 0x00800000 ? std::bit_cast<uint32_t>(shifted) : normal);
+  }
+}
+
+// --- All of it
+
+template <class Stored, class Word, class Widen>
+py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds>& given, const Widen& widen) {
+  std::array<Word, kBounds> bounds;
+  std::transform(given.begin(), given.end(), bounds.begin(), [](int64_t one) { return static_cast<Word>(one); });
+  const int64_t numel = tensor.numel();
+  const int64_t chunks = count_chunks(numel);
+  auto total = std::make_unique<Part<Word>>();
+  std::array<double, kProjections> sketch{};
+  double squares = 0;
+  {
+    const py::gil_scoped_release no_gil;
+    const Reader reader(tensor);
+    std::vector<Part<Word>> parts(static_cast<size_t>(std::max<int64_t>(chunks - 1, 0)));
+    for_chunks(chunks, [&](int64_t chunk) {
+      Part<Word>& part = chunk == 0 ? *total : parts[static_cast<size_t>(chunk - 1)];
+      Histogram<Word> exponents;
+      Signs outer{};
+      int64_t group = -1;
+      std::array<Word, kRow> buffer;
+      for_rows<Stored>(reader, numel, chunk, [&](int64_t row, const Stored* elements, size_t count) {
+        if (row / kGroup != group) {
+          group = row / kGroup;
+          outer = tables().outer[static_cast<size_t>(group % (kPieceRows / kGroup))];
+          const int64_t piece = row / kPieceRows;
+          for (size_t i = 0; piece > 0 && i < outer.size(); ++i) {
+            outer[i] ^= piece_sign(piece, static_cast<int64_t>(i));
+          }
+        }
+        const Signs& inner = tables().inner[static_cast<size_t>(row % kGroup)];
+        const Word* const bits = widen(elements, buffer.data(), count);
+        add_elements(part, exponents, bits, count, bounds, inner, outer, row);
+      });
+      exponents.add_to(part.exponents);
+    });
+    for (const Part<Word>& part : parts) {
+      total->add(part);
+    }
+    for (size_t i = 0; i < total->buckets.size(); ++i) {
+      for (size_t j = 0; j < kProjections; ++j) {
+        sketch[j] += total->buckets[i] * tables().projections[i][j];
+      }
+    }
+    for (const double lane : total->squares) {
+      squares += lane;
+    }
+  }
+  py::list exponents;
+  for (size_t i = 0; i < total->exponents.size(); ++i) {
+    if (total->exponents[i] != 0) {
+      exponents.append(py::make_tuple(i, total->exponents[i]));
+    }
+  }
+  return py::make_tuple(
+      static_cast<int64_t>(total->largest), static_cast<int64_t>(total->smallest), total->above, exponents, squares,
+      sketch);
+}
+
+py::tuple measure(const at::Tensor& given, const std::array<int64_t, kBounds>& bounds) {
+  const at::Tensor tensor = with_memory(given);
+  TORCH_CHECK(tensor.is_cpu() && !tensor.is_neg(), "not a tensor whose bits can be read");
+  const auto as_is = [](const auto* elements, auto* /*buffer*/, size_t /*count*/) { return elements; };
+  const auto widened = [](const auto& function) {
+    return [&function](const uint16_t* elements, uint32_t* buffer, size_t count) -> const uint32_t* {
+      function(elements, buffer, count);
+      return buffer;
+    };
+  };
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return measure_as<uint32_t, uint32_t>(tensor, bounds, as_is);
+    case at::kDouble:
+      return measure_as<uint64_t, uint64_t>(tensor, bounds, as_is);
+    case at::kHalf:
+      return measure_as<uint16_t, uint32_t>(tensor, bounds, widened(widen_float16));
+    case at::kBFloat16:
+      return measure_as<uint16_t, uint32_t>(tensor, bounds, widened(widen_bfloat16));
+    default:
+      TORCH_CHECK(false, "no statistics of ", tensor.scalar_type());
+  }
+}
+
+template <class Table>
+py::bytes bytes_of_table(const Table& table) {
+  return {reinterpret_cast<const char*>(&table), sizeof(table)};
+}
+
+py::dict measure_tables() {
+  using namespace pybind11::literals;
+  return py::dict(
+      "places"_a = bytes_of_table(tables().places), "rows"_a = bytes_of_table(tables().rows),
+      "inner"_a = bytes_of_table(tables().inner), "outer"_a = bytes_of_table(tables().outer),
+      "projections"_a = bytes_of_table(tables().projections));
+}
+
+py::tuple piece_tables(int64_t piece) {
+  Signs signs;
+  for (size_t i = 0; i < signs.size(); ++i) {
+    signs[i] = piece_sign(piece, static_cast<int64_t>(i));
+  }
+  return py::make_tuple(bytes_of_table(signs), static_cast<int64_t>(piece_factor(piece)));
+}
+
+} // namespace
+
+void add_measure(py::module_& m) {
+  m.def("digest", &digest);
+  m.def("measure", &measure);
+  m.def("measure_tables", &measure_tables);
+  m.def("measure_piece_tables", &piece_tables);
+}
+
+} // namespace torch_promote

@@ -1,0 +1,433 @@
+"""The recorder of `trace(values=True)`: what calls read and wrote, what they computed, and where inf and NaN came from.
+
+NOTE [ Which call wrote it ]
+Only the calls that the program made are followed, not the calls inside of them. A call reads what the calls before it
+wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
+changed without one (its tensor has another version), because compiled code or another library did it. So are the
+parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
+compared from there. A call that returns its argument, such as `contiguous()`, does not write.
+
+NOTE [ Which call made it ]
+A call makes a NaN if nothing that it reads has one, and an infinite value if all that it reads is finite, unless the
+program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that a call makes of infinite values comes
+from the call that made those. Views and uninitialized memory make nothing.
+
+A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import itertools
+import platform
+import random
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source, Step, TensorInfo, infos_of
+from torch_promote.observe.findings import is_uninitialized, is_view
+from torch_promote.observe.observer import OpenCall
+from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, written
+from torch_promote.observe.places import RunningModules, innermost_line, is_ours
+from torch_promote.observe.recording_file import RecordingFile
+from torch_promote.observe.values import EMPTY, Values, ValuesCollector
+
+__all__ = ["Recorder"]
+
+#: The maximum number of calls that count as writers of one tensor, each of a part of it.
+_MOST_WRITERS = 16
+_GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
+_Kind = Literal["parameter", "buffer"]
+#: In-place ops that ignore what was in the tensor.
+_FILLS = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::uniform_", "aten::normal_", "aten::random_")
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of a storage.
+
+    Attributes:
+        reference: A weak reference, which reserves the storage's address.
+        written_by: The calls and sources whose values are in it, as in `Call.reads`.
+        version: The version of its tensor at that time; -1 for an inference tensor, which has none.
+        is_read: Whether it is a parameter or buffer that has been recorded as a source.
+    """
+
+    reference: StorageWeakRef
+    written_by: tuple[int, ...]
+    version: int
+    is_read: bool = False
+
+
+@dataclass(slots=True)
+class _Open(threading.local):
+    """The open call of the program in a thread.
+
+    Attributes:
+        reads: What it reads.
+        writes: The storages that it writes to, by its schema.
+        inside: What the calls inside of it have written: storages, with the versions of their tensors.
+    """
+
+    reads: tuple[tuple[int, ...], ...] = ()
+    writes: frozenset[int] = field(default_factory=frozenset)
+    inside: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
+
+
+class Recorder:
+    """Records the values of a trace. It holds no tensors.
+
+    Args:
+        report: The report, of which it fills `sources`, `ends`, `nonfinite`, `environment`, and the values of `calls`.
+        modules: Tracks which module runs.
+        file: A file to write as well.
+    """
+
+    def __init__(self, report: Recording, modules: RunningModules, file: RecordingFile | None = None) -> None:
+        self._report = report
+        self._modules = modules
+        self._file = file
+        self._count = 0  # of calls, also those that the report does not store
+        self._collector = ValuesCollector(self._deliver)
+        self._keys = itertools.count(-1, -1)
+        self._receivers: dict[int, Callable[[tuple[Values, ...]], None]] = {}  # by negative number
+        self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
+        self._open = _Open()
+        self._memory: dict[int, _Memory] = {}  # by storage
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
+        self._named_at = -1  # the number of steps when they were looked up
+        self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that were read before the model ran
+        self._reads: dict[int, tuple[tuple[int, ...], ...]] = {}  # by call, until its values are delivered
+        self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
+        self._new_losses: list[Values] = []  # since the last step
+        self._steps: list[int] = []  # the number of calls at the end of each step
+        #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
+        self._faults: dict[int, tuple[bool, int | None]] = {}
+        self._rng = _generators()
+        report.environment = _environment()
+
+    # --- calls
+
+    def begin(self, call: OpenCall) -> None:
+        """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
+        facts = call.facts
+        self._open.inside = {}  # of a call that raised
+        writes = written(facts.op, call.args)
+        self._open.writes = frozenset(t.untyped_storage()._cdata for _, t in writes if has_storage(t))
+        fills = facts.name.partition(".")[0] in _FILLS
+        tensors = tensors_in(call.args)
+        if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
+            self._open.reads = ()
+            return
+        self._open.reads = tuple(
+            self._read(tensor, info, place > 0 or not fills)
+            for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+        )
+
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool) -> tuple[int, ...]:
+        """Returns what is in a tensor's memory. `counts`: whether the call depends on what is in it."""
+        if not has_storage(tensor):
+            return ()
+        storage = tensor.untyped_storage()
+        known, version = self._memory.get(storage._cdata), _version_of(tensor)
+        before: tuple[int, ...] = ()
+        if known is not None and known.version == version:
+            before = known.written_by
+            is_state = isinstance(tensor, nn.Parameter) or id(tensor) in self._names
+            if known.is_read or not is_state or storage._cdata in self._open.writes:
+                return before
+        if not counts:
+            return ()
+        source = -1 - len(self._report.sources)
+        kind, name = self._name_of(tensor)
+        self._report.sources.append(Source(kind, name, info, EMPTY, before))
+        if kind == "parameter" and not name:
+            self._unnamed[source] = weakref.ref(tensor)
+        self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
+        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, True)
+        return (source,)
+
+    def _set_source(self, source: int, **changes: Any) -> None:
+        sources = self._report.sources
+        sources[-1 - source] = dataclasses.replace(sources[-1 - source], **changes)
+
+    def _name_of(self, tensor: torch.Tensor) -> tuple[Literal["parameter", "buffer", "input"], str]:
+        """What a tensor is, and its path if it belongs to the model. The model is searched once a step at most."""
+        if id(tensor) not in self._names and self._named_at != len(self._steps):
+            self._name_tensors()
+        known = self._names.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1:]
+        return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
+
+    def _name_tensors(self) -> None:
+        found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
+        kinds: tuple[tuple[_Kind, str], ...] = (("parameter", "_parameters"), ("buffer", "_buffers"))
+        for module, path in self._modules.named():
+            for kind, attribute in kinds:
+                for name, tensor in getattr(module, attribute).items():
+                    if tensor is not None:
+                        full = (f"{path}.{name}" if path else name).replace("_orig_mod.", "")  # torch.compile's
+                        found.setdefault(id(tensor), (weakref.ref(tensor), kind, full))
+        self._names = found
+        self._named_at = len(self._steps) if found else -1
+
+    def add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Adds a call that has ended.
+
+        Args:
+            stored: Whether it is in `TraceReport.calls`.
+            call: Its record.
+            args: Its arguments.
+            tensors: The tensors of its `outputs`.
+        """
+        number, self._count = self._count, self._count + 1
+        reads: tuple[tuple[int, ...], ...] = ()
+        computes = False
+        if call.own:
+            loss = self._loss_of(call, args)
+            if loss is not None:
+                entry = self._calls_in(self._writers_of(loss)), len(self._steps)
+                self._measure([loss], lambda values: self._set_loss(values[0], *entry))
+            reads = self._open.reads
+            computes = self._follow(number, call, reads, args, tensors)
+        else:
+            for tensor in filter(has_storage, tensors):
+                reference = StorageWeakRef(tensor.untyped_storage())
+                self._open.inside[reference.cdata] = reference, _version_of(tensor)
+        if self._file is not None:
+            self._file.add(number, call, reads, computes)
+        if stored or computes:
+            self._reads[number] = reads
+            self._collector.add(number, tensors)
+
+    def add_compiled(self, function: Any, args: list[Any]) -> None:
+        """Adds a call of a compiled function. It reads its arguments and the state of the module that runs."""
+        owner, where = getattr(function, "__self__", None), self._modules.innermost
+        module = owner if isinstance(owner, nn.Module) else where[0]
+        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        tensors = [*tensors_in(args), *state]
+        infos = tuple(TensorInfo(*one) for one in infos_of((str(i), tensor) for i, tensor in enumerate(tensors)))
+        infos = tuple(dataclasses.replace(one, device=str(one.device), shape=tuple(one.shape)) for one in infos)
+        self._open.writes = frozenset()
+        self._open.reads = tuple(self._read(one, info, True) for one, info in zip(tensors, infos, strict=True))
+        call = Call(
+            COMPILED_FUNCTION, "", where[1], "forward", innermost_line(), infos, infos, (), (), None, "", True, 0
+        )
+        self.add(self._report.add(call) is not None, call, args, [])
+
+    def _follow(
+        self,
+        number: int,
+        call: Call,
+        reads: tuple[tuple[int, ...], ...],
+        args: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+    ) -> bool:
+        """Notes what a call of the program has written. Returns whether it has computed anything."""
+        uninitialized, wrote = is_uninitialized(call.op), False
+        for tensor in tensors:
+            if not has_storage(tensor):
+                wrote = wrote or not is_view(call.name)
+                continue
+            storage, version = tensor.untyped_storage(), _version_of(tensor)
+            reference = StorageWeakRef(storage)
+            known = self._memory.get(reference.cdata)
+            if known is not None and known.version == version and reference.cdata not in self._open.writes:
+                continue  # a view, or the argument itself
+            wrote = True
+            is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
+            before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
+            now = before if uninitialized else (*before, number)
+            self._memory[reference.cdata] = _Memory(reference, now, version, known is not None and known.is_read)
+        for key, (reference, version) in self._open.inside.items():  # such as the mask of a dropout
+            known = self._memory.get(key)
+            if (known is None or known.version != version) and not reference.expired():
+                self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
+        self._open.inside = {}
+        if not wrote or uninitialized:
+            return False
+        read = set(self._calls_in(one for read in reads for one in read))
+        self._waiting[number] = read, not reads or asks_for_infinity(args)
+        return True
+
+    def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+        return () if known is None else known.written_by
+
+    def _calls_in(self, written_by: Iterable[int]) -> tuple[int, ...]:
+        """The calls among what is in memory, with those that had initialized a source."""
+        found: list[int] = []
+        for one in written_by:
+            found += [one] if one >= 0 else self._report.sources[-1 - one].written_by
+        return tuple(found)
+
+    def _loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
+        """The loss if a call makes the gradient of one."""
+        if call.op != "aten::ones_like":
+            return None
+        frame: Any = sys._getframe(1)
+        while frame is not None and is_ours(frame):
+            frame = frame.f_back
+        is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
+        return args[0] if is_loss else None
+
+    # --- steps
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after a step of an optimizer."""
+        self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
+        self._transfer()
+
+    def _end_step(self, parameters: Iterable[torch.Tensor], updated: bool) -> None:
+        self._steps.append(self._count)
+        self._named_at = -1
+        named = {}
+        for number, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                named[self._name_of(parameter)[1] or f"parameter {number}"] = parameter
+        gradients = [one.grad for one in named.values() if one.grad is not None]
+        end, rng = self._count, self._rng
+
+        def receive(values: tuple[Values, ...]) -> None:
+            losses, self._new_losses = tuple(self._new_losses), []
+            new = dict(zip(names, values[len(names) :], strict=True)) if updated else {}
+            step = Step(end, losses, dict(zip(names, values[: len(names)], strict=True)), new, rng)
+            self._report.ends.append(step)
+
+        names = list(named)
+        self._measure([*gradients, *(named.values() if updated else [])], receive)
+        self._rng = _generators()
+        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
+
+    def close(self) -> None:
+        """Called at the end of the block."""
+        if self._count > (self._steps[-1] if self._steps else 0):
+            parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
+            self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
+        self._transfer()
+
+    # --- delivery
+
+    def _measure(self, tensors: Sequence[torch.Tensor], receive: Callable[[tuple[Values, ...]], None]) -> None:
+        key = next(self._keys)
+        self._receivers[key] = receive
+        self._collector.add(key, tensors)
+
+    def _transfer(self) -> None:
+        for source, reference in list(self._unnamed.items()):
+            tensor = reference()
+            kind, name = ("input", "") if tensor is None else self._name_of(tensor)
+            if name or tensor is None:
+                del self._unnamed[source]
+            if name:
+                self._set_source(source, kind=kind, name=name)
+        self._collector.transfer()
+        if self._file is not None:
+            self._file.flush(self._report)
+
+    def _deliver(self, number: int, values: tuple[Values, ...]) -> None:
+        """Called with the values of the results of a call, or of other tensors, in the order of `add`."""
+        if number < 0:
+            self._receivers.pop(number)(values)
+            return
+        reads = self._reads.pop(number, ())
+        if self._file is not None:
+            self._file.add_values(number, values)
+        if number < len(self._report.calls):  # false for those that are not stored, and for calls of a parent process
+            call = self._report.calls[number]
+            self._report.calls[number] = dataclasses.replace(call, values=values, reads=reads)
+            self._find_faults(number, values)
+
+    def _find_faults(self, number: int, values: Sequence[Values]) -> None:
+        waiting = self._waiting.pop(number, None)
+        has_nan = any(one.nans for one in values)
+        if waiting is None or not (has_nan or any(one.infs for one in values)):
+            return
+        reads, asked = waiting
+        causes = [self._faults[read] for read in reads if read in self._faults]
+        causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
+        made = min((maker for _, maker in causes if maker is not None), default=None)
+        if made is None and (has_nan or not (causes or asked)):
+            made = number
+        self._faults[number] = has_nan, made
+        if made is not None:
+            self._report.nonfinite.calls += 1
+            self._report.nonfinite.nan_calls += has_nan
+            if self._report.nonfinite.first_call is None:
+                self._name_call(made)
+
+    def _set_loss(self, values: Values, writers: tuple[int, ...], step: int) -> None:
+        """Called with the value of the next loss, after the values of the calls before it."""
+        self._new_losses.append(values)
+        found = self._report.nonfinite
+        number = found.losses
+        found.losses += 1
+        if not (values.nans or values.infs):
+            return
+        found.nans += bool(values.nans)
+        found.infs += bool(values.infs)
+        if found.first_loss is None:
+            found.first_loss, found.loss_step = number, step
+            faults = {one: self._faults[one][1] for one in writers if one in self._faults}
+            for writer, made in list(faults.items())[:1]:
+                self._name_call(writer if made is None else made)
+
+    def _name_call(self, number: int) -> None:
+        self._report.nonfinite.first_call = number
+        self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _generators() -> dict[str, str]:
+    """Returns digests of the states of the random number generators, by device, "python" and "numpy"."""
+    with unnoticed():
+        states = {"cpu": bytes(torch.get_rng_state().tolist())}
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            for index in range(torch.cuda.device_count()):
+                states[f"cuda:{index}"] = bytes(torch.cuda.get_rng_state(index).tolist())
+    states["python"] = repr(random.getstate()).encode()
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        states["numpy"] = repr([one.tolist() if hasattr(one, "tolist") else one for one in numpy.get_state()]).encode()
+    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
+
+
+def _environment() -> dict[str, str]:
+    """Returns what the bits of results may depend on, other than the program."""
+    backends: Any = torch.backends
+    found = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu capability": backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
+        "cuda": torch.version.cuda or "none",
+    }
+    if torch.cuda.is_initialized():
+        found |= {
+            "gpus": ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+            "cudnn": backends.cudnn.version(),
+            "cudnn.deterministic": backends.cudnn.deterministic,
+            "cudnn.benchmark": backends.cudnn.benchmark,
+            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
+            "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
+        }
+    return {name: str(value) for name, value in found.items()}
