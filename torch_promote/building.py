@@ -71,6 +71,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")
 _ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 _COMPILERS = ("c++", "g++", "clang++")
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _FAILED = 2
 
 
@@ -253,6 +254,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
+    os.environ[_AUTOLOAD] = "0"  # with TORCH_PROMOTE_AUTOCAST=1, `import torch` would import the package
     try:
         return run(parser.parse_args(argv))
     except KeyboardInterrupt:
@@ -333,9 +335,9 @@ def _compile(target: Path, version: str, compiler: str) -> None:
     with tempfile.TemporaryDirectory(prefix="torch_promote-") as folder, log.open("w") as output:
         # -P: the modules beside this file have names such as `report`, which others must not find.
         command = [sys.executable, "-P", __file__]
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "CXX": compiler}
-        )
+        # The package must not be loaded there: its extension would register the same kernels as the new one.
+        env = {**os.environ, "CXX": compiler, _AUTOLOAD: "0"}
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=env)
         try:
             _wait(process, f"torch_promote: compiling the extension for torch {version} (log: {log})")
         finally:

@@ -124,9 +124,7 @@ def _what_there_is() -> str:
     if built_with := _built_with():
         there = f"its extension was built with torch {built_with}"
     elif minors:
-        there = (
-            f"it has those for the releases of torch {', '.join(minors[:-1])}{' and ' * bool(minors[1:])}{minors[-1]}"
-        )
+        there = f"it has those for the releases of torch {', '.join(minors)}"
     else:
         there = "none has been built"
     return f"torch_promote has no extension for it: {there}"

