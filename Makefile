@@ -1,10 +1,15 @@
 # `make help` lists the targets. Each first creates a virtual environment, installs PyTorch, and builds the extension if
-# necessary. To use another PyTorch: make test TORCH_VERSION=2.15.0 (each version has its own environment).
+# necessary. To use another PyTorch or Python: make test TORCH_VERSION=2.15.0 PYTHON3=python3.12 (each pair has its own
+# environment).
 
 TORCH_VERSION ?= 2.13.0
 DEFAULT_VERSION := 2.13.0
-VENV ?= $(if $(filter $(DEFAULT_VERSION),$(TORCH_VERSION)),.venv,.venv-$(TORCH_VERSION))
 PYTHON3 ?= python3
+PYTHON_NAME = $(shell $(PYTHON3) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+ifneq ($(PYTHON3),python3)
+OF_PYTHON := -$(or $(PYTHON_NAME),$(error PYTHON3=$(PYTHON3) does not run))
+endif
+VENV ?= .venv$(if $(filter-out $(DEFAULT_VERSION),$(TORCH_VERSION)),-$(TORCH_VERSION))$(OF_PYTHON)
 # What the wheel has extensions for: versions, or the pythons of environments that have one.
 WHEEL_TORCH ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
 ARGS ?=
@@ -19,9 +24,9 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
-# The extension is in the source tree, so a build for one PyTorch replaces that for another.
-BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
-REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
+# The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
+BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
+REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
 .PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
@@ -144,6 +149,7 @@ $(VENV)/.torch-$(TORCH_VERSION):
 
 $(VENV)/.built: $(VENV)/.torch-$(TORCH_VERSION) $(SOURCES) $(REBUILD)
 	$(PIP) --no-build-isolation --editable '.[test,lint,demo]'
+	echo $(VENV) > build/built_in
 	touch $@
 
 clean: ## delete environments and builds
