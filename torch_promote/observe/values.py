@@ -311,10 +311,14 @@ def _evaluate(digest: int, numbers: Numbers | None, dtype: torch.dtype) -> Value
 #: By digest, dtype and number of elements. A call and its last part return one tensor, and views have its values.
 _Known = dict[tuple[int, torch.dtype, int], Values]
 _MOST_KNOWN = 8192
+#: The most elements of a copy in logical order. It is faster than to gather them twice, but takes memory.
+_MOST_COPIED = 1 << 22
 
 
 def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known) -> Values:
     """Measures what `readable` returned for a tensor of this dtype, unless it is known."""
+    if not elements.is_contiguous() and elements.numel() <= _MOST_COPIED:
+        elements = elements.contiguous()
     digest = digest_of(elements)
     if not elements.is_floating_point() or not elements.numel():
         return _evaluate(digest, None, dtype)
