@@ -1,25 +1,22 @@
-"""`TraceReport.diff`: compares the calls of two traces, aligned by module, overload and running number."""
+"""The attributes of calls that differ between two traces, aligned by module, overload and running number."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from torch_promote.observe.events import TENSORS, Call
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Cell, Column, Content, Report, Table, module_name
-from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording
 
-__all__ = ["Change", "TraceDiff", "compare_traces"]
+__all__ = ["ONLY_AFTER", "ONLY_BEFORE", "Change", "changes_of"]
 
 
-_ONLY_BEFORE, _ONLY_AFTER = "only before", "only after"
+ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,79 +45,14 @@ class Change:
     after: str
 
 
-@dataclass(frozen=True, repr=False)
-class TraceDiff(Report):
-    """The differences between two traces. It is true if there are any.
-
-    Attributes:
-        changes: The differences, in the order of the calls of the first trace, then calls that only the second has.
-        compared: The number of calls in both traces.
-        dropped: The number of calls that the traces did not keep (see `max_calls`), which are not compared.
-
-    Example:
-        >>> import torch, torch_promote as tp
-        >>> with tp.trace() as before, tp.my_autocast("cpu"):
-        ...     _ = torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-        >>> with tp.trace() as after, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        ...     _ = torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-        >>> difference = before.diff(after)
-        >>> next((c.before, c.after) for c in difference.changes if c.op == "aten::mm" and c.what == "outputs")
-        ('bfloat16', 'float32')
-        >>> before.diff(before).same
-        True
-    """
-
-    NOUN: ClassVar[str] = "difference"
-
-    changes: list[Change]
-    compared: int
-    dropped: int = 0
-
-    @property
-    def same(self) -> bool:
-        """Whether there are no differences."""
-        return not self.changes
-
-    def __bool__(self) -> bool:
-        return bool(self.changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the differences as JSON-compatible values."""
-        return {"same": self.same, "compared": self.compared, "dropped": self.dropped, "changes": encode(self.changes)}
-
-    def content(self) -> Content:
-        """Returns the numbers, and a row for each kind of difference: those of a changed policy first."""
-        kinds = Counter(change.what for change in self.changes)
-        calls = {(change.phase, change.module, change.op, change.number) for change in self.changes}
-        differing = len(calls) - kinds[_ONLY_BEFORE] - kinds[_ONLY_AFTER]
-        verdict = f"{differing:,} of {self.compared:,} calls differ." if self.changes else "No difference."
-        facts = [
-            ("compared", f"{self.compared:,}"),
-            ("differing", f"{differing:,}"),
-            *((what, f"{kinds[what]:,}") for what in (_ONLY_BEFORE, _ONLY_AFTER)),
-        ]
-        if self.dropped:
-            facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
-        groups: dict[tuple[str, ...], Counter[str]] = {}
-        ran_as_called = {replace(change, what="ran_with") for change in self.changes if change.what == "inputs"}
-        for change in self.changes:
-            if change not in ran_as_called:  # one row is enough for a call without casts
-                key = change.op, change.phase, change.what, change.before, change.after
-                groups.setdefault(key, Counter())[module_name(change.module)] += 1
-        decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
-        rows: list[tuple[Cell, ...]] = [
-            (*key, modules.total(), modules)
-            for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
-        ]
-        columns = Column("op", "name"), "phase", "what", "before", "after", "calls", Column("modules", "code")
-        return Content("difference of two traces", verdict, facts, [Table("", columns, rows, most=30)])
-
-
-def compare_traces(before: Recording, after: Recording) -> TraceDiff:
+def changes_of(before: Recording, after: Recording) -> tuple[list[Change], int]:
     """Compares the calls of two traces.
 
     A call of the first trace is compared with the call of the second that has the same phase, module, overload and
     index among such calls. Times, threads, shapes and sizes in bytes are ignored.
+
+    Returns:
+        The differences, and the number of calls in both traces.
     """
     # Calls that a trace did not store would appear to be only in the other one.
     complete = not (before.dropped or after.dropped)
@@ -139,12 +71,12 @@ def compare_traces(before: Recording, after: Recording) -> TraceDiff:
                 found = (Change(*place, number, last.line, *values) for values in _differences(one, other))
                 changes += [(one is None, (one or last).start, change) for change in found]
     changes.sort(key=lambda change: change[:2])
-    return TraceDiff([change for _, _, change in changes], compared, before.dropped + after.dropped)
+    return [change for _, _, change in changes], compared
 
 
 def _differences(one: Call | None, other: Call | None) -> Iterator[tuple[str, str, str]]:
     if one is None or other is None:
-        what = _ONLY_AFTER if one is None else _ONLY_BEFORE
+        what = ONLY_AFTER if one is None else ONLY_BEFORE
         yield what, "" if one is None else one.dtypes, "" if other is None else other.dtypes
         return
     before, after = _shown(one), _shown(other)

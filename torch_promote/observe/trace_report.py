@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.diff import TraceDiff, compare_traces
+from torch_promote.observe.difference import Difference, compare_traces
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_CALLS,
@@ -102,8 +102,10 @@ class TraceReport(Recording, Report):
         """
         return explain(self, pattern)
 
-    def diff(self, other: TraceReport) -> TraceDiff:
-        """Compares with another trace call by call, aligned by module, overload and running number.
+    def diff(self, other: TraceReport) -> Difference:
+        """Compares with another trace: the first call that differs and why, and where errors grow.
+
+        With values in both traces, contents are compared; otherwise dtypes, policies and casts.
 
         Args:
             other: The other trace, which ran later or under other policies. `TraceReport.load` reads one from a file.

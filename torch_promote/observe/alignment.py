@@ -1,0 +1,112 @@
+"""The alignment of the calls of two runs.
+
+NOTE [ How calls are aligned ]
+The calls of a module in one phase of one step are aligned with those of the same place in the other run. Calls of one
+op whose results have equal bits belong together, whatever their order. That leaves the calls from the first difference
+on. Of these, the end is aligned first, because a call that was inserted stands at the start of what differs. The rest
+is a longest common subsequence (Myers, 1986), whose time grows with the number of differences, not with the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+__all__ = ["align"]
+
+#: The number of differences in a place above which calls are aligned by their running numbers.
+_MOST_DIFFERENCES = 1500
+
+
+def align(
+    one: Sequence[Hashable], other: Sequence[Hashable], contents: tuple[Sequence[Hashable], Sequence[Hashable]]
+) -> list[tuple[int, int]]:
+    """Aligns two sequences of calls.
+
+    Args:
+        one: What each call of the first run is called. Only equal names are aligned.
+        other: Those of the second run.
+        contents: The bits of the results of each call, for both runs. A false value equals no other.
+
+    Returns:
+        Pairs of indices, in the order of the first run.
+
+    Example:
+        >>> align(["mul", "add"], ["mul", "mul", "add"], (["a", "b"], ["c", "a", "b"]))
+        [(0, 1), (1, 2)]
+    """
+    if one == other and contents[0] == contents[1]:
+        return [(i, i) for i in range(len(one))]
+    waiting: dict[Hashable, list[int]] = {}
+    for j in reversed(range(len(other))):
+        if contents[1][j]:
+            waiting.setdefault((other[j], contents[1][j]), []).append(j)
+    pairs = []
+    for i, name in enumerate(one):
+        found = waiting.get((name, contents[0][i])) if contents[0][i] else None
+        if found:
+            pairs.append((i, found.pop()))
+    taken = {i for i, _ in pairs}, {j for _, j in pairs}
+    left = [i for i in range(len(one)) if i not in taken[0]], [j for j in range(len(other)) if j not in taken[1]]
+    common = _common([one[i] for i in left[0]], [other[j] for j in left[1]])
+    return sorted([*pairs, *((left[0][i], left[1][j]) for i, j in common)])
+
+
+def _common(one: list[Hashable], other: list[Hashable]) -> list[tuple[int, int]]:
+    end, start = 0, 0
+    least = min(len(one), len(other))
+    while end < least and one[-1 - end] == other[-1 - end]:
+        end += 1
+    while start < least - end and one[start] == other[start]:
+        start += 1
+    pairs = [(i, i) for i in range(start)]
+    middle = _longest_common(one[start : len(one) - end], other[start : len(other) - end])
+    pairs += [(start + i, start + j) for i, j in middle]
+    return [*pairs, *((len(one) - k, len(other) - k) for k in range(end, 0, -1))]
+
+
+def _longest_common(one: list[Hashable], other: list[Hashable]) -> list[tuple[int, int]]:
+    """Returns the pairs of a longest common subsequence; of sequences with too little in common, k-th with k-th."""
+    if not one or not other:
+        return []
+    reach = {1: 0}  # by diagonal: how far into `one` the best path with so many differences gets
+    history = []
+    for differences in range(len(one) + len(other) + 1):
+        if differences > _MOST_DIFFERENCES:
+            return _by_running_number(one, other)
+        history.append(
+            reach.copy()
+            if differences < 2
+            else {k: reach[k] for k in range(-differences, differences + 1) if k in reach}
+        )
+        for diagonal in range(-differences, differences + 1, 2):
+            down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
+            i = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            j = i - diagonal
+            while i < len(one) and j < len(other) and one[i] == other[j]:
+                i, j = i + 1, j + 1
+            reach[diagonal] = i
+            if i >= len(one) and j >= len(other):
+                return _walk_back(history, len(one), len(other))
+    raise AssertionError
+
+
+def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    pairs = []
+    for differences in range(len(history) - 1, -1, -1):
+        reach, diagonal = history[differences], i - j
+        down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
+        before = diagonal + 1 if down else diagonal - 1
+        start = reach[before]
+        while i > start + (not down) and i > 0 and j > 0:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        if differences:
+            i, j = start, start - before
+    return pairs[::-1]
+
+
+def _by_running_number(one: list[Hashable], other: list[Hashable]) -> list[tuple[int, int]]:
+    waiting: dict[Hashable, list[int]] = {}
+    for j in reversed(range(len(other))):
+        waiting.setdefault(other[j], []).append(j)
+    return [(i, waiting[name].pop()) for i, name in enumerate(one) if waiting.get(name)]
