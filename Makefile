@@ -22,6 +22,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
+# Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
+PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
 SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
@@ -96,11 +98,14 @@ parity-stand-in: build ## the same by CUDA's policies, on the stand-in device
 fuzz: build ## compare random training programs bit for bit (ARGS="--programs 100000 --seed 1 --device cuda-stand-in")
 	$(PY) tools/fuzz --jobs $(JOBS) $(ARGS)
 
-lint: build ## run ruff, mypy and clang-format
+lint: build ## run ruff, mypy, pyright and clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp tools/cuda_stand_in/*.h tools/cuda_stand_in/*.cpp
 	$(VENV)/bin/mypy
+	$(PYRIGHT) --verifytypes torch_promote --ignoreexternal
+	$(PY) tests/test_types.py $(PYRIGHT)
+	$(PY) tests/test_types.py $(VENV)/bin/mypy --strict
 
 size: build ## print lines by folder, and the modules that one other imports (ARGS=--json)
 	$(PY) tools/size.py $(ARGS)

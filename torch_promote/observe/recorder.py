@@ -156,7 +156,7 @@ class Recorder:
         if kind == "parameter" and not name:
             self._unnamed[source] = weakref.ref(tensor)
         self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
-        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, True)
+        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
         return (source,)
 
     def _set_source(self, source: int, **changes: Any) -> None:
