@@ -405,62 +405,47 @@ VECTORIZED uint64_t number_from(const uint64_t* bits, size_t count, uint64_t bou
   return count_from(bits, count, bound);
 }
 
-// Adds numbers with their signs changed to buckets.
+// Adds numbers with their signs changed to buckets, and their squares to lanes.
 template <class Word>
 [[gnu::always_inline]] inline void add_signed(
     const Word* __restrict bits,
     const uint8_t* __restrict inner,
     const uint8_t* __restrict outer,
     double* __restrict buckets,
+    double* __restrict lanes,
     size_t count) {
   using Of = Format<Word>;
   constexpr int kToSign = 8 * (sizeof(Word) - 1);
-  for (size_t i = 0; i < count; ++i) {
+  const auto add = [&](size_t i, double& squares) {
     const Word sign = static_cast<Word>(static_cast<uint8_t>(inner[i] ^ outer[i])) << kToSign;
     const Word number = (bits[i] & Of::kMagnitude) < Of::kInfinity ? bits[i] ^ sign : 0;
-    buckets[i] += static_cast<double>(std::bit_cast<typename Of::Float>(number));
-  }
-}
-
-VECTORIZED void add_row(
-    const uint32_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
-  add_signed(bits, inner, outer, buckets, count);
-}
-
-VECTORIZED void add_row(
-    const uint64_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
-  add_signed(bits, inner, outer, buckets, count);
-}
-
-template <class Word>
-[[gnu::always_inline]] inline void add_squares_of(const Word* bits, size_t count, double* lanes) {
-  using Of = Format<Word>;
-  const auto square = [](Word word) {
-    const Word number = (word & Of::kMagnitude) < Of::kInfinity ? word : 0;
     const auto value = static_cast<double>(std::bit_cast<typename Of::Float>(number));
-    return value * value;
+    buckets[i] += value;
+    squares += value * value;
   };
   std::array<double, kLanes> sums{};
   size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     for (size_t lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += square(bits[i + lane]);
+      add(i + lane, sums[lane]);
     }
   }
   for (; i < count; ++i) {
-    sums[i % kLanes] += square(bits[i]);
+    add(i, sums[i % kLanes]);
   }
   for (size_t lane = 0; lane < kLanes; ++lane) {
     lanes[lane] += sums[lane];
   }
 }
 
-VECTORIZED void add_squares(const uint32_t* bits, size_t count, double* lanes) {
-  add_squares_of(bits, count, lanes);
+VECTORIZED void add_row(
+    const uint32_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, double* lanes, size_t count) {
+  add_signed(bits, inner, outer, buckets, lanes, count);
 }
 
-VECTORIZED void add_squares(const uint64_t* bits, size_t count, double* lanes) {
-  add_squares_of(bits, count, lanes);
+VECTORIZED void add_row(
+    const uint64_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, double* lanes, size_t count) {
+  add_signed(bits, inner, outer, buckets, lanes, count);
 }
 
 // Several tables, because an increment has to wait for the one before it of the same number.
@@ -490,7 +475,7 @@ class Histogram {
   }
 
  private:
-  static constexpr size_t kTables = 4;
+  static constexpr size_t kTables = 8;
   std::array<std::array<uint32_t, Format<Word>::kExponents>, kTables> tables_{}; // of a chunk
 };
 
@@ -527,12 +512,12 @@ void add_elements(
     }
   }
   exponents.add(bits, count);
-  add_squares(bits, count, part.squares.data());
   const auto first = static_cast<size_t>(row * kShift % kRow);
   const size_t before_end = std::min(count, static_cast<size_t>(kRow) - first);
   double* const buckets = part.buckets.data();
-  add_row(bits, inner.data(), outer.data(), buckets + first, before_end);
-  add_row(bits + before_end, inner.data() + before_end, outer.data() + before_end, buckets, count - before_end);
+  double* const lanes = part.squares.data();
+  add_row(bits, inner.data(), outer.data(), buckets + first, lanes, before_end);
+  add_row(bits + before_end, inner.data() + before_end, outer.data() + before_end, buckets, lanes, count - before_end);
 }
 
 // --- float16 and bfloat16 as float32, with exact values and without arithmetic on subnormal numbers
@@ -555,6 +540,19 @@ VECTORIZED void widen_float16(const uint16_t* from, uint32_t* to, size_t count) 
   }
 }
 
+using Projections = std::array<double, kProjections>;
+
+// The products of the first buckets with the matrix.
+VECTORIZED void project(const double* buckets, size_t count, const Projections* matrix, Projections& sketch) {
+  Projections sums{};
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t j = 0; j < kProjections; ++j) {
+      sums[j] += buckets[i] * matrix[i][j];
+    }
+  }
+  sketch = sums;
+}
+
 // --- All of it
 
 template <class Stored, class Word, class Widen>
@@ -564,7 +562,7 @@ py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds
   const int64_t numel = tensor.numel();
   const int64_t chunks = count_chunks(numel);
   auto total = std::make_unique<Part<Word>>();
-  std::array<double, kProjections> sketch{};
+  Projections sketch{};
   double squares = 0;
   {
     const py::gil_scoped_release no_gil;
@@ -594,11 +592,8 @@ py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds
     for (const Part<Word>& part : parts) {
       total->add(part);
     }
-    for (size_t i = 0; i < total->buckets.size(); ++i) {
-      for (size_t j = 0; j < kProjections; ++j) {
-        sketch[j] += total->buckets[i] * tables().projections[i][j];
-      }
-    }
+    const auto used = static_cast<size_t>(std::min(numel, kRow)); // a shorter tensor has no second row
+    project(total->buckets.data(), used, tables().projections.data(), sketch);
     for (const double lane : total->squares) {
       squares += lane;
     }

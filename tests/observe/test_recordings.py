@@ -427,7 +427,11 @@ def test_files_that_were_changed(path: Path, change: Callable[[list[Any]], list[
         TraceReport.load(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b'{"a": 1}\n')])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b'{"a": 1}\n')],
+    ids=["empty", "text", "list", "dict"],
+)
 def test_files_that_are_no_recordings(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(OptionError, match="cannot read the recording"):

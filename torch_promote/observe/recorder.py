@@ -211,7 +211,8 @@ class Recorder:
             self._file.add(number, call, reads, computes)
         if stored or computes:
             self._reads[number] = reads
-            self._collector.add(number, tensors)
+            measured = () if is_uninitialized(call.op) else tensors
+            self._collector.add(number, measured, is_view(call.name))
 
     def add_compiled(self, function: Any, args: list[Any]) -> None:
         """Adds a call of a compiled function. It reads its arguments and the state of the module that runs."""
@@ -348,7 +349,8 @@ class Recorder:
             self._file.add_values(number, values)
         if number < len(self._report.calls):  # false for those that are not stored, and for calls of a parent process
             call = self._report.calls[number]
-            self._report.calls[number] = dataclasses.replace(call, values=values, reads=reads)
+            known = values or (EMPTY,) * len(call.outputs)  # uninitialized memory is not measured
+            self._report.calls[number] = dataclasses.replace(call, values=known, reads=reads)
             self._find_faults(number, values)
 
     def _find_faults(self, number: int, values: Sequence[Values]) -> None:
