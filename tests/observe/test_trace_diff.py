@@ -8,7 +8,8 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.observe.diff import Change, TraceDiff
+from torch_promote.observe.diff import Change
+from torch_promote.observe.difference import Difference
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.report.base import Table
 
@@ -26,7 +27,7 @@ def traced(net: nn.Module, batch: torch.Tensor = X, **options: object) -> TraceR
     return report
 
 
-def rows(difference: TraceDiff, op: str) -> dict[str, tuple[str, str]]:
+def rows(difference: Difference, op: str) -> dict[str, tuple[str, str]]:
     return {change.what: (change.before, change.after) for change in difference.changes if change.op == op}
 
 

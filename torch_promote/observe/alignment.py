@@ -73,11 +73,13 @@ def _longest_common(one: list[Hashable], other: list[Hashable]) -> list[tuple[in
     for differences in range(len(one) + len(other) + 1):
         if differences > _MOST_DIFFERENCES:
             return _by_running_number(one, other)
-        history.append(reach.copy() if differences < 2 else {k: reach[k] for k in range(-differences, differences + 1) if k in reach})
+        history.append(
+            reach.copy()
+            if differences < 2
+            else {k: reach[k] for k in range(-differences, differences + 1) if k in reach}
+        )
         for diagonal in range(-differences, differences + 1, 2):
-            down = diagonal == -differences or (
-                diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1]
-            )
+            down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
             i = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
             j = i - diagonal
             while i < len(one) and j < len(other) and one[i] == other[j]:
@@ -92,9 +94,7 @@ def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int,
     pairs = []
     for differences in range(len(history) - 1, -1, -1):
         reach, diagonal = history[differences], i - j
-        down = diagonal == -differences or (
-            diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1]
-        )
+        down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
         before = diagonal + 1 if down else diagonal - 1
         start = reach[before]
         while i > start + (not down) and i > 0 and j > 0:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change, changes_of
-from torch_promote.observe.divergence import Event, Kind, Run, Walk, is_close, relative_error, rounding_of
-from torch_promote.observe.events import Call, Phase
+from torch_promote.observe.divergence import Event, Kind, Run, Walk, relative_error, rounding_of
+from torch_promote.observe.events import Phase
 from torch_promote.report.base import (
     Branch,
     Cell,
@@ -26,14 +26,13 @@ from torch_promote.report.base import (
     Tree,
     heat_shares,
     module_name,
-    short_line,
     spell_number,
 )
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.divergence import Gap, Pair
-    from torch_promote.observe.events import Recording, Step
+    from torch_promote.observe.divergence import Gap
+    from torch_promote.observe.events import Recording
     from torch_promote.observe.values import Values
 
 __all__ = ["CallSide", "Difference", "FirstCall", "ModuleGrowth", "OnlyCall", "StepDifference", "compare_traces"]
@@ -70,7 +69,7 @@ class FirstCall:
         line: The line in the first run, or in the second if only that has the call.
         relative_l2: The estimated relative L2 error: of the parameter or input that differs, otherwise of the results.
             None if it is unknown.
-        parameter: The parameter or buffer that it reads, and that differs: "3.up.weight"; None if that is not the cause.
+        parameter: The parameter or buffer that it reads, and that differs: "3.up.weight"; None for another cause.
         a: The call in the first run; None if only the second made it.
         b: The call in the second run.
     """
@@ -238,7 +237,13 @@ class Difference(Report):
         """Returns the differences as JSON-compatible values."""
         names = [name for name in self.__dataclass_fields__ if name not in ("changes", "only")]
         data = {name: encode(getattr(self, name)) for name in names}
-        return {"equal": self.equal, "same": self.same, **data, "only": encode(self.only), "changes": encode(self.changes)}
+        return {
+            "equal": self.equal,
+            "same": self.same,
+            **data,
+            "only": encode(self.only),
+            "changes": encode(self.changes),
+        }
 
     def content(self) -> Content:
         """Returns the verdict, both sides of the first call, the evidence, and where errors grow."""
@@ -288,9 +293,14 @@ class Difference(Report):
         if self.first is not None:
             yield self._sides(self.first)
         yield Listing("Evidence", self.evidence, most=20)
-        columns = "step", *(Column(name, "number") for name in ("outputs", "losses", "gradients")), Column(
-            "worst gradient", "name"
-        ), Column("parameters", "number"), Column("worst parameter", "name"), "RNG differs"
+        columns: list[Column | str] = [
+            "step",
+            *(Column(name, "number") for name in ("outputs", "losses", "gradients")),
+            Column("worst gradient", "name"),
+            Column("parameters", "number"),
+            Column("worst parameter", "name"),
+            "RNG differs",
+        ]
         rows = [
             (
                 one.step,
@@ -311,7 +321,14 @@ class Difference(Report):
         yield Table("Environment", ("setting", "A", "B"), environment, most=20)
         groups = Counter((one.run, one.op, module_name(one.module), one.phase, one.line or None) for one in self.only)
         named = [(*key, calls) for key, calls in groups.items()]
-        columns_of_calls = "run", Column("op", "name"), Column("module", "name"), "phase", Column("line", "line"), "calls"
+        columns_of_calls = (
+            "run",
+            Column("op", "name"),
+            Column("module", "name"),
+            "phase",
+            Column("line", "line"),
+            "calls",
+        )
         yield Table("Calls of one run alone", columns_of_calls, named, most=30)
 
     def _sides(self, first: FirstCall) -> Table:
@@ -334,8 +351,13 @@ class Difference(Report):
             for one in differing
             if one.step == step
         ]
-        columns = Column("module", "name"), "phase", "calls", Column("largest", "number"), Column("A", "dtypes"), Column(
-            "B", "dtypes"
+        columns = (
+            Column("module", "name"),
+            "phase",
+            "calls",
+            Column("largest", "number"),
+            Column("A", "dtypes"),
+            Column("B", "dtypes"),
         )
         yield Table(f"Relative L2 errors by module, step {step}", columns, rows, most=15)
         points = [(place, error) for place, error in self.errors if error > 0]
@@ -444,7 +466,8 @@ def _explain_changes(changes: Sequence[Change]) -> dict[str, Any]:
     is_structure = first.what in (ONLY_BEFORE, ONLY_AFTER)
     op, _, overload = first.op.partition(".")
     call = FirstCall(op, overload, first.module, first.phase, first.number, 0, first.line)  # type: ignore[arg-type]
-    text = f"{first.what} of {first.op} in {module_name(first.module)}: {first.before or '-'} in A, {first.after or '-'} in B."
+    where = f"{first.op} in {module_name(first.module)}"
+    text = f"{first.what} of {where}: {first.before or '-'} in A, {first.after or '-'} in B."
     return {
         "kind": "structure" if is_structure else "policy",
         "first": call,
@@ -475,7 +498,11 @@ def _growth(walk: Walk) -> list[ModuleGrowth]:
     for (step, phase, module), places in groups.items():
         errors = [error for place in places if (error := walk.errors[place]) is not None]
         dtypes = [
-            tuple(dict.fromkeys(str(encode(info.dtype)) for place in places for info in run.calls[walk.pairs[place][side]].outputs))
+            tuple(
+                dict.fromkeys(
+                    str(encode(info.dtype)) for place in places for info in run.calls[walk.pairs[place][side]].outputs
+                )
+            )
             for side, run in enumerate((walk.one, walk.other))
         ]
         found.append(ModuleGrowth(step, phase, module, len(places), max(errors, default=None), *dtypes))
@@ -504,7 +531,9 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
 
 
 def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[float | None, str]:
-    errors = {name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None}
+    errors = {
+        name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None
+    }
     worst = max(errors, key=errors.__getitem__, default="")
     return errors.get(worst), worst if errors.get(worst) else ""
 
@@ -533,12 +562,19 @@ class _Verdict:
             if found.largest and (compiled or walk.rounded):
                 return {"kind": "rounding", "evidence": evidence}
             if found.largest:
-                return {"kind": "op", "evidence": ["Losses, gradients or parameters differ; no recorded call does.", *evidence]}
+                return {
+                    "kind": "op",
+                    "evidence": ["Losses, gradients or parameters differ; no recorded call does.", *evidence],
+                }
             return {"evidence": evidence}
         kind, more = event.kind, list(event.evidence)
         if event.sources:
             kind, more = self._of_sources(event)
-        return {"kind": kind, "first": self._first(event, kind), "evidence": [*more, *self._of_environment(kind), *evidence]}
+        return {
+            "kind": kind,
+            "first": self._first(event, kind),
+            "evidence": [*more, *self._of_environment(kind), *evidence],
+        }
 
     def _other_event(self, compiled: bool) -> Event | None:
         """The event if results do not tell: calls of one run alone, views, or what compiled code computed."""
@@ -550,6 +586,8 @@ class _Verdict:
                     evidence = ("Losses, gradients or parameters differ by more than rounding.",)
                     return Event("op", None, None, max(errors), evidence=evidence, op="torch.compile", module="")
             return None
+        if found.largest:
+            return walk.reordered()
         for gap in walk.gaps:
             if self._counts(gap):
                 side = "both" if gap.one and gap.other else "A" if gap.one else "B"
@@ -579,7 +617,9 @@ class _Verdict:
         if i is None:
             return FirstCall(event.op, "", event.module or "", "forward", 0, 0, "", event.error)
         call = run.calls[i]
-        same = (one for one in run.calls[:i] if (one.name, one.module, one.phase) == (call.name, call.module, call.phase))
+        same = (
+            one for one in run.calls[:i] if (one.name, one.module, one.phase) == (call.name, call.module, call.phase)
+        )
         return FirstCall(
             event.op or call.op,
             "" if event.op else call.overload,
@@ -600,9 +640,11 @@ class _Verdict:
         walk, kind = self._walk, event.kind
         if kind == "policy":
             a, b = event.sources[0]
-            one, other = walk.one.sources[-1 - a].info.dtype, walk.other.sources[-1 - b].info.dtype
+            dtypes = walk.one.sources[-1 - a].info.dtype, walk.other.sources[-1 - b].info.dtype
             what = event.parameter or "Its input"
-            return kind, [f"{what} is {encode(one)} in A and {encode(other)} in B, with the same numbers but for rounding."]
+            return kind, [
+                f"{what} is {encode(dtypes[0])} in A and {encode(dtypes[1])} in B, with equal numbers but for rounding."
+            ]
         weights = [
             name
             for name, source in walk.one.named.items()
@@ -613,7 +655,7 @@ class _Verdict:
         seeded = bool(rng and rng[0] == 0) or self._draws_differ()
         if weights and batches and seeded:
             return "input", [
-                f"Random numbers differ from the start, and so do inputs and {len(weights):,} parameters: another seed.",
+                f"Random numbers differ from the start, and with them inputs and {len(weights):,} parameters: a seed.",
                 *self._of_rng(),
             ]
         if kind == "weight":
@@ -621,22 +663,29 @@ class _Verdict:
             if event.parameter:
                 one, other = walk.one.named[event.parameter].values, walk.other.named[event.parameter].values
                 evidence.append(
-                    f"{event.parameter} differs when it is first read: relative L2 {spell_number(event.error)}, largest "
-                    f"magnitude {spell_number(one.amax)} in A and {spell_number(other.amax)} in B."
+                    f"{event.parameter} differs when it is first read: relative L2 {spell_number(event.error)}, "
+                    f"largest magnitude {spell_number(one.amax)} in A and {spell_number(other.amax)} in B."
                 )
             count = len(walk.one.named.keys() & walk.other.named.keys())
             evidence.append(f"Of {count:,} parameters and buffers that are read, {len(weights):,} differ.")
             if self._draws_differ():
                 evidence.append("They were initialized with other random numbers.")
             return kind, [*evidence, *(["Inputs differ, too."] if batches else [])]
-        return kind, [*self._of_batch(event), *self._of_rng(), *([f"So do {len(weights):,} parameters."] if weights else [])]
+        return kind, [
+            *self._of_batch(event),
+            *self._of_rng(),
+            *([f"So do {len(weights):,} parameters."] if weights else []),
+        ]
 
     def _of_batch(self, event: Event) -> Iterator[str]:
         walk = self._walk
         a, b = next((a, b) for a, b in event.sources)
         one, other = walk.one.sources[-1 - a], walk.other.sources[-1 - b]
         yield f"Its input {one.info.name} has other contents, and comes from outside of the recorded calls."
-        steps = sorted(walk.other.batches.get(one.values.digest, ())), sorted(walk.one.batches.get(other.values.digest, ()))
+        steps = (
+            sorted(walk.other.batches.get(one.values.digest, ())),
+            sorted(walk.one.batches.get(other.values.digest, ())),
+        )
         for name, found, theirs in (("A", steps[0], "B"), ("B", steps[1], "A")):
             if found:
                 yield f"What {name} reads here, {theirs} reads in step {found[0]}: batches come in another order."
@@ -653,8 +702,6 @@ class _Verdict:
 
     def _draws_differ(self) -> bool:
         """Whether parameters were initialized with other random numbers in the recordings."""
-        from torch_promote.observe.divergence import is_random
-
         draws = [
             [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)]
             for run in (self._walk.one, self._walk.other)
@@ -682,8 +729,9 @@ class _Verdict:
         pair, error = walk.rounded[0]
         call = walk.one.calls[pair.one]
         yield (
-            f"It starts in {call.op} in {module_name(call.module)}, step {walk.one.steps[pair.one]}: on equal inputs, its "
-            f"results differ by {spell_number(error)}, within the rounding of its dtype ({spell_number(rounding_of(call))})."
+            f"It starts in {call.op} in {module_name(call.module)}, step {walk.one.steps[pair.one]}: on equal inputs, "
+            f"its results differ by {spell_number(error)}, within the rounding of its dtype, "
+            f"{spell_number(rounding_of(call))}."
         )
         yield f"Calls with equal inputs whose results differ: {len(walk.rounded):,}, all by rounding."
         names = [name for name in self._found.environment if name not in _OF_NO_EFFECT]

@@ -41,7 +41,19 @@ from torch_promote.observe.values import Values, distance
 if TYPE_CHECKING:
     from torch_promote.observe.events import Recording, Source, TensorInfo
 
-__all__ = ["Event", "Gap", "Kind", "Pair", "Run", "Walk", "common_module", "is_close", "is_random", "relative_error", "rounding_of"]
+__all__ = [
+    "Event",
+    "Gap",
+    "Kind",
+    "Pair",
+    "Run",
+    "Walk",
+    "common_module",
+    "is_close",
+    "is_random",
+    "relative_error",
+    "rounding_of",
+]
 
 Kind: TypeAlias = Literal["policy", "input", "weight", "op", "rounding", "structure"]
 """What explains the difference between two runs."""
@@ -158,11 +170,16 @@ class Run:
         #: Digests of the inputs that calls of a step read, with the step.
         self.batches: dict[str, set[int]] = {}
         self.named = {source.name: source for source in reversed(self.sources) if source.name}
+        #: By step, the digests of the inputs in the order of their first calls, with the call and the source.
+        self.inputs: dict[int, dict[str, tuple[int, int]]] = {}
         for i in self.own:
-            for read in self.calls[i].reads:
-                for writer in read:
-                    if writer < 0 and self.sources[-1 - writer].kind == "input":
-                        self.batches.setdefault(self.sources[-1 - writer].values.digest, set()).add(self.steps[i])
+            for writer in (writer for read in self.calls[i].reads for writer in read):
+                root = self.chain(writer)[-1]
+                if root < 0 and self.sources[-1 - root].kind == "input":
+                    digest = self.sources[-1 - root].values.digest
+                    self.batches.setdefault(digest, set()).add(self.steps[i])
+                    if not self.is_transparent(i):
+                        self.inputs.setdefault(self.steps[i], {}).setdefault(digest, (i, root))
 
     def _initial(self) -> frozenset[int]:
         waiting = [i for source in self.sources if source.kind != "input" for i in source.written_by]
@@ -327,14 +344,12 @@ class Walk:
                     call = run.calls[i]
                     key = run.steps[i], call.phase, call.module, run.is_transparent(i)
                     places.setdefault(key, ([], []))[side].append(i)
-        found = {}
+        found: dict[int, int] = {}
         for ones, others in places.values():
-            names = [
-                [(run.calls[i].name, len(run.calls[i].inputs)) for i in calls]
-                for run, calls in ((self.one, ones), (self.other, others))
-            ]
+            one = [(self.one.calls[i].name, len(self.one.calls[i].inputs)) for i in ones]
+            other = [(self.other.calls[j].name, len(self.other.calls[j].inputs)) for j in others]
             contents = [self.one.results(i) for i in ones], [self.other.results(j) for j in others]
-            found |= {ones[i]: others[j] for i, j in align(*names, contents)}
+            found |= {ones[i]: others[j] for i, j in align(one, other, contents)}
         return found
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
@@ -393,7 +408,9 @@ class Walk:
     def _see_view(self, pair: Pair) -> None:
         one, other = self.one.results(pair.one), self.other.results(pair.other)
         if one and other and one != other and not self._places(pair, converted=False):
-            dtypes = [[info.dtype for info in run.calls[k].outputs] for run, k in ((self.one, pair[0]), (self.other, pair[1]))]
+            dtypes = [
+                [info.dtype for info in run.calls[k].outputs] for run, k in ((self.one, pair[0]), (self.other, pair[1]))
+            ]
             if dtypes[0] == dtypes[1]:
                 self._views.append(pair)
 
@@ -421,7 +438,7 @@ class Walk:
         if differing:
             if self._may_round and dtypes[0] != dtypes[1] and _dtypes(one, "inputs") == _dtypes(other, "inputs"):
                 self._put(self._of_results(pair, error))
-        elif not same and (results[0] and results[1] or dtypes[0] != dtypes[1]):
+        elif not same and ((results[0] and results[1]) or dtypes[0] != dtypes[1]):
             event = self._of_results(pair, error)
             if event.kind == "op" and self._may_round and is_close(error, one):
                 self.rounded.append((pair, error or 0.0))
@@ -476,7 +493,7 @@ class Walk:
     def _of_inputs(self, pair: Pair, differing: list[int], error: float | None) -> Event | None:
         """What explains that inputs of a call differ; None if an earlier difference does."""
         sources: list[tuple[int, int]] = []
-        clean = True
+        clean = [True, True]
         for place in differing:
             writers = self._writers(0, pair.one, place), self._writers(1, pair.other, place)
             for side, run in ((0, self.one), (1, self.other)):
@@ -490,8 +507,8 @@ class Walk:
                         if gap.tainted and self.rounded:
                             return None
                         return self._of_gap(gap, found if found is not None else error)
-                    elif k >= 0 and k not in self._equal[side] and k == run.chain(k)[-1]:
-                        clean = False
+                    if k >= 0 and k not in self._equal[side] and k == run.chain(k)[-1]:
+                        clean[side] = False
             roots = [
                 [run.chain(writer)[-1] for writer in run.calls[k].reads[place]]
                 for run, k in ((self.one, pair.one), (self.other, pair.other))
@@ -501,11 +518,13 @@ class Walk:
             sorted(run.contents(k, place, converted=False) for place in range(len(run.calls[k].reads)))
             for run, k in ((self.one, pair.one), (self.other, pair.other))
         ]
-        if contents[0] == contents[1] or (clean and self._is_rewired(pair, differing, sources)):
-            what = "It reads its inputs in another order." if contents[0] == contents[1] else (
-                "It reads other tensors in the two runs, all of which have equal contents in both."
+        if contents[0] == contents[1] or (any(clean) and self._is_rewired(pair, differing, sources)):
+            what = (
+                "It reads its inputs in another order."
+                if contents[0] == contents[1]
+                else ("It reads other tensors in the two runs, which both have: calls are in another order.")
             )
-            return Event("op", pair.one, pair.other, error, evidence=(what,))
+            return self.reordered() or Event("op", pair.one, pair.other, error, evidence=(what,))
         return self._of_sources(pair, sources) if sources else None
 
     def _input_error(self, pair: Pair, place: int) -> float | None:
@@ -524,9 +543,29 @@ class Walk:
             self.rounded.append((pair, error or 0.0))
             return None
         side, calls = (self.one, gap.one) if gap.one else (self.other, gap.other)
-        evidence = (f"{read.op} reads what compiled code computed in one of the runs, and it differs by more than rounding.",)
-        return Event("op", gap.one[-1] if gap.one else None, None, error, evidence=evidence, op="torch.compile",
-                     module=common_module(side.calls[k].module for k in calls))
+        evidence = (
+            f"{read.op} reads what compiled code computed in one of the runs, and it differs by more than rounding.",
+        )
+        return Event(
+            "op",
+            gap.one[-1] if gap.one else None,
+            None,
+            error,
+            evidence=evidence,
+            op="torch.compile",
+            module=common_module(side.calls[k].module for k in calls),
+        )
+
+    def reordered(self) -> Event | None:
+        """What explains other results if a step reads the same inputs in another order; None if it does not."""
+        for one, other in zip(self.one.inputs.values(), self.other.inputs.values(), strict=False):
+            for (digest, (i, a)), (other_digest, (j, b)) in zip(one.items(), other.items(), strict=False):
+                if digest != other_digest:
+                    if one.keys() != other.keys():
+                        return None
+                    error = relative_error(self.one.sources[-1 - a].values, self.other.sources[-1 - b].values)
+                    return Event("input", i, j, error, sources=((a, b),))
+        return None
 
     def _differ(self, one: int, other: int) -> bool:
         return self.one.sources[-1 - one].values.digest != self.other.sources[-1 - other].values.digest
@@ -571,7 +610,9 @@ class Walk:
         kind: Kind = "op"
         evidence: list[str] = []
         casted = self._places(pair, converted=True)
-        if _dtypes(one, "outputs") != _dtypes(other, "outputs") or _dtypes(one, "ran_with") != _dtypes(other, "ran_with"):
+        if _dtypes(one, "outputs") != _dtypes(other, "outputs") or _dtypes(one, "ran_with") != _dtypes(
+            other, "ran_with"
+        ):
             kind = "policy"
             evidence.append(f"On equal inputs, it ran as {one.dtypes} in A and as {other.dtypes} in B.")
         elif casted and is_random(one.name) is False:
