@@ -226,7 +226,7 @@ def _numerics_plugin(folder: str, update: bool) -> object:
             if self.test is not None:  # the report is a subtest's
                 self.test.failed |= report.failed
             elif report.when == "call":
-                self.ends.update(end for name, end in report.user_properties if name == _NUMERICS)
+                self.ends.update(str(end) for name, end in report.user_properties if name == _NUMERICS)
 
         def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
             ends = self.ends

@@ -101,9 +101,9 @@ def _tolerance_of(item: pytest.Item) -> float | None:
     options: dict[str, Any] = {}
     arguments: list[Any] = []
     for marker in item.iter_markers(_NAME):
-        options = marker.kwargs | options
+        options = {**marker.kwargs, **options}
         arguments += marker.args
-    tolerance = options.pop("tolerance", None)
+    tolerance: float | None = options.pop("tolerance", None)
     if arguments or options:
         strange = ", ".join([*map(repr, arguments), *options])
         pytest.fail(f"marker {_NAME} takes tolerance= only, got {strange}.", pytrace=False)
@@ -139,26 +139,24 @@ def _judge(stored: Path, new: Path, tolerance: float | None, update: bool) -> tu
 
 
 def _is_within(difference: Difference, tolerance: float) -> bool:
-    """Whether a tolerance excuses a difference. It excuses errors, not that the test calls other ops.
-
-    What a backward or an optimizer calls depends on the version of PyTorch.
-    """
-    return difference.is_within(tolerance) and not any(_is_of_the_test(call) for call in difference.only)
+    """Whether a tolerance excuses a difference. It excuses errors, not that the test calls other ops."""
+    return difference.is_within(tolerance) and not _other_calls(difference)
 
 
-def _is_of_the_test(call: OnlyCall) -> bool:
-    return call.phase in ("forward", "recompute")
+def _other_calls(difference: Difference) -> list[OnlyCall]:
+    """The calls of one run alone, without those of backwards and optimizers, which depend on PyTorch's version."""
+    return [call for call in difference.only if call.phase in ("forward", "recompute")]
 
 
 def _failure(difference: Difference, stored: Path, new: Path, tolerance: float | None) -> Iterator[str]:
     """The lines of a failure. The first is in pytest's short summary."""
     yield difference.content().verdict
-    if difference.first is not None:
+    if difference.first is not None and difference.first.line:
         yield f"    at {difference.first.line}"
     yield from (f"    {sentence}" for sentence in difference.evidence)
     if tolerance is not None:
         yield f"    The largest relative L2 error is {difference.largest:.3g}, and the tolerance is {tolerance:g}."
-    for call in list(filter(_is_of_the_test, difference.only))[:_MOST_CALLS]:
+    for call in _other_calls(difference)[:_MOST_CALLS]:
         yield f"    Only {call.run} calls {call.op}, at {call.line}."
     yield f"    torch-promote diff {shlex.quote(str(stored))} {shlex.quote(str(new))} --html difference.html"
     yield f"A is the stored recording, and B this run. {_UPDATE}"
