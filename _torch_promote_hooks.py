@@ -21,7 +21,7 @@ import contextlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,6 +45,9 @@ def main() -> int:
         The exit status of torch_promote.cli.program.main; also 2 for an environment variable or an extension with which
         torch_promote cannot be imported. Ctrl-C during the imports ends the process with 130.
     """
+    if sys.argv[1:2] == ["build"]:  # compiles what the package needs to be imported
+        status: int = _load_building().main(sys.argv[2:])
+        return status
     import signal
 
     before = signal.getsignal(signal.SIGINT)
@@ -61,6 +64,22 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return program.main()
+
+
+def _load_building() -> Any:
+    """Returns torch_promote/building.py, without the package."""
+    import importlib.util
+
+    package = importlib.util.find_spec("torch_promote")
+    assert package is not None
+    assert package.origin is not None
+    path = os.path.join(os.path.dirname(package.origin), "building.py")
+    spec = importlib.util.spec_from_file_location("torch_promote_building", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # --- import torch

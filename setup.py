@@ -1,70 +1,58 @@
 """Builds torch_promote._C against the installed PyTorch.
 
-Everything else about the package is in pyproject.toml. Run it through pip with --no-build-isolation, so that the
-extension is built against the PyTorch that it will run with.
+Everything else about the package is in pyproject.toml, and how the extension is compiled in torch_promote/building.py.
+Run it through pip with --no-build-isolation, so that the extension is built against the PyTorch that it will run with.
 
 TORCH_PROMOTE_EXTENSION=DIR takes the extension from a folder in which it was built before, instead of compiling it:
-tests/test_sdist.py installs the source distribution with it. TORCH_PROMOTE_CXXFLAGS and TORCH_PROMOTE_LDFLAGS are added
-to the options of the compiler and the linker, last, so that they override those here: `make coverage` and
-`make sanitize` set them.
+tests/test_sdist.py installs the source distribution with it. A folder with `_extensions/` has one for each PyTorch:
+tools/wheel makes a wheel of it. TORCH_PROMOTE_CXXFLAGS and TORCH_PROMOTE_LDFLAGS are added to the options of the
+compiler and the linker, last, so that they override the others: `make coverage` and `make sanitize` set them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import re
-import shlex
 import shutil
-import sysconfig
+import sys
 from pathlib import Path
 from typing import Any
 
 import setuptools
 import torch
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from setuptools.config import pyprojecttoml
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+from torch.utils.cpp_extension import BuildExtension
 
 ROOT = Path(__file__).resolve().parent
-CSRC = ROOT / "csrc"
 GENERATED = Path("build") / f"generated-{torch.__version__}"
-POLICIES = ROOT / "torch_promote" / "policy" / "op_policies.def"
-ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
-
-# NOTE [ Units ]
-# Parsing PyTorch's headers takes most of the compile time of a small file. So the files of a unit are compiled together
-# and share the parse. Names in unnamed namespaces must therefore be unique within a unit. Ninja starts the units in
-# this order.
-WRAPPERS = CSRC / "dispatch" / "typed_wrapper.cpp"
-PYTHON = sorted((CSRC / "python").glob("*.cpp"))
-UNITS = {
-    "wrappers": [WRAPPERS],
-    "python": PYTHON,
-    "engine": sorted({*CSRC.rglob("*.cpp")} - {WRAPPERS, *PYTHON}),
-}
 
 
-def write_sources(folder: Path) -> None:
-    """Writes a source file for each unit, and `aten_headers.h` with the headers of the table's ops.
-
-    A macro cannot include files, and ATen/Operators.h takes minutes to compile. Ops that this PyTorch lacks are
-    omitted, and typed_wrapper.cpp skips them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    ops = sorted(set(ROW.findall(POLICIES.read_text())))
-    aten = next(Path(p) / "ATen" / "ops" for p in include_paths() if (Path(p) / "ATen" / "ops").is_dir())
-    headers = [f"<ATen/ops/{op}_ops.h>" for op in ops if (aten / f"{op}_ops.h").exists()]
-    write_includes(folder / "aten_headers.h", headers)
-    for name, files in UNITS.items():
-        write_includes(folder / f"{name}.cpp", [f'"{file.relative_to(CSRC).as_posix()}"' for file in files])
+def load_building() -> Any:
+    """Returns torch_promote/building.py, without the package, which needs the extension."""
+    path = ROOT / "torch_promote" / "building.py"
+    spec = importlib.util.spec_from_file_location("torch_promote_building", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def write_includes(target: Path, headers: list[str]) -> None:
-    """Writes a file of includes. An unchanged file keeps its timestamp, so that it is not recompiled."""
-    text = "// file: written by setup.py\n" + "".join(f"#include {header}\n" for header in headers)
-    if not target.exists() or target.read_text() != text:
-        target.write_text(text)
+building = load_building()
+
+
+class BuildPython(build_py):  # type: ignore[misc]
+    """Also puts the C++ sources into the package, for `torch-promote build`."""
+
+    def run(self) -> None:
+        """Runs the build; see the class."""
+        super().run()
+        if not getattr(self, "editable_mode", False):
+            sources = Path(self.build_lib) / "torch_promote" / "_sources"
+            shutil.copytree(ROOT / "csrc", sources, dirs_exist_ok=True)
 
 
 class Build(BuildExtension):
@@ -72,29 +60,32 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         """Runs the build; see the class."""
-        write_sources(ROOT / GENERATED)
-        # A separate folder per PyTorch version, so that switching between versions does not recompile everything.
-        self.build_temp = str(ROOT / "build" / f"objects-{torch.__version__}")
         package = ROOT / "torch_promote" if self.inplace else Path(self.build_lib) / "torch_promote"
         if built := os.environ.get("TORCH_PROMOTE_EXTENSION"):
             copy_extension(Path(built), package)
             return
+        building.write_sources(ROOT / GENERATED)
+        # A folder for each version of PyTorch and Python, so that switching does not recompile everything.
+        self.build_temp = str(ROOT / "build" / f"objects-{torch.__version__}-{sys.implementation.cache_tag}")
         super().run()
         package.mkdir(parents=True, exist_ok=True)
         (package / "_built_with.json").write_text(json.dumps({"torch": torch.__version__}) + "\n")
 
 
 def copy_extension(built: Path, package: Path) -> None:
-    """Copies an extension that was built for the running PyTorch, with its note."""
-    name = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    """Copies an extension that was built for the running PyTorch, with its note; or those of a wheel."""
+    package.mkdir(parents=True, exist_ok=True)
+    if (built / "_extensions").is_dir():
+        shutil.copytree(built / "_extensions", package / "_extensions", dirs_exist_ok=True)
+        return
+    name = f"_C{building.SUFFIX}"
     note = built / "_built_with.json"
     built_with = json.loads(note.read_text())["torch"] if note.exists() else "nothing"
-    if built_with != torch.__version__ or not (built / name).exists():
+    if not building.fits(built_with, torch.__version__) or not (built / name).exists():
         raise SystemExit(
             f"TORCH_PROMOTE_EXTENSION={built} has no {name} for torch {torch.__version__}, but one for {built_with}. "
             "Build it there first, or unset the variable to compile it here."
         )
-    package.mkdir(parents=True, exist_ok=True)
     for file in (built / name, note):
         shutil.copyfile(file, package / file.name)
 
@@ -121,29 +112,6 @@ if int(setuptools.__version__.partition(".")[0]) < 77:
     read_licence_as_table()
 
 setup(
-    ext_modules=[
-        CppExtension(
-            "torch_promote._C",
-            sources=[str(GENERATED / f"{name}.cpp") for name in UNITS],
-            depends=[str(path.relative_to(ROOT)) for path in (*CSRC.rglob("*.*"), POLICIES)],
-            include_dirs=[str(ROOT / GENERATED), str(CSRC), str(POLICIES.parent)],
-            extra_compile_args=[
-                "-std=c++20",
-                "-O2",
-                "-g0",
-                "-fvisibility=hidden",
-                # ATen's headers of all ops dominate the compile time. The second macro makes including them an error.
-                "-DAT_PER_OPERATOR_HEADERS",
-                "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                # No warnings from PyTorch's own headers.
-                *(flag for path in include_paths() for flag in ("-isystem", path)),
-                *shlex.split(os.environ.get("TORCH_PROMOTE_CXXFLAGS", "")),
-            ],
-            extra_link_args=shlex.split(os.environ.get("TORCH_PROMOTE_LDFLAGS", "")),
-        )
-    ],
-    cmdclass={"build_ext": Build},
+    ext_modules=[building.extension(GENERATED, "-Wall", "-Wextra", "-Werror")],
+    cmdclass={"build_ext": Build, "build_py": BuildPython},
 )

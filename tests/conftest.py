@@ -8,6 +8,8 @@ import pytest
 
 from cuda_stand_in import for_pytest
 
+collect_ignore = ["helpers/user_script.py"]  # a program for type checkers, with errors
+
 for_pytest.start_if_asked()  # before anything imports torch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cuda_stand_in
-from helpers.subprocesses import environment
+from helpers.subprocesses import environment, run_python
 
 TOOLS = Path(__file__).parents[1] / "tools"
 PROGRAMS = sorted(path.parent.name for path in TOOLS.glob("*/__main__.py") if path.parent.name != "cuda_stand_in")
@@ -30,10 +31,15 @@ def run(tool: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("tool", PROGRAMS)
 def test_each_program_explains_itself_and_rejects_an_unknown_option(tool: str) -> None:
-    helped = run(tool, "--help")
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    # With this variable, tools/soak does not start Python anew; test_growth_is_measured starts it without.
+    program = functools.partial(run_python, code, str(TOOLS / tool), env=environment(MALLOC_ARENA_MAX="1"))
+    helped = program("--help")
     assert helped.returncode == 0, helped.stderr
     assert "usage:" in helped.stdout
-    assert run(tool, "--no-such-option").returncode == 2
+    rejected = program("--no-such-option")
+    assert (rejected.returncode, rejected.stdout) == (2, "")
+    assert "--no-such-option" in rejected.stderr
 
 
 def test_without_a_gpu_make_gpu_says_what_to_do() -> None:

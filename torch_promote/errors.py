@@ -129,7 +129,9 @@ class PolicyMismatchError(TorchPromoteError, RuntimeError):
     """
 
     def __init__(self, what: str, found: Mapping[int, tuple[Mapping[str, str], str]], missing: Sequence[int]) -> None:
-        self.what, self.found, self.missing = what, dict(found), tuple(missing)
+        self.what: str = what
+        self.found: dict[int, tuple[Mapping[str, str], str]] = dict(found)
+        self.missing: tuple[int, ...] = tuple(missing)
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,7 +202,11 @@ class PromotionRuleError(TorchPromoteError, RuntimeError):
     """
 
     def __init__(self, rule: str, operands: Iterable[str], reason: str, remedy: str, op: str | None = None) -> None:
-        self.rule, self.operands, self.reason, self.remedy, self.op = rule, tuple(operands), reason, remedy, op
+        self.rule: str = rule
+        self.operands: tuple[str, ...] = tuple(operands)
+        self.reason: str = reason
+        self.remedy: str = remedy
+        self.op: str | None = op
         super().__init__(rule, self.operands, reason, remedy, op)  # pickle recreates the error from these arguments
 
     def __str__(self) -> str:
@@ -265,8 +271,12 @@ class StaleCastError(TorchPromoteError, RuntimeError):
     """
 
     def __init__(self, weight: str, dtype: str, mode: str, first_line: str, this_line: str, difference: str) -> None:
-        self.weight, self.dtype, self.mode = weight, dtype, mode
-        self.first_line, self.this_line, self.difference = first_line, this_line, difference
+        self.weight: str = weight
+        self.dtype: str = dtype
+        self.mode: str = mode
+        self.first_line: str = first_line
+        self.this_line: str = this_line
+        self.difference: str = difference
         # pickle recreates the error from these arguments
         super().__init__(weight, dtype, mode, first_line, this_line, difference)
 

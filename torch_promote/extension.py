@@ -199,7 +199,7 @@ def policy_byte(policy: CastPolicy | torch.dtype) -> int:
 def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
     """Returns this thread's current policies that differ from stock, by overload and device type."""
     unlisted = (0,) * len(DEVICE_TYPES)
-    found = {}
+    found: dict[str, dict[str, CastPolicy | torch.dtype]] = {}
     for name, bytes_ in _C.current_policy().items():
         changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, unlisted), strict=True)
         found[name] = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
@@ -242,9 +242,9 @@ class NumberedTables:
     __slots__ = ("__weakref__", "applied", "bindings", "number", "tables")
 
     def __init__(self, number: int, tables: Tables) -> None:
-        self.number = number
-        self.tables = tables
-        self.applied = 0
+        self.number: int = number
+        self.tables: Tables = tables
+        self.applied: int = 0
         self.bindings: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -408,7 +408,11 @@ VECTORIZED uint64_t number_from(const uint64_t* bits, size_t count, uint64_t bou
 // Adds numbers with their signs changed to buckets.
 template <class Word>
 [[gnu::always_inline]] inline void add_signed(
-    const Word* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, size_t count) {
+    const Word* __restrict bits,
+    const uint8_t* __restrict inner,
+    const uint8_t* __restrict outer,
+    double* __restrict buckets,
+    size_t count) {
   using Of = Format<Word>;
   constexpr int kToSign = 8 * (sizeof(Word) - 1);
   for (size_t i = 0; i < count; ++i) {

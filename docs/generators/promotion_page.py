@@ -29,7 +29,7 @@ from torch_promote.reference.promotion import (
     result_type,
 )
 from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
-from torch_promote.reference.promotion_rules.named_rules import NUMPY_TABLE, RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.named_rules import NUMPY_TABLE, RULE_NAMES, RuleName, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.tensor_iterator import infer_elementwise
 
@@ -141,7 +141,7 @@ def _strides() -> str:
     return _table(["first", "second", "result"], rows)
 
 
-def _derivation(expression: str, rule: str = "torch") -> str:
+def _derivation(expression: str, rule: RuleName = "torch") -> str:
     return _text(str(why(expression, default_dtype=torch.float32, rule=rule)))
 
 

@@ -29,7 +29,8 @@ ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBU
 #: Where the site has the other files that pages link to.
 _SOURCES = "source"
 
-_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)((?:#[^)\s]*)?)(?=\))")
+#: The target of a link of Markdown, or of a picture in HTML.
+_LINK = re.compile(r"""(?:(?<=\]\()|(?<=src=")|(?<=srcset="))(?!https?:|#|mailto:)([^)"\s#]+)((?:#[^)\s]*)?)(?=[)"])""")
 
 
 class ExampleSections(Extension):  # type: ignore[misc]

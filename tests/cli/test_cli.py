@@ -351,7 +351,7 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
     assert info["autoloading"] == "works"
     lines = cells_of(text)
     for line in (
-        f"torch {torch.__version__}, built with {torch.__version__}",
+        f"torch {torch.__version__}, built with {_C.TORCH_VERSION}",
         f"torch.autocast {installation.info}",
         f"default policy {default}",
         "registered policies aten::relu on cpu: fp32",

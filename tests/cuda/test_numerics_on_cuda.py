@@ -30,6 +30,7 @@ def test_values_of_a_training_step(cuda: torch.device, monkeypatch: pytest.Monke
             loss.backward()
             optimizer.step()
     assert len(transfers) == 3  # two steps, and the end of the block
+    assert all(transfers[:2])
     assert all(len(call.values) == len(call.outputs) for call in report.calls)
     assert any(call.values[0].count for call in report.calls.where(phase="backward") if call.values)
 

@@ -576,9 +576,10 @@ def test_an_interrupt_leaves_no_region_open() -> None:
 
 
 FORKED = """
-import os, signal, threading, torch, torch_promote as tp
+import os, signal, threading, warnings, torch, torch_promote as tp
 from torch.utils._python_dispatch import TorchDispatchMode
 
+warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)  # Python 3.12 warns wherever threads run
 x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
 casting, forked = threading.Event(), threading.Event()
 class During(TorchDispatchMode):

@@ -15,23 +15,31 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.image import imread
 from torch import nn
 
 import performance_plot
 import promotion_page
+import report_picture
 import site_hooks
 import torch_promote as tp
-from helpers.doc_blocks import ROOT, Block, blocks, commands
+from helpers.autoloading import entry_point, folder
+from helpers.command_line import Capture
+from helpers.doc_blocks import ROOT, Block, blocks, commands, sessions
+from helpers.traced_commands import warm
 from torch_promote.cli.program import main, parse_arguments
+
+__all__ = ["entry_point", "folder", "warm"]  # fixtures
 
 PYTHON = [block for block in blocks() if block.language == "python"]
 RUN = [block for block in PYTHON if not block.not_run and ">>>" not in block.text]
 SESSIONS = [block for block in PYTHON if ">>>" in block.text]
 NOT_RUN = [block for block in PYTHON if block.not_run]
 
-#: Each recipe, and the block below it, which shows what it prints.
+#: Each recipe and each step of Get started, and the block below it, which shows what it prints.
 RECIPES = [block for block in blocks() if block.page == "docs/recipes.md"]
-PRINTED = dict(zip(RECIPES[::2], RECIPES[1::2], strict=True))
+STEPS = [block for block in blocks() if block.page == "docs/get_started.md" and block.language in ("python", "text")]
+PRINTED = {block: shown for pairs in (RECIPES, STEPS) for block, shown in zip(pairs[::2], pairs[1::2], strict=True)}
 
 #: The languages that a block may name. One without a language is text.
 LANGUAGES = {"python", "sh", "console", "text", "toml", "yaml", "diff"}
@@ -60,9 +68,34 @@ def test_a_block_runs_by_itself(block: Block, monkeypatch: pytest.MonkeyPatch, t
     code = compile("\n" * (block.line - 1) + block.text, str(ROOT / block.page), "exec")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(code, vars(module))
-    if block in PRINTED:
+    if block in RECIPES:
         assert out.getvalue() == PRINTED[block].text
+    elif block in PRINTED:
+        assert_shown(PRINTED[block].text, out.getvalue())
     assert {path.name for path in tmp_path.iterdir()} == set(re.findall(r'\.save\("([\w.]+)"\)', block.text))
+
+
+def assert_shown(shown: str, printed: str) -> None:
+    """A page shows what was printed, or leaves lines out, as "...". Numbers by themselves differ between machines."""
+    numbers = re.compile(r"(?<![\w.:-])-?\d[\d.,]*(?:e[+-]?\d+)?(?:\+\w+)?(?![\w.])")
+    shown, printed = (numbers.sub("#", text) for text in (shown, printed))
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(shown, printed, flags), f"shown:\n{shown}\nprinted:\n{printed}"
+
+
+@pytest.mark.parametrize("page", sessions())
+def test_a_console_prints_what_the_page_shows(
+    page: str, folder: Path, warm: None, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for command, shown in sessions()[page]:
+        program, *arguments = shlex.split(command)
+        assert program == "torch-promote"
+        status = main(arguments)
+        printed = "".join(capfd.readouterr())
+        assert status == (arguments[0] == "find-nan"), printed
+        assert_shown(shown, printed)
 
 
 @pytest.mark.parametrize("block", SESSIONS, ids=str)
@@ -89,7 +122,8 @@ def test_blocks_name_a_language() -> None:
     assert len(RUN) > 30
     assert len(SESSIONS) > 8
     assert [str(block) for block in blocks() if block.language not in LANGUAGES] == []
-    assert {(recipe.language, shown.language) for recipe, shown in PRINTED.items()} == {("python", "text")}
+    assert {(block.language, shown.language) for block, shown in PRINTED.items()} == {("python", "text")}
+    assert sessions().keys() >= {"README.md", "docs/get_started.md"}
 
 
 @pytest.mark.parametrize(("place", "line"), commands("torch-promote"), ids=lambda value: value)
@@ -148,6 +182,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), f"{page.name}: {target}"
         if anchor:
             assert anchor in anchors(file.read_text(encoding="utf-8")), f"{page.name}: {target}#{anchor}"
+
+
+def test_the_first_page_has_its_pictures() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    sizes = set()
+    for picture in report_picture.PICTURES:
+        assert picture.relative_to(ROOT).as_posix() in page
+        sizes.add(imread(picture).shape)
+    assert len(sizes) == 1
+    on_site, files = site_hooks.rewrite_links(page, "")
+    assert re.findall(r'src(?:set)?="([^"]*)"', on_site) == ["images/trace_dark.png", "images/trace_light.png"]
+    assert not [file for file in files if file.endswith(".png")]
 
 
 def test_the_navigation_has_each_page_once() -> None:

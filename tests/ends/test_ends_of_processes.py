@@ -16,7 +16,8 @@ import torch
 from helpers.subprocesses import Program, environment, run_python, run_together
 
 PREAMBLE = """
-import atexit, os, sys, threading, torch
+import atexit, os, sys, threading, warnings, torch
+warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)  # Python 3.12 warns wherever threads run
 import torch_promote as tp
 torch.set_num_threads(1)
 x, w = torch.ones(4, 4), torch.nn.Parameter(torch.ones(4, 4))

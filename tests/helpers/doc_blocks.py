@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["PAGES", "ROOT", "Block", "blocks", "blocks_of", "commands"]
+__all__ = ["PAGES", "ROOT", "Block", "blocks", "blocks_of", "commands", "sessions"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,4 +71,15 @@ def commands(program: str) -> list[tuple[str, str]]:
             line = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line)
             if line.split(" ")[0] == program:
                 found.append((f"{block.page}:{number}", line))
+    return found
+
+
+def sessions() -> dict[str, list[tuple[str, str]]]:
+    """The commands of blocks of consoles by page, each with the output below it."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for block in blocks():
+        if block.language == "console":
+            for session in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                command, _, output = session.partition("\n")
+                found.setdefault(block.page, []).append((command, output))
     return found

@@ -57,9 +57,22 @@ def _blank(func: Any, args: Any) -> Any:
 
 def _dtypes(tree: Any) -> tuple[str, ...]:
     """The dtypes of the tensors, and dtypes that are arguments themselves, such as that of a cast."""
-    leaves = tree_leaves(tree)
-    dtypes = (leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    return tuple(str(dtype) for dtype in dtypes if isinstance(dtype, torch.dtype))
+    found: list[str] = []
+    _add_dtypes(tree, found)
+    return tuple(found)
+
+
+def _add_dtypes(tree: Any, found: list[str]) -> None:  # `tree_leaves` would take longer than the ops that are watched
+    if isinstance(tree, torch.Tensor):
+        found.append(str(tree.dtype))
+    elif isinstance(tree, torch.dtype):
+        found.append(str(tree))
+    elif isinstance(tree, list | tuple):
+        for each in tree:
+            _add_dtypes(each, found)
+    elif isinstance(tree, dict):
+        for each in tree.values():
+            _add_dtypes(each, found)
 
 
 @dataclass

@@ -3,37 +3,255 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
-from helpers.subprocesses import environment, run_python
-from torch_promote import _C
+from helpers.subprocesses import Program, environment, run_python, run_together
+from torch_promote import _C, building
 from torch_promote import loader as _extension
-from torch_promote.errors import ExtensionError
+
+PACKAGE = Path(_extension.__file__).parent
+CSRC = PACKAGE.parent / "csrc"
 
 
 def test_built_with_the_running_torch() -> None:
     assert torch.__version__.startswith(_C.TORCH_VERSION)
-    assert json.loads(_extension._NOTE.read_text())["torch"] == torch.__version__
+    built_with = json.loads(_extension._NOTE.read_text())["torch"]
+    assert building.minor_version(built_with) == building.minor_version(torch.__version__)
 
 
-def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_extension, "_NOTE", tmp_path / "absent.json")
-    with pytest.raises(ExtensionError, match=r"has not been built; running torch .*pip install --no-build") as error:
-        _extension.check_extension()
-    assert isinstance(error.value, ImportError)
+@pytest.mark.parametrize(
+    ("built_with", "running", "fits"),
+    [
+        ("2.13.0+cpu", "2.13.0+cpu", True),
+        ("2.13.0+cpu", "2.13.0+cu130", True),
+        ("2.13.0+cu130", "2.13.1", True),
+        ("2.13.0", "2.13.0+rocm7.1", True),
+        ("2.13.0", "2.14.0", False),
+        ("2.1.0", "2.13.0", False),
+        # Builds that share a version number with others: only the very same one.
+        ("2.16.0.dev20260101+cpu", "2.16.0.dev20260101+cpu", True),
+        ("2.16.0.dev20260101+cpu", "2.16.0.dev20260102+cpu", False),
+        ("2.13.0", "2.13.0a0+git1a2b3c4", False),
+        ("2.13.0a0+git1a2b3c4", "2.13.0", False),
+        ("2.13.0rc1", "2.13.0", False),
+        ("2.13.0rc1", "2.13.0rc2", False),
+        ("2.13.0", "2.13.0.post1", False),
+        ("2.13.0", "2.13", False),
+    ],
+)
+def test_an_extension_fits_all_releases_of_a_minor_version_and_one_other_build(
+    built_with: str, running: str, fits: bool
+) -> None:
+    assert building.fits(built_with, running) is fits
+
+
+class Installation:
+    """A copy of the package in which no extension has been built, with the extensions that a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.package, self.cache = folder / "torch_promote", folder / "cache"
+        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("*.so", "_built_with.json", "__pycache__"))
+        shutil.copytree(CSRC, self.package / "_sources")
+        shutil.copy(PACKAGE.parent / "_torch_promote_hooks.py", folder)
+
+    def put(self, place: str, content: bytes | None = None) -> None:
+        """Copies the running extension to a file of the package, or writes another content."""
+        path = self.package / place
+        path.parent.mkdir(exist_ok=True)
+        if content is None:
+            path.symlink_to(_C.__file__)
+        else:
+            path.write_bytes(content)
+
+    def run(self, code: str, version: str = torch.__version__, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs code in a process in which PyTorch says that it has this version."""
+        return self.start(code, version, **variables).wait()
+
+    def start(self, code: str, version: str = torch.__version__, **variables: str) -> Program:
+        before = f"import sys, torch\ntorch.__version__ = {version!r}\n"
+        variables = {"TORCH_PROMOTE_BUILD_DIR": str(self.cache), **variables}
+        env = {**environment(**variables), "PYTHONPATH": str(self.package.parent)}
+        return Program(f"{before}sys.path.insert(0, {str(self.package.parent)!r})\n{code}", env=env)
+
+    def file(self, version: str = torch.__version__) -> str:
+        """Returns the file of the extension that a process has taken, relative to the package's folder."""
+        code = (
+            "import logging; logging.basicConfig(level=logging.DEBUG); logging.getLogger('torch').propagate = False\n"
+            "import torch_promote as tp; from torch_promote import _C; assert tp._C is _C\n"
+            "with tp.my_autocast('cpu'): assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16\n"
+            "print(_C.__file__)"
+        )
+        done = self.run(code, version)
+        assert done.returncode == 0, done.stderr
+        assert f"DEBUG:torch_promote:torch {version}: extension {done.stdout.strip()}" in done.stderr
+        return os.path.relpath(done.stdout.strip(), self.package.parent)
+
+    def error(self, version: str = torch.__version__) -> str:
+        """Returns the last line of the error of `import torch_promote`."""
+        done = self.run("import torch_promote", version)
+        assert done.returncode == 1, done.stderr
+        return done.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Installation:
+    return Installation(tmp_path)
+
+
+MINOR = building.minor_version(torch.__version__)
+SHIPPED = f"_extensions/_C-torch{MINOR}{building.SUFFIX}"
+
+
+#: Code: the cache's place for the running PyTorch.
+CACHED = "runpy.run_path(sys.path[0] + '/torch_promote/building.py')['cached_extension'](torch.__version__)"
+
+
+def test_the_extension_of_a_wheel_is_chosen_by_the_minor_version(installation: Installation) -> None:
+    for minor in ("2.9", "2.10"):
+        installation.put(f"_extensions/_C-torch{minor}{building.SUFFIX}", b"not an extension")
+    installation.put(SHIPPED)
+    assert installation.file(f"{MINOR}.7+cu199") == f"torch_promote/{SHIPPED}"
+
+
+def test_what_was_compiled_for_this_torch_precedes_what_the_wheel_has(
+    installation: Installation,
+) -> None:
+    installation.put(SHIPPED)
+    cached = Path(installation.run("import runpy; print(" + CACHED + ")").stdout.strip())
+    assert cached.parent == installation.cache
+    installation.cache.mkdir()
+    assert installation.file() == f"torch_promote/{SHIPPED}"
+    cached.symlink_to(_C.__file__)
+    assert installation.file() == f"cache/{cached.name}"
+    # Other sources: it is stale, and nothing loads it.
+    with (installation.package / "_sources" / "cast" / "cast.cpp").open("a") as source:
+        source.write("// edited\n")
+    assert installation.file() == f"torch_promote/{SHIPPED}"
+    # What an installation from the sources has compiled precedes both.
+    installation.put(f"_C{building.SUFFIX}")
+    installation.put("_built_with.json", json.dumps({"torch": torch.__version__}).encode())
+    assert installation.file() == f"{PACKAGE.name}/_C{building.SUFFIX}"
+
+
+UNKNOWN = ("2.10.0", "2.16.0", "2.16.0.dev20260101+cpu", f"{MINOR}.0a0+git1a2b3c4", f"{MINOR}.0rc2")
+
+
+def test_an_unknown_torch_is_an_error_with_the_command_that_compiles(installation: Installation) -> None:
+    for minor in ("2.9", "2.11", MINOR):
+        installation.put(f"_extensions/_C-torch{minor}{building.SUFFIX}", b"not an extension")
+    for version in UNKNOWN:
+        assert installation.error(version) == (
+            f"torch_promote.errors.ExtensionError: torch {version} is running, and torch_promote has no extension for "
+            f"it: it has those for the releases of torch 2.9, 2.11, {MINOR}. `torch-promote build` compiles one for "
+            f"it, which takes a C++ compiler and a few minutes, and keeps it in {installation.cache} "
+            "(TORCH_PROMOTE_BUILD_DIR changes the folder)."
+        )
+
+
+def test_without_an_extension_the_error_says_what_there_is(installation: Installation) -> None:
+    assert "has no extension for it: none has been built. `torch-promote build` compiles" in installation.error()
+    installation.put(f"_C{building.SUFFIX}")
+    installation.put("_built_with.json", b'{"torch": "2.10.0"}')
+    assert "for it: its extension was built with torch 2.10.0. `torch-promote build`" in installation.error()
+
+
+def test_an_extension_that_does_not_load_is_an_error_and_the_next_one_is_tried(installation: Installation) -> None:
+    installation.put(f"_C{building.SUFFIX}", b"not an extension")
+    installation.put("_built_with.json", json.dumps({"torch": torch.__version__}).encode())
+    said = installation.error()
+    assert f"is running, and {installation.package / f'_C{building.SUFFIX}'} does not load with it: " in said
+    assert "`torch-promote build` compiles one" in said
+    installation.put(SHIPPED)
+    assert installation.file() == f"torch_promote/{SHIPPED}"
+
+
+# torch-promote build
+
+
+COMMAND = "sys.argv[:] = ['torch-promote', 'build']; from _torch_promote_hooks import main; sys.exit(main())"
+
+
+def compiler(folder: Path, compiles: str, links: str) -> str:
+    """Writes a compiler that runs one line of shell to compile a file, and another to link; $out is what it writes."""
+    file = folder / "fake-c++"
+    file.write_text(f"""#!/bin/sh
+while [ $# -gt 0 ]; do
+  case $1 in -o) out=$2; shift;; -MF) deps=$2; shift;; -shared) links=1;; esac
+  shift
+done
+if [ -z "$out" ]; then echo 13.0.0; exit; fi
+if [ "$links" ]; then {links}; exit; fi
+{compiles}
+echo "$out:" > "${{deps:-/dev/null}}"
+""")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path: Path) -> None:
+    """Two processes ask for it at once, and one of them compiles."""
+    links = f"sleep 1; echo once >> {tmp_path / 'linked'}; cp {_C.__file__} $out"
+    variables = {"CXX": compiler(tmp_path, "touch $out", links), "TORCH_PROMOTE_AUTOCAST": "1"}
+    both = run_together([installation.start(COMMAND, **variables) for _ in range(2)])
+    assert [done.returncode for done in both] == [0, 0], both
+    assert (tmp_path / "linked").read_text() == "once\n"
+    texts = sorted(done.stdout.split(f"torch {torch.__version__}: ")[1].split("/")[0] for done in both)
+    assert texts == ["compiled ", "the cache already has "]
+    assert {done.stderr.strip() for done in both} - {""} == {
+        f"torch_promote: compiling the extension for torch {torch.__version__} (log: "
+        f"{next(installation.cache.glob('*.log'))})"
+    }
+    assert installation.file().startswith("cache/_C-torch")
+    # Only the cache was written to: the extension, its log and its lock.
+    assert len(list(installation.cache.iterdir())) == 3
+    assert not list(installation.package.rglob("*.so"))
+
+
+#: What prevents a compilation: variables of the environment, the compiler's line, and texts of the error.
+FAILURES = {
+    "no compiler": ({"CXX": "", "PATH": "/nowhere"}, "", ["there is no C++ compiler: c++, g++, clang++ not found on"]),
+    "another compiler": ({"CXX": "gone-c++ -m64"}, "", ["CXX=gone-c++ -m64 not found on PATH."]),
+    "a folder that is a file": (
+        {"TORCH_PROMOTE_BUILD_DIR": "/dev/null/cache"},
+        "",
+        ["/dev/null/cache: Not a directory. The extension is kept in /dev/null/cache. Set TORCH_PROMOTE_BUILD_DIR to"],
+    ),
+    "a source that does not compile": (
+        {},
+        "echo \"op.h:7: error: 'Gone' is not a member of 'c10'\"; exit 1",
+        ["(exit status 1):\n", "  op.h:7: error: 'Gone' is not a member of 'c10'\n", "The log is /", ".so.log."],
+    ),
+    "an extension that does not load": (
+        {},
+        "touch $out",
+        ["(exit status 1):\n", "file too short", "The log is /"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "compiles", "texts"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_says_why_and_leaves_no_extension(
+    installation: Installation, tmp_path: Path, variables: dict[str, str], compiles: str, texts: list[str]
+) -> None:
+    done = installation.run(COMMAND, **{"CXX": compiler(tmp_path, compiles, "touch $out"), **variables})
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "torch-promote: error: " in done.stderr
+    assert "Traceback" not in done.stderr.partition("torch-promote: error: ")[2].partition("\n")[0]
+    assert [text for text in texts if text not in done.stderr] == []
+    assert not list(installation.cache.glob("*.so"))
 
 
 #: Code after which the package cannot be imported, and what its error says.
 BROKEN = {
-    "an extension that does not load": (
-        "sys.modules['torch_promote._C'] = None",
-        f"built with torch {torch.__version__}",
-    ),
     "a kernel on our key": (
         "library = torch.library.Library('aten', 'IMPL'); library.impl('mm', lambda a, b: a, 'AutocastPrivateUse1')",
         "the dispatch key AutocastPrivateUse1 already has kernels",
@@ -124,8 +342,6 @@ with tp.my_autocast("cpu"):
 
 # The linker compares names and parameters, but not return types, so each declaration is compared with PyTorch's header.
 
-
-CSRC = Path(__file__).parents[2] / "csrc"
 #: The headers of PyTorch that declare them.
 HEADERS = ("ATen/autocast_mode.h", "ATen/CachedTensorUtils.h", "torch/csrc/jit/python/pybind_utils.h")
 DECLARATION = re.compile(r"\bTORCH_(?:PYTHON_)?API\s+([\w:]+)\s+(\w+)\(([^()]*)\);")

@@ -217,7 +217,7 @@ def test_one_transfer_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             step(model, optimizer)
     assert len(transfers) == 4  # the last is that of the block's end
-    assert all(transfers)
+    assert not any(transfers)  # the values of a CPU are at hand
 
 
 def test_a_full_buffer_is_transferred_at_once() -> None:

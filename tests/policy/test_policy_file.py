@@ -325,19 +325,28 @@ STRANGE = {
     "carriage return": "mm\rdone",
     "delete": "mm\x7f",
 }
+
+
+def in_toml(name: str) -> str:
+    """A string of TOML: a literal one where the name may be in one, which `tomllib` reads many times faster."""
+    return f"'{name}'" if name.isprintable() and "'" not in name else quoted(name)
+
+
 #: Errors that contain a name.
 NAMED: dict[str, Callable[[str, Path], object]] = {
     "an op": lambda name, _: Policy.stock().override({name: "fp32"}),
     "a policy of an op": lambda name, _: Policy.stock().override({"mm": name}),
     "a policy": lambda name, _: Policy.of(name),
     "a path": lambda name, _: Policy.of(f"{name}.toml"),
-    "an op in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n{quoted(name)} = "fp32"'),
-    "an op in a file, with a number": lambda name, path: loaded(path, f"format = 1\n[all]\n{quoted(name)} = 3"),
-    "a policy in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n"mm" = {quoted(name)}'),
-    "a section": lambda name, path: loaded(path, f'format = 1\n[{quoted(name)}]\n"mm" = "fp32"'),
-    "a module in a file": lambda name, path: loaded(path, f'format = 2\n[modules.{quoted(name)}]\n"mm" = "fp33"'),
-    "a version": lambda name, path: loaded(path, f"format = 1\ntorch = {quoted(name)}"),
-    "a newer version": lambda name, path: loaded(path, f'format = 1\ntorch = {quoted("99." + name)}\n[al]\n"mm" = "x"'),
+    "an op in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n{in_toml(name)} = "fp32"'),
+    "an op in a file, with a number": lambda name, path: loaded(path, f"format = 1\n[all]\n{in_toml(name)} = 3"),
+    "a policy in a file": lambda name, path: loaded(path, f'format = 1\n[all]\n"mm" = {in_toml(name)}'),
+    "a section": lambda name, path: loaded(path, f'format = 1\n[{in_toml(name)}]\n"mm" = "fp32"'),
+    "a module in a file": lambda name, path: loaded(path, f'format = 2\n[modules.{in_toml(name)}]\n"mm" = "fp33"'),
+    "a version": lambda name, path: loaded(path, f"format = 1\ntorch = {in_toml(name)}"),
+    "a newer version": lambda name, path: loaded(
+        path, f'format = 1\ntorch = {in_toml("99." + name)}\n[al]\n"mm" = "x"'
+    ),
     "a module": lambda name, _: tp.set_module_policy(torch.nn.Linear(1, 1), {name: "fp32"}),
     "an op of a module": lambda name, _: tp.set_module_policy(torch.nn.Linear(1, 1), {"": {name: "fp32"}}),
     "a module of a table": lambda name, _: Policy.stock().override_modules({name: "off"}).apply_to(torch.nn.ReLU()),

@@ -333,28 +333,29 @@ def test_calls_of_two_devices(pair: tuple[str, str], name: str, policy: CastPoli
     overrides = {} if policy is None else {row: policy}
     state = replace(AutocastState.region("cuda", overrides=overrides), devices=both_on(*pair))
     seen = set()
-    for devices in itertools.product(pair, repeat=abs(count) or 2):
-        for dtypes in itertools.product((torch.float32, torch.float16), repeat=len(devices)):
-            with FakeTensorMode():
-                tensors = [torch.empty(2, 2, dtype=t, device=d) for t, d in zip(dtypes, devices, strict=True)]
-                args: tuple[Any, ...] = tuple(tensors)
-                if count < 0:
-                    args = (tensors,)
-                elif count == 0:
-                    args = (tensors[0], [torch.empty(2, dtype=torch.int64, device=devices[0])], tensors[1])
-                plan = autocast_plan(op, args, {}, state)
-                region = tp.my_autocast(pair, overrides=overrides)
-                real, error = watched(functools.partial(op, *args), region, fake=True)
-                if plan.error is not None:
-                    assert (real, error is not None) == ([], True)
-                    continue
-                hand, by_hand_error = watched(
-                    functools.partial(carry_out, plan, (op, args, {}), {}),
-                    tp.my_autocast(pair, enabled=False),
-                    fake=True,
-                )
-                assert (real, error) == (hand, by_hand_error), (name, devices, dtypes, plan)
-                seen.add((plan.device, plan.then and plan.then.device))
+    places = itertools.product(pair, repeat=abs(count) or 2)
+    choices = itertools.product((torch.float32, torch.float16), repeat=abs(count) or 2)
+    with FakeTensorMode():
+        for devices, dtypes in itertools.product(places, choices):
+            tensors = [torch.empty(2, 2, dtype=t, device=d) for t, d in zip(dtypes, devices, strict=True)]
+            args: tuple[Any, ...] = tuple(tensors)
+            if count < 0:
+                args = (tensors,)
+            elif count == 0:
+                args = (tensors[0], [torch.empty(2, dtype=torch.int64, device=devices[0])], tensors[1])
+            plan = autocast_plan(op, args, {}, state)
+            region = tp.my_autocast(pair, overrides=overrides)
+            real, error = watched(functools.partial(op, *args), region, fake=True)
+            if plan.error is not None:
+                assert (real, error is not None) == ([], True)
+                continue
+            hand, by_hand_error = watched(
+                functools.partial(carry_out, plan, (op, args, {}), {}),
+                tp.my_autocast(pair, enabled=False),
+                fake=True,
+            )
+            assert (real, error) == (hand, by_hand_error), (name, devices, dtypes, plan)
+            seen.add((plan.device, plan.then and plan.then.device))
     if policy is not None:
         later, first = pair
         assert seen == {(later, None), (first, None), (first, later)}

@@ -66,7 +66,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
     __slots__ = ("_begin", "_end", "enabled")
 
     def __init__(self, enabled: bool = True) -> None:
-        self.enabled = check_flag("enabled", enabled)
+        self.enabled: bool = check_flag("enabled", enabled)
         self._begin = self._end = (0, 0)
 
     @property

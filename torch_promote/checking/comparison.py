@@ -181,11 +181,12 @@ def copy_with_strides(tensor: torch.Tensor, dtype: torch.dtype | None = None) ->
         >>> copy_with_strides(torch.ones(4)[::2], torch.float64).stride()
         (2,)
     """
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        return tensor.clone() if dtype is None else tensor.to(dtype, copy=True)
-    if is_fake(tensor):
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if is_strided and is_fake(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device)
+    tensor = tensor.detach()
+    if not is_strided:
+        return tensor.clone() if dtype is None else tensor.to(dtype, copy=True)
     if tensor.is_conj():
         return copy_with_strides(tensor.conj(), dtype).conj()
     if tensor.is_neg():

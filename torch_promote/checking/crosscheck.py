@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, NoReturn, cast, get_args
+from typing import Any, ClassVar, Literal, Never, NoReturn, cast, get_args
 
 import torch
 
@@ -110,7 +110,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
                 f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(Level)))}."
             )
         self.level: Level = level
-        self.raise_on_mismatch = check_flag("raise_on_mismatch", raise_on_mismatch)
+        self.raise_on_mismatch: bool = check_flag("raise_on_mismatch", raise_on_mismatch)
 
     def __enter__(self) -> CrosscheckReport:
         report = CrosscheckReport()
@@ -134,7 +134,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
         if position > 0:
             _blocks.open[position - 1][1].add(report)
 
-    def __call__(self, function: object) -> NoReturn:
+    def __call__(self, function: Never) -> NoReturn:
         """Raises; see the class."""
         raise DecoratorError(
             "crosscheck is not a decorator: the caller could not read its report. Write `with crosscheck() as report:` "
@@ -227,7 +227,7 @@ class _Call:
 class Checker:
     """The observer of one crosscheck block. Its methods run in the block's thread and in autograd's threads."""
 
-    innermost_only: ClassVar = True
+    innermost_only: ClassVar[bool] = True
     report: CrosscheckReport
     level: Level
     raises: bool
@@ -454,7 +454,7 @@ class _StockRun:
     def __init__(self) -> None:
         self.results: list[Any] | None = None
         self.error: str | None = None
-        self.has_hooks = False
+        self.has_hooks: bool = False
         self._state = contextlib.ExitStack()
 
     def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:

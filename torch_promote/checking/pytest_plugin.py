@@ -75,7 +75,7 @@ class CrosscheckPlugin:
     def __init__(self, level: str) -> None:
         self._level = level
         self.levels: Counter[str] = Counter()
-        self.total = CrosscheckReport()
+        self.total: CrosscheckReport = CrosscheckReport()
 
     # These wrappers are innermost: pytest's own wrappers, which rely on one another, are already open if these fail.
     @pytest.hookimpl(wrapper=True, trylast=True)

@@ -38,10 +38,18 @@ from torch_promote.observe.ops import argument_names, is_composite, overload_nam
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, DeviceType
 from torch_promote.policy.overrides import LEGAL_DEVICES
-from torch_promote.policy.policy import Policy
-from torch_promote.reference import Inference, Operand, PromotionError, PromotionRule, ShapeError, promotion_rule
+from torch_promote.policy.policy import Policy, PolicyLike
+from torch_promote.reference import (
+    Inference,
+    Operand,
+    PromotionError,
+    PromotionRule,
+    RuleName,
+    ShapeError,
+    promotion_rule,
+)
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.explanation import explain_inference, explain_plan, explain_promotion, listed
 from torch_promote.reference.ops.call import described
@@ -143,11 +151,11 @@ class Derivation:
 def why(
     expression: str,
     *,
-    autocast: str | None = None,
+    autocast: DeviceType | None = None,
     dtype: torch.dtype | str | None = None,
-    policy: Policy | str | os.PathLike[str] | None = None,
+    policy: PolicyLike | None = None,
     default_dtype: torch.dtype | str | None = None,
-    rule: str | PromotionRule = "torch",
+    rule: RuleName | PromotionRule = "torch",
 ) -> Derivation:
     """Explains the dtype of an expression, step by step.
 
@@ -357,7 +365,7 @@ class _Explainer:
         inferred: See `Derivation`.
     """
 
-    autocast: str | None
+    autocast: DeviceType | None
     dtype: torch.dtype | None
     policy: Policy | str | os.PathLike[str] | None
     rule: PromotionRule
@@ -396,7 +404,7 @@ class _Explainer:
             yield
 
     @property
-    def _stands_in(self) -> str | None:
+    def _stands_in(self) -> DeviceType | None:
         """The device type that the CPU stands in for: NOTE [ Real tensors ]."""
         has_device = self.autocast is None or torch.get_device_module(self.autocast).is_available()
         return None if has_device else self.autocast
@@ -411,7 +419,7 @@ class _Explainer:
         if absent is None:
             return my_autocast(self.autocast, dtype=self.dtype, policy=self.policy)
         own = () if self.policy is None else Policy.of(self.policy).diff("stock")
-        changes = {exact_key(change.overload): change.mine for change in own if change.device == absent}
+        changes = {exact_key(one.overload): one.mine for one in own if one.device == absent and one.mine is not None}
         policy = Policy.named(absent).override(changes, "cpu")
         return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype(absent), policy=policy)
 

@@ -14,7 +14,7 @@ import torch_promote
 from torch_promote import _C
 from torch_promote.cli.output import Part, show
 from torch_promote.cli.user_program import why_not_loaded
-from torch_promote.loader import AUTOCAST_KEY, built_with
+from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
@@ -70,7 +70,8 @@ def _info() -> dict[str, Any]:
     return {
         "torch_promote": torch_promote.__version__,
         "torch": torch.__version__,
-        "built_with_torch": built_with(),
+        "built_with_torch": _C.TORCH_VERSION,
+        "extension": _C.__file__,
         "python": platform.python_version(),
         "dispatch_key": AUTOCAST_KEY,
         "rows": len(op_table()),

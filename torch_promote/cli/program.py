@@ -36,6 +36,7 @@ COMMANDS = {
     "policies": "show what autocast does with each op",
     "parity": "compare stock, ours and the reference on PyTorch's samples",
     "why": "explain the dtype of an expression, step by step",
+    "build": "compile the extension for a PyTorch that has none yet",
 }
 #: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")

@@ -29,13 +29,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
 from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import installation as environment
+from torch_promote.regions.autocast import CacheMode
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import Installation
 
@@ -125,7 +126,8 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     if arguments.cache is not None:
         variables[environment.CACHE] = arguments.cache
     policy = arguments.policy if arguments.policy is not None else default_policy()
-    installation = Installation(policy, overrides, variables.get(environment.CACHE) or None)  # checks them
+    cache = cast(CacheMode | None, variables.get(environment.CACHE) or None)
+    installation = Installation(policy, overrides, cache)  # checks them
     options = []
     if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
         options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore

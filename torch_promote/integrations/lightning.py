@@ -7,7 +7,6 @@ It opens regions, so docs/architecture.md places it above `regions`.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 
 from torch_promote.errors import MissingPackageError
-from torch_promote.policy.policy import Policy
-from torch_promote.regions.autocast import my_autocast
+from torch_promote.policy.op_table import OpPolicy
+from torch_promote.policy.policy import PolicyLike
+from torch_promote.regions.autocast import CacheMode, my_autocast
 
 __all__ = ["FabricMixedPrecision", "MixedPrecision"]
 
@@ -67,9 +67,9 @@ class _Plugin:
         device: str,
         scaler: torch.amp.GradScaler | None = None,
         *,
-        policy: Policy | str | os.PathLike[str] | None = None,
-        overrides: Mapping[Any, Any] | None = None,
-        cache: str | None = None,
+        policy: PolicyLike | None = None,
+        overrides: Mapping[Any, OpPolicy] | None = None,
+        cache: CacheMode | None = None,
     ) -> None:
         super().__init__(precision, device, scaler)  # type: ignore[call-arg]
         dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16

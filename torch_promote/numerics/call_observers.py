@@ -86,7 +86,7 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self.left_out = 0
+        self.left_out: int = 0
         self._left: dict[str, int] = {}
 
     def keep(self, tensor: torch.Tensor, copy: bool = False) -> torch.Tensor | None:
@@ -133,8 +133,8 @@ class ForwardCalls(CallObserver):
         super().__init__(modules, self._remember)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._ended: tuple[Call, list[torch.Tensor]] | None = None
-        self.saw_backward = False
-        self.communicates = False
+        self.saw_backward: bool = False
+        self.communicates: bool = False
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call. Its result is passed to `seen`."""
@@ -230,8 +230,8 @@ class KeepReference(ForwardCalls):
     def __init__(self, modules: RunningModules) -> None:
         super().__init__(modules)
         self.calls: dict[CallKey, KeptCall] = {}
-        self.requires_grad = False
-        self.room = Room()
+        self.requires_grad: bool = False
+        self.room: Room = Room()
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> RandomState:
         """Called before a call."""
@@ -327,8 +327,8 @@ class CompareLocally(ForwardCalls):
         super().__init__(modules)
         self.errors: dict[tuple[str, str], ErrorSums] = {}
         self.refused: dict[str, str] = {}
-        self.different = ""
-        self.room = Room()
+        self.different: str = ""
+        self.room: Room = Room()
         self._reference = reference
         self._candidate = candidate
         self._policy = policy.without_modules()

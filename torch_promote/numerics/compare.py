@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from torch_promote.observe.dispatch import Observer, observe_dispatch
 from torch_promote.observe.events import RAN_LOWER, Call
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name
 
@@ -42,7 +42,7 @@ __all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
 
 
 #: The policy of the reference "fp32": the step without casts.
-REFERENCE = "off"
+REFERENCE: Final = "off"
 #: The start of the note about differing runs.
 DIFFER = "Two runs of the reference differ"
 
@@ -55,8 +55,8 @@ def compare(
     step: Callable[..., Any],
     *,
     model: nn.Module,
-    reference: Policy | str = "fp32",
-    candidate: Policy | str | None = None,
+    reference: PolicyLike = "fp32",
+    candidate: PolicyLike | None = None,
     gradients: bool = False,
     batches: int = 1,
     restore: Iterable[Any] = (),
@@ -111,7 +111,7 @@ def compare(
         return ComparedRuns(runs, of_reference, of_candidate, gradients=gradients).compare()
 
 
-def _policy_of(policy: Policy | str) -> Policy:
+def _policy_of(policy: PolicyLike) -> Policy:
     return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
 
 

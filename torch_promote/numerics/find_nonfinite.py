@@ -103,7 +103,7 @@ class NonfiniteReport(Report):
         self.tried: list[Attempt] = []
         self.cure: Attempt | None = None
         self.not_seen: list[str] = []
-        self.torch_version = str(torch.__version__)
+        self.torch_version: str = str(torch.__version__)
         self._model = None if model is None else weakref.ref(model)
         self._allow = allow
         self._seen = FinderState()

@@ -159,8 +159,9 @@ class Impacts:
     """
 
     def __init__(self, loss_scale: float, backwards: int = 1, random: bool = False) -> None:
-        self.backwards, self.random = backwards, random
-        self.nonzero = False
+        self.backwards: int = backwards
+        self.random: bool = random
+        self.nonzero: bool = False
         self._slopes: dict[_Site, float] = {}
         self._loss_scale = loss_scale
         self.totals: dict[_Site, Impact] = {}
@@ -310,8 +311,8 @@ class Backwards:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.failed = ""
+        self.count: int = 0
+        self.failed: str = ""
         self.gradients: dict[str, torch.Tensor] = {}
 
     def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:

@@ -435,13 +435,13 @@ class NonfiniteFinder(CallObserver):
         self._is_allowed = is_allowed
         self._watching = _Watching()
         self._lock = threading.RLock()
-        self.seen = FinderState()
+        self.seen: FinderState = FinderState()
         self._scale: float | None = None  # GradScaler's
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
-        self.done = False
+        self.done: bool = False
 
     def _remember_call(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
         self._watching.ended = call, tensors

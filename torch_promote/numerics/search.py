@@ -265,7 +265,7 @@ class Candidates:
         self._base, self._model, self._level, self._value = base, model, level, value
         self._base_tables = self._tables_on_modules(base)
         self.sites: list[Site] = []
-        self.flops_before = 0
+        self.flops_before: int = 0
         excluded: dict[tuple[str, str], int] = {}
         set_on_modules, reasons = module_policies(model), dict[str, str]()
         for site in sites:
@@ -280,12 +280,12 @@ class Candidates:
                     self.flops_before += site.flops
             else:
                 self.sites.append(site)
-        self.excluded = [f"{name}: {why} (sites: {number})" for (name, why), number in excluded.items()]
+        self.excluded: list[str] = [f"{name}: {why} (sites: {number})" for (name, why), number in excluded.items()]
         self._policies: dict[_Place, str] = {}  # without an override
         for site in self.sites:
             before = "lower_precision_fp" if is_float8(value) else site.policy or "fallthrough"
             self._policies.setdefault((site.module, site.op), before)
-        self.all = self._rank(seed)
+        self.all: list[Candidate] = self._rank(seed)
 
     def _obstacle(self, site: Site, set_on_modules: Mapping[str, Any], reasons: dict[str, str]) -> str:
         """Why a site cannot get the override; "" if it can."""

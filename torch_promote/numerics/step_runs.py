@@ -104,8 +104,8 @@ class StepRuns:
         self.step = step
         self.model = model
         self.batches = batches
-        self.takes_number = _takes_number(step)
-        self.count = 0
+        self.takes_number: bool = _takes_number(step)
+        self.count: int = 0
         self.on_step: Callable[[int], None] | None = None
         self._steps = 0
         self._restore = tuple(restore)

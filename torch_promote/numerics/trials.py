@@ -168,7 +168,7 @@ class ResumeFile:
         self._identity = json.loads(json.dumps(identity))
         self.first: FirstRuns | None = None
         self.trials: dict[str, Trial] = {}
-        self.runs = 0
+        self.runs: int = 0
         error = None
         try:
             if self._path is not None:
@@ -261,7 +261,9 @@ class Trials(StepRuns):
         self, step: Callable[..., Any], model: nn.Module, judge: Judge, budget: int, ranks: Ranks, **options: Any
     ) -> None:
         super().__init__(step, model, **options)
-        self.judge, self.budget, self.ranks = judge, budget, ranks
+        self.judge: Judge = judge
+        self.budget: int = budget
+        self.ranks: Ranks = ranks
         self.file: ResumeFile
         self.show: Callable[[int, str], None] = lambda done, remark: None
         self.log: list[Run] = []

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ from torch_promote.numerics.search import (
 from torch_promote.numerics.step_runs import Ranks, Results, current_policy, norm_of, show_progress
 from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
-from torch_promote.numerics.tuning import Certificate, Trial, Tuning
+from torch_promote.numerics.tuning import Certificate, Direction, Level, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import parse_policy
@@ -63,8 +63,8 @@ def tune(
     batches: int = 1,
     check: Callable[[Any], bool] | None = None,
     budget: int = 60,
-    level: Literal["op", "module", "site"] = "op",
-    direction: Literal["accuracy", "speed"] = "accuracy",
+    level: Level = "op",
+    direction: Direction = "accuracy",
     formats: tuple[str, str] | None = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
@@ -218,11 +218,11 @@ class _Tuner:
     override.
     """
 
-    def __init__(self, trials: Trials, base: Policy, *, level: str, override: str, seed: int, compiled: bool) -> None:
+    def __init__(self, trials: Trials, base: Policy, *, level: Level, override: str, seed: int, compiled: bool) -> None:
         self._trials, self._base = trials, base
         self._level, self._override, self._seed, self._compiled = level, override, seed, compiled
         self._is_speed, self._is_float8 = override != "fp32", is_float8(override)
-        self._direction: Literal["accuracy", "speed"] = "speed" if self._is_speed else "accuracy"
+        self._direction: Direction = "speed" if self._is_speed else "accuracy"
         self._after = 2 + compiled  # the runs after the search: two on held-out batches, one compiled
         self._comparison: Comparison
         self._noise: dict[str, float] = {}

@@ -14,7 +14,10 @@ from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Chart, Code, Column, Content, Fact, Listing, Report, Series, Table, size
 
-__all__ = ["Candidate", "Certificate", "Trial", "Tuning"]
+__all__ = ["Candidate", "Certificate", "Direction", "Level", "Trial", "Tuning"]
+
+Level = Literal["op", "module", "site"]
+Direction = Literal["accuracy", "speed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,8 @@ class Tuning(Report):
     policy: Policy
     overrides: Mapping[str, Any]
     met: bool
-    level: str
-    direction: str
+    level: Level
+    direction: Direction
     tolerance: Mapping[str, float]
     errors: Mapping[str, float]
     certificate: Certificate

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change, changes_of
-from torch_promote.observe.divergence import Event, Kind, Run, Walk, relative_error, rounding_of
+from torch_promote.observe.divergence import Event, Kind, Run, Walk, is_random, relative_error, rounding_of
 from torch_promote.observe.events import Phase
 from torch_promote.report.base import (
     Branch,

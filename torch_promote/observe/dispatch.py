@@ -54,7 +54,7 @@ class SeveralObservers:
     """
 
     def __init__(self, observers: Sequence[Any]) -> None:
-        self.observers = tuple(observers)
+        self.observers: tuple[Any, ...] = tuple(observers)
         self._blind = _Blind()
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Tokens | None:

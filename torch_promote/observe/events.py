@@ -523,14 +523,14 @@ class Recording:
     """
 
     def __init__(self, max_calls: int) -> None:
-        self.calls = Calls()
-        self.dropped = 0
-        self.torch_version = str(torch.__version__)
+        self.calls: Calls = Calls()
+        self.dropped: int = 0
+        self.torch_version: str = str(torch.__version__)
         self.not_seen: list[str] = []
         self.device_names: list[str] = []
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
-        self.nonfinite = NonfiniteValues()
+        self.nonfinite: NonfiniteValues = NonfiniteValues()
         self.sources: list[Source] = []
         self.ends: list[Step] = []
         self.environment: dict[str, str] = {}

@@ -151,7 +151,8 @@ class Part:
 class _Through:
     """The token of a call on tensors that a transform wraps."""
 
-    see_through, stock_too = True, False
+    see_through: bool = True
+    stock_too: bool = False
 
 
 THROUGH = _Through()
@@ -198,7 +199,7 @@ class CallObserver:
         add: Callable[[Call, list[torch.Tensor], list[Any]], None],
         only_casting: bool = False,
     ) -> None:
-        self.sources = PolicySources(modules)
+        self.sources: PolicySources = PolicySources(modules)
         self.modules = modules
         self._add = add
         self._only_casting = only_casting

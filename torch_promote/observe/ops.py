@@ -379,7 +379,7 @@ def has_row(name: str, device_type: str) -> bool:
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address")  # noqa: B009 (no stub names it)
 #: Whether a dispatch key is excluded in this thread.
-is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+is_excluded: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def autograd_may_call(facts: OpFacts) -> bool:
@@ -423,12 +423,15 @@ class OpFacts:
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
-        self.op, self.name, self.arguments = op, overload_name(op), argument_names(op)
-        self.op_name, self.overload = schema.name, schema.overload_name
-        self.is_ignored = op.namespace in ("prim", "profiler")
-        self.is_in_place = schema.is_mutable and schema.name.endswith("_")
-        self.is_conversion = self.name in _CONVERSIONS
-        self.is_detach = self.name in ("aten::detach", "aten::detach_")
+        self.op: torch._ops.OpOverload = op
+        self.name: str = overload_name(op)
+        self.arguments: tuple[str, ...] = argument_names(op)
+        self.op_name: str = schema.name
+        self.overload: str = schema.overload_name
+        self.is_ignored: bool = op.namespace in ("prim", "profiler")
+        self.is_in_place: bool = schema.is_mutable and schema.name.endswith("_")
+        self.is_conversion: bool = self.name in _CONVERSIONS
+        self.is_detach: bool = self.name in ("aten::detach", "aten::detach_")
         self._is_composite: dict[str, bool] = {}
         self._promotes = self.name in _promoting_names()
 

@@ -144,8 +144,9 @@ class Recorder:
         before: tuple[int, ...] = ()
         if known is not None and known.version == version:
             before = known.written_by
-            is_state = isinstance(tensor, nn.Parameter) or id(tensor) in self._names
-            if known.is_read or not is_state or storage._cdata in self._open.writes:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            is_initialized = is_parameter and storage._cdata in self._open.writes
+            if known.is_read or is_initialized or not (is_parameter or id(tensor) in self._names):
                 return before
         if not counts:
             return ()
@@ -155,7 +156,7 @@ class Recorder:
         if kind == "parameter" and not name:
             self._unnamed[source] = weakref.ref(tensor)
         self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
-        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, True)
+        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
         return (source,)
 
     def _set_source(self, source: int, **changes: Any) -> None:

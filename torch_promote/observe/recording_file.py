@@ -14,12 +14,10 @@ killed run can be read up to there.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
 import re
-import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping
@@ -28,7 +26,7 @@ from typing import Any
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import Call, Recording, Source, Step, TensorInfo
-from torch_promote.observe.values import Values
+from torch_promote.observe.values import Values, pack_sketch, unpack_sketch
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["SUFFIX", "RecordingFile", "is_recording", "read_recording"]
@@ -104,9 +102,9 @@ class RecordingFile:
         self._calls, self._values = {}, {}
         for step in report.ends[self._steps :]:
             parts = {
-                "gradients": {name: self._number_of_values(values, 4) for name, values in step.gradients.items()},
-                "parameters": {name: self._number_of_values(values, 4) for name, values in step.parameters.items()},
-                "losses": [self._number_of_values(values, 8) for values in step.losses],
+                "gradients": {name: self._number_of_values(values) for name, values in step.gradients.items()},
+                "parameters": {name: self._number_of_values(values) for name, values in step.parameters.items()},
+                "losses": [self._number_of_values(values) for values in step.losses],
             }
             self._lines.append(_json(["step", {"calls": step.calls, "rng": step.rng, **parts}]))
         self._steps = len(report.ends)
@@ -144,12 +142,7 @@ class RecordingFile:
             self._number("kind", kind, lambda: self._kind(kind)),
             self._number("module", call.module, lambda: call.module),
             [[one if one < 0 else number - one for one in read] for read in reads],
-            [
-                self._number_of_values(one, 0 if call.phase == "optimizer" else info.dtype.itemsize)
-                for one, info in zip(values, call.outputs, strict=True)
-            ]
-            if values
-            else [],
+            [self._number_of_values(one, call.phase != "optimizer") for one in values],
         ]
         while line and line[-1] == []:
             line.pop()
@@ -163,9 +156,9 @@ class RecordingFile:
     def _number_of_tensor(self, info: TensorInfo) -> int:
         return self._number("tensor", info, lambda: encode(info))
 
-    def _number_of_values(self, values: Values, itemsize: int) -> int:
-        """The number of values; `itemsize`: of the elements of the tensor, 0 to leave out the sketch."""
-        sketch = _pack(values.sketch, itemsize) if itemsize else ""
+    def _number_of_values(self, values: Values, has_sketch: bool = True) -> int:
+        """The number of values, with or without their sketch."""
+        sketch = pack_sketch(values.sketch) if has_sketch else ""
         amax, l2 = (None if one is None else float(f"{one:.9g}") for one in (values.amax, values.l2))
         data = [values.digest, values.count, amax, l2, values.infs, values.nans, sketch]
         return self._number("values", tuple(data), lambda: encode(data))
@@ -175,7 +168,7 @@ class RecordingFile:
             "kind": source.kind,
             "name": source.name,
             "info": self._number_of_tensor(source.info),
-            "values": self._number_of_values(source.values, source.info.dtype.itemsize),
+            "values": self._number_of_values(source.values),
             "written_by": list(source.written_by),
         }
         self._lines.append(_json(["source", data]))
@@ -203,28 +196,6 @@ def _prefixes() -> list[str]:
 
 def _json(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"))
-
-
-def _pack(sketch: tuple[float, ...], itemsize: int) -> str:
-    """A sketch with as many digits as distances between tensors of elements of this size need."""
-    size = 4 if itemsize <= 2 else 6 if itemsize <= 4 else 8
-    if size == 4 and all(abs(one) < 3e38 for one in sketch):
-        packed = struct.pack(f">{len(sketch)}f", *sketch)
-    else:
-        size = max(size, 6)
-        packed = b"".join(struct.pack(">d", one)[:size] for one in sketch)
-    return base64.b85encode(packed).decode()
-
-
-def _unpack(text: str) -> tuple[float, ...]:
-    packed = base64.b85decode(text)
-    size = len(packed) // 16
-    if size not in (0, 4, 6, 8) or len(packed) != 16 * size:
-        raise ValueError(f"a sketch of {len(packed)} bytes")
-    if size == 4:
-        return struct.unpack(">16f", packed)
-    parts = (packed[i : i + size].ljust(8, b"\0") for i in range(0, len(packed), size or 1))
-    return tuple(struct.unpack(">d", part)[0] for part in parts)
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
@@ -294,7 +265,7 @@ class _Reader:
                     define[data[0]](data[1])
                 else:
                     self._read_call(*data)
-            except (KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+            except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ValueError(f"line {number} is wrong ({type(error).__name__}: {error})") from error
         return None
 
@@ -338,7 +309,7 @@ def _values_of(digest: Any, count: Any, amax: Any, l2: Any, infs: Any, nans: Any
     numbers = {"amax": amax, "l2": l2, "infs": infs, "nans": nans}
     kinds = {"digest": str, "count": int, "amax": float | None, "l2": float | None, "infs": float, "nans": float}
     read = decode_record(kinds, {"digest": digest, "count": count, **numbers})
-    return Values(**read, sketch=_unpack(sketch))
+    return Values(**read, sketch=unpack_sketch(decode(str, sketch)))
 
 
 def _refuse(constant: str) -> float:

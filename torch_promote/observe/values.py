@@ -38,6 +38,8 @@ __all__ = [
     "distance",
     "extremes",
     "is_finite",
+    "pack_sketch",
+    "unpack_sketch",
 ]
 
 
@@ -130,7 +132,7 @@ class Values:
             "digest": self.digest,
             "l2": self.l2,
             "exponents": {str(exponent): count for exponent, count in self.exponents},
-            "sketch": _pack(self.sketch),
+            "sketch": pack_sketch(self.sketch),
         }
 
     @classmethod
@@ -140,7 +142,7 @@ class Values:
         kinds = {"count": int, "digest": str, "sketch": str, **optional, **dict.fromkeys(_SHARES, float)}
         read = decode_record({**kinds, "exponents": Mapping[str, int]}, data)
         exponents = tuple((int(exponent), count) for exponent, count in read.pop("exponents").items())
-        return cls(**read | {"sketch": _unpack(read["sketch"])}, exponents=exponents)
+        return cls(**read | {"sketch": unpack_sketch(read["sketch"])}, exponents=exponents)
 
 
 def distance(one: Values, other: Values) -> float | None:
@@ -186,7 +188,7 @@ def _round(sketch: Sequence[float], itemsize: int) -> tuple[float, ...]:
     return tuple(math.ldexp(round(math.ldexp(one, shift)), -shift) for one in sketch)
 
 
-def _pack(sketch: Sequence[float]) -> str:
+def pack_sketch(sketch: Sequence[float]) -> str:
     """Base64 of the exponent of the unit and the projections as integers, in as few bits as they need."""
     if not sketch:
         return ""
@@ -202,7 +204,8 @@ def _pack(sketch: Sequence[float]) -> str:
     return base64.b64encode(number.to_bytes(3 + len(sketch) * bits // 8, "big")).decode()
 
 
-def _unpack(text: str) -> tuple[float, ...]:
+def unpack_sketch(text: str) -> tuple[float, ...]:
+    """Returns the sketch that `pack_sketch` wrote; raises ValueError for another text."""
     if not text:
         return ()
     try:
@@ -308,10 +311,14 @@ def _evaluate(digest: int, numbers: Numbers | None, dtype: torch.dtype) -> Value
 #: By digest, dtype and number of elements. A call and its last part return one tensor, and views have its values.
 _Known = dict[tuple[int, torch.dtype, int], Values]
 _MOST_KNOWN = 8192
+#: The most elements of a copy in logical order. It is faster than to gather them twice, but takes memory.
+_MOST_COPIED = 1 << 22
 
 
 def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known) -> Values:
     """Measures what `readable` returned for a tensor of this dtype, unless it is known."""
+    if not elements.is_contiguous() and elements.numel() <= _MOST_COPIED:
+        elements = elements.contiguous()
     digest = digest_of(elements)
     if not elements.is_floating_point() or not elements.numel():
         return _evaluate(digest, None, dtype)
@@ -340,7 +347,7 @@ class ValuesCollector:
         most: The maximum number of results that wait for a transfer.
     """
 
-    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 4096) -> None:
+    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 32_768) -> None:
         self._deliver = deliver
         self._most = most
         self._waiting: list[tuple[int, list[Values | _Row]]] = []

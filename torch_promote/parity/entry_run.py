@@ -164,8 +164,9 @@ class EntryRun:
     """
 
     def __init__(self, entry: Entry, options: Options) -> None:
-        self.entry, self.options = entry, options
-        self.found = EntryResult(entry)
+        self.entry: Entry = entry
+        self.options: Options = options
+        self.found: EntryResult = EntryResult(entry)
         place = entry.name, options.device
         self._gaps = [gap for gap in known_gaps().samples if gap.covers(*place)]
         self._nondeterministic = [listed for listed in known_gaps().nondeterministic if listed.covers(*place)]

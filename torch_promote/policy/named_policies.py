@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -27,6 +27,7 @@ __all__ = [
     "MEANINGS",
     "RECOGNIZED",
     "Change",
+    "PolicyName",
     "Value",
     "closest_policy",
     "left_out",
@@ -46,6 +47,25 @@ Change = tuple[str, str, Value]
 _VERSIONS = [f"2.{minor}" for minor in range(8, 16)]
 _OF_VERSION = "torch-"
 
+PolicyName = Literal[
+    "stock",
+    "cpu",
+    "cuda",
+    "xpu",
+    "mps",
+    "fp32_safe",
+    "fp32",
+    "off",
+    "torch-2.8",
+    "torch-2.9",
+    "torch-2.10",
+    "torch-2.11",
+    "torch-2.12",
+    "torch-2.13",
+    "torch-2.14",
+    "torch-2.15",
+]
+
 #: What each named policy does, in a sentence.
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -64,7 +84,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 EVERY_OP: Mapping[str, CastPolicy] = MappingProxyType({"fp32": CastPolicy.fp32, "off": CastPolicy.fallthrough})
 
 #: The names by which a report calls an equal policy. Versions often have the same one, or one with a single entry.
-RECOGNIZED = tuple(name for name in MEANINGS if not name.startswith(_OF_VERSION))
+RECOGNIZED: tuple[PolicyName, ...] = tuple(name for name in get_args(PolicyName) if not name.startswith(_OF_VERSION))
 #: The names, for errors.
 LEGAL_POLICIES = f"{', '.join(RECOGNIZED)}, {_OF_VERSION}{_VERSIONS[0]} to {_OF_VERSION}{_VERSIONS[-1]}"
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 
@@ -27,6 +28,10 @@ __all__ = [
     "POLICY_ALIASES",
     "TABLE_VERSION",
     "CastPolicy",
+    "CastPolicyName",
+    "DeviceType",
+    "DeviceTypes",
+    "OpPolicy",
     "Row",
     "missing_rows",
     "op_table",
@@ -112,6 +117,27 @@ POLICY_ALIASES = {
     "float8": CastPolicy.float8_rowwise,
 }
 
+#: What `CastPolicy` accepts.
+CastPolicyName = Literal[
+    "lower",
+    "fp32",
+    "promote",
+    "match_self",
+    "keep",
+    "fallthrough",
+    "banned",
+    "float8",
+    "fp16",
+    "lower_precision_fp",
+    "fp32_set_opt_dtype",
+    "fp32_append_dtype",
+    "float8:tensorwise",
+    "float8:rowwise",
+    "float8:rowwise_with_gw_hp",
+]
+#: The policy of an op as an argument; any str, since names of dtypes are accepted, too.
+OpPolicy = CastPolicy | torch.dtype | CastPolicyName | str
+
 #: The policies that multiply in float8.
 FLOAT8_POLICIES = (CastPolicy.float8_tensorwise, CastPolicy.float8_rowwise, CastPolicy.float8_rowwise_with_gw_hp)
 
@@ -127,7 +153,11 @@ def spell_policy(policy: CastPolicy | torch.dtype) -> str:
 
 
 #: The device types that have a column in the table, in the order of the columns.
-DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps")
+DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "cuda", "xpu", "mps")
+
+DeviceType = Literal["cpu", "cuda", "xpu", "mps"]
+#: A device type, or a sequence of them, as arguments. They take any str, since `torch.device.type` is one.
+DeviceTypes = DeviceType | str | Sequence[DeviceType | str]
 
 #: The PyTorch version whose registrations the table describes. Other versions register other ops.
 TABLE_VERSION = "2.13"

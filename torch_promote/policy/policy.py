@@ -6,8 +6,8 @@ import functools
 import html
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self, get_args
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch_promote.policy.named_policies import (
     MEANINGS,
     RECOGNIZED,
     Change,
+    PolicyName,
     Value,
     closest_policy,
     named_changes,
@@ -30,10 +31,19 @@ from torch_promote.policy.named_policies import (
     stock_policy,
 )
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import DEVICE_TYPES, rows_by_name, spell_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, DeviceType, DeviceTypes, OpPolicy, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
 
-__all__ = ["Difference", "Policy", "PolicyDiff"]
+__all__ = [
+    "AppliedPolicy",
+    "Difference",
+    "ModuleHandle",
+    "ModulePolicyLike",
+    "Policy",
+    "PolicyDiff",
+    "PolicyLike",
+    "PolicyOfModule",
+]
 
 
 class Difference(NamedTuple):
@@ -181,7 +191,7 @@ class Policy:
         return cls()
 
     @classmethod
-    def named(cls, name: str) -> Policy:
+    def named(cls, name: PolicyName) -> Policy:
         """Returns a policy by its name.
 
         Args:
@@ -202,17 +212,17 @@ class Policy:
         return _named(name, registered_ops() if name in EVERY_OP else ())
 
     @staticmethod
-    def names() -> tuple[str, ...]:
+    def names() -> tuple[PolicyName, ...]:
         """Returns the names that `named` accepts.
 
         Example:
             >>> Policy.names()[:7]
             ('stock', 'cpu', 'cuda', 'xpu', 'mps', 'fp32_safe', 'fp32')
         """
-        return tuple(MEANINGS)
+        return get_args(PolicyName)
 
     @classmethod
-    def of(cls, value: Policy | str | os.PathLike[str]) -> Policy:
+    def of(cls, value: PolicyLike) -> Policy:
         """Converts what `my_autocast(policy=...)` accepts into a policy.
 
         Args:
@@ -237,7 +247,7 @@ class Policy:
                 f"{type(value).__name__}.{advice}"
             )
         if value in MEANINGS:
-            return cls.named(value)
+            return cls.named(value)  # type: ignore[arg-type]
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
         raise PolicyError(
@@ -245,7 +255,7 @@ class Policy:
             f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
-    def override(self, overrides: Mapping[Any, Any], device_type: str | Sequence[str] | None = None) -> Policy:
+    def override(self, overrides: Mapping[Any, OpPolicy], device_type: DeviceTypes | None = None) -> Policy:
         """Returns a copy of this policy with other policies for some ops.
 
         Args:
@@ -272,7 +282,7 @@ class Policy:
         sections = [files.ALL_DEVICE_TYPES] if len(device_types) == len(DEVICE_TYPES) else device_types
         return self._of_entries(entries, self.modules, self._with_patterns(dict.fromkeys(sections, overrides)))
 
-    def override_modules(self, tables: Mapping[str, Any]) -> Policy:
+    def override_modules(self, tables: Mapping[str, str | Mapping[Any, OpPolicy]]) -> Policy:
         """Returns a copy of this policy with other policies for some modules.
 
         Args:
@@ -315,7 +325,7 @@ class Policy:
         """
         return Policy(self.changes, (), self._patterns)
 
-    def apply_to(self, model: nn.Module) -> Any:
+    def apply_to(self, model: nn.Module) -> AppliedPolicy:
         """Has regions of this policy apply its tables for modules to a model, without `my_autocast(model=...)`.
 
         It holds in every region whose policy has the same tables, in every thread, also if `install`,
@@ -341,10 +351,11 @@ class Policy:
             ...     head(head.weight.new_ones(1, 3)).dtype
             torch.float32
         """
-        return module_tables.library().apply(self, model)
+        handle: AppliedPolicy = module_tables.library().apply(self, model)
+        return handle
 
     def safe_modules(
-        self, model: nn.Module, device_type: str = "cuda", dtype: torch.dtype | str = torch.bfloat16
+        self, model: nn.Module, device_type: DeviceType | str = "cuda", dtype: torch.dtype | str = torch.bfloat16
     ) -> list[str]:
         """Returns DeepSpeed's list `torch_autocast.lower_precision_safe_modules` for a model under this policy.
 
@@ -383,7 +394,7 @@ class Policy:
         names: list[str] = module_tables.library("deepspeed").safe_modules(self, model, device_type, dtype)
         return names
 
-    def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
+    def diff(self, other: PolicyLike) -> PolicyDiff:
         """Returns the differences between this policy and another, which print as a table. Empty if they are equal.
 
         Args:
@@ -411,7 +422,7 @@ class Policy:
             (each for each in found if each.mine != each.theirs), (first or "this policy", second or "the other")
         )
 
-    def lookup(self, op: object, device_type: str) -> Value | None:
+    def lookup(self, op: object, device_type: DeviceType | str) -> Value | None:
         """Returns the policy of an op on a device type.
 
         Args:
@@ -546,6 +557,45 @@ class Policy:
 
     def _entries(self) -> dict[tuple[str, str], Value]:
         return {(overload, device_type): value for overload, device_type, value in self.changes}
+
+
+#: A policy as an argument: itself, its name or the path of its file.
+PolicyLike = Policy | PolicyName | str | os.PathLike[str]
+#: The policy of a module as an argument, as in `set_module_policy`.
+ModulePolicyLike = PolicyLike | Mapping[Any, OpPolicy]
+#: The policy of a module as a result. A mapping contains the names of ops and cast policies.
+PolicyOfModule = dict[str, str] | Policy | str
+
+
+class ModuleHandle:
+    """A handle that undoes what returned it. Also a context manager that does so.
+
+    Attributes:
+        modules: The modules that have policies through it, by name, and these policies.
+    """
+
+    modules: Mapping[str, PolicyOfModule]
+
+    def remove(self) -> None:
+        """Undoes it. Repeating it does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+class AppliedPolicy(ModuleHandle):
+    """The handle that `Policy.apply_to` returns, which undoes it. Also a context manager that does so.
+
+    Attributes:
+        policy: The policy.
+        modules: The modules that its tables select, by name, and their policies.
+    """
+
+    policy: Policy
 
 
 def _spell(entries: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from torch_promote.reference.promotion import (
     promote_types,
     result_type,
 )
-from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRule, make_rule, promotion_rule
+from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRule, RuleName, make_rule, promotion_rule
 from torch_promote.reference.strides import ShapeError, is_non_overlapping_and_dense, suggest_memory_format
 from torch_promote.reference.tensor_iterator import (
     ElementwiseResult,
@@ -49,6 +49,7 @@ __all__ = [
     "Operand",
     "PromotionError",
     "PromotionRule",
+    "RuleName",
     "ShapeError",
     "TensorIteratorConfig",
     "autocast_plan",

@@ -35,7 +35,7 @@ __all__ = [
 
 
 #: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
-TURNS = {"cuda": ("cuda", "xla"), "mps": ("mps",), "xpu": ("xpu",), "cpu": ("cpu",)}
+TURNS: dict[str, tuple[str, ...]] = {"cuda": ("cuda", "xla"), "mps": ("mps",), "xpu": ("xpu",), "cpu": ("cpu",)}
 
 #: A policy for every device type, or a mapping of device types to policies.
 Override = CastPolicy | torch.dtype | Mapping[str, CastPolicy | torch.dtype]

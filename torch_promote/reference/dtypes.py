@@ -104,7 +104,7 @@ ALL_DTYPES: tuple[torch.dtype, ...] = tuple(
 
 #: Typecode to dtype, for the dtypes of the running PyTorch.
 TYPECODES: dict[str, torch.dtype] = {
-    code: dtype for code, name in TYPECODE_NAMES.items() if (dtype := _named(name)) is not None
+    code: dtype for code, name in TYPECODE_NAMES.items() for dtype in [_named(name)] if dtype is not None
 }
 
 _CODE_OF = {dtype: code for code, dtype in TYPECODES.items()}
@@ -136,7 +136,7 @@ _INTEGRAL = frozenset(
 )
 _FLOATING = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.FLOATING)
 _COMPLEX = frozenset(d for d, (_, k) in _CLASS.items() if k is Kind.COMPLEX)
-_TO_REAL = {c: r for real, both in _PARTS if (r := _named(real)) and (c := _named(both))}
+_TO_REAL = {c: r for r, c in (map(_named, parts) for parts in _PARTS) if r is not None and c is not None}
 _TO_COMPLEX = {r: c for c, r in _TO_REAL.items()} | {c: c for c in _COMPLEX}
 # Without bcomplex32, PyTorch maps bfloat16 to the complex dtype with the same range.
 _TO_COMPLEX.setdefault(torch.bfloat16, torch.complex64)

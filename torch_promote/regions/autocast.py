@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import torch
 
@@ -35,12 +35,14 @@ from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
 from torch_promote.policy.op_names import is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, DeviceTypes, OpPolicy
 from torch_promote.policy.overrides import LEGAL_DEVICES, parse_overrides, select, spell_overrides
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions.region import Region
 
 __all__ = [
+    "CacheInfo",
+    "CacheMode",
     "Line",
     "allows_cache",
     "bind_model",
@@ -57,6 +59,9 @@ __all__ = [
     "read_policy",
     "warn_of_unused_overrides",
 ]
+
+
+CacheMode = Literal["weights", "persistent", "all", "none"]
 
 
 class my_autocast(Region):  # noqa: N801 (the name that people type)
@@ -133,14 +138,14 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
 
     def __init__(
         self,
-        device_type: str | Sequence[str] | None = None,
+        device_type: DeviceTypes | None = None,
         dtype: torch.dtype | str | None = None,
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
-        cache: str | None = None,
-        policy: Policy | str | os.PathLike[str] | None = None,
-        overrides: Mapping[Any, Any] | None = None,
+        cache: CacheMode | None = None,
+        policy: PolicyLike | None = None,
+        overrides: Mapping[Any, OpPolicy] | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
         allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
@@ -215,7 +220,7 @@ class _Arguments(NamedTuple):
     dtype: torch.dtype | None
     enabled: bool
     cache_enabled: bool | None
-    cache: str | None = None
+    cache: CacheMode | None = None
     policy: Any = None
     overrides: Mapping[Any, Any] | None = None
     model: torch.nn.Module | None = None
@@ -235,7 +240,20 @@ def _rebuild(packed: str, asked: _Arguments, overrides: dict[str, Any] | None) -
     return region
 
 
-def cache_info() -> dict[str, int]:
+class CacheInfo(TypedDict):
+    """What `cache_info` returns."""
+
+    entries: int
+    bytes: int
+    hits: int
+    misses: int
+    stale: int
+    dropped: int
+    persistent_entries: int
+    persistent_bytes: int
+
+
+def cache_info() -> CacheInfo:
     """Returns the contents and statistics of this thread's cast cache, and the casts that outlive regions.
 
     While a region is open in the thread, the cache holds casts of float32 leaves that require a gradient, like stock:
@@ -266,7 +284,7 @@ def cache_info() -> dict[str, int]:
         >>> cache_info()["entries"]
         0
     """
-    return _C.cache_info()
+    return cast(CacheInfo, _C.cache_info())
 
 
 def clear_cache() -> None:
@@ -309,12 +327,12 @@ def check_devices(
     return tuple(checked)
 
 
-def read_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | str | None:
+def read_policy(policy: PolicyLike | None) -> Policy | str | None:
     """Returns a policy that later changes of a file do not affect. A name stays a name."""
     return policy if policy is None or policy in Policy.names() else Policy.of(policy)
 
 
-def bind_model(model: object, policy: Policy | str | os.PathLike[str] | None) -> Any:
+def bind_model(model: object, policy: PolicyLike | None) -> Any:
     """Has the modules of a region's model follow the tables of the region's policy, as long as the result lives.
 
     The result has the attribute `number`; it is None if the policy has no tables.

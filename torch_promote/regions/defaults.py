@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Self
 
 import torch
 
@@ -18,9 +19,9 @@ from torch_promote.extension import fork_safe_lock, register_change
 from torch_promote.integrations import checkpoint
 from torch_promote.integrations import compile as _compile
 from torch_promote.policy.named_policies import replace_registered_ops
-from torch_promote.policy.op_table import CastPolicy, spell_policy
+from torch_promote.policy.op_table import CastPolicy, DeviceTypes, OpPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions.autocast import number_of_applied, policy_change
 
 __all__ = [
@@ -42,7 +43,7 @@ _default_tables = 0  # the number of the default policy's module tables
 _registered: _Registered = {}
 
 
-def set_default_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy | None:
+def set_default_policy(policy: PolicyLike | None) -> Policy | None:
     """Sets the policy of regions that have no `policy` argument and no region around them.
 
     The environment variable TORCH_PROMOTE_POLICY does the same when the package is imported.
@@ -105,8 +106,8 @@ class RegisteredPolicy:
     """
 
     def __init__(self, overloads: Iterable[str], device_types: Iterable[str], policy: CastPolicy | torch.dtype) -> None:
-        self.overloads = tuple(overloads)
-        self.device_types = tuple(device_types)
+        self.overloads: tuple[str, ...] = tuple(overloads)
+        self.device_types: tuple[str, ...] = tuple(device_types)
         self.policy = policy
 
     def remove(self) -> None:
@@ -116,7 +117,7 @@ class RegisteredPolicy:
             if len(kept) < len(_registered):
                 _put(kept, _default, _default_tables)
 
-    def __enter__(self) -> RegisteredPolicy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -129,9 +130,9 @@ class RegisteredPolicy:
 
 def register_policy(
     op: object,
-    policy: CastPolicy | str | torch.dtype,
+    policy: OpPolicy,
     *,
-    device_type: str | Sequence[str] | None = None,
+    device_type: DeviceTypes | None = None,
     replace: bool = False,
 ) -> RegisteredPolicy:
     """Gives an op, usually a custom one, a cast policy in every region, as part of what regions start from.

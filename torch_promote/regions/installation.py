@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -33,11 +33,11 @@ from torch_promote.integrations.checkpoint import stays_stocks
 from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.integrations.ranks import compare_ranks
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.op_table import DEVICE_TYPES, OpPolicy
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions import defaults
-from torch_promote.regions.autocast import allows_cache, number_of_applied, policy_change, read_policy
+from torch_promote.regions.autocast import CacheMode, allows_cache, number_of_applied, policy_change, read_policy
 from torch_promote.regions.region import tell_watchers
 
 __all__ = [
@@ -58,6 +58,9 @@ __all__ = [
     "use_environment",
 ]
 
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _mode = torch.amp.autocast_mode
 _Autocast = _mode.autocast
@@ -82,8 +85,14 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
         (torch.float32, torch.bfloat16)
     """
 
-    __enter__ = _Autocast.__enter__
-    __exit__ = _Autocast.__exit__
+    if TYPE_CHECKING:
+
+        def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
+            """Decorates a callable."""
+
+    else:
+        __enter__ = _Autocast.__enter__
+        __exit__ = _Autocast.__exit__
 
 
 class _Objects(list[Any]):
@@ -292,7 +301,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 _compile.register(_enter, _exit, stock_autocast)
 
 
-_PolicyArgument = Policy | str | os.PathLike[str] | None
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -307,19 +315,21 @@ class Installation:
 
     __slots__ = ("_change", "_held", "_specs", "cache", "is_plain", "overrides", "policy")
 
-    def __init__(self, policy: _PolicyArgument, overrides: Mapping[Any, Any] | None, cache: str | None) -> None:
+    def __init__(
+        self, policy: PolicyLike | None, overrides: Mapping[Any, OpPolicy] | None, cache: CacheMode | None
+    ) -> None:
         given = dict(overrides) if isinstance(overrides, Mapping) else overrides
-        self.policy = read_policy(policy)
+        self.policy: Policy | str | None = read_policy(policy)
         tables = 0 if self.policy is None else number_of_applied(Policy.of(self.policy))
         self._held = policy_change(self.policy, given, tables)
         self._change = self._held.number
         if cache is not None:
             allows_cache(cache, None)
-        self.overrides: Mapping[Any, Any] = MappingProxyType(given or {})
-        self.cache = cache
+        self.overrides: Mapping[Any, OpPolicy] = MappingProxyType(given or {})
+        self.cache: CacheMode | None = cache
         self._specs: dict[Any, str] = {}
         #: Whether regions take the policy and the cache mode from their surroundings.
-        self.is_plain = self._change == 0 and cache is None
+        self.is_plain: bool = self._change == 0 and cache is None
 
     def spec_of(self, region: Any) -> str | None:
         """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
@@ -398,7 +408,7 @@ def _not_in_graphs(function: _Function) -> _Function:
 
 @_not_in_graphs
 def install(
-    *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
+    *, policy: PolicyLike | None = None, overrides: Mapping[Any, OpPolicy] | None = None, cache: CacheMode | None = None
 ) -> Installation:
     """Runs every region of `torch.autocast` that is entered from now on as a region of ours.
 
@@ -480,7 +490,7 @@ class _InstalledFor(contextlib.ContextDecorator):
 
 @_not_in_graphs
 def installed_as(
-    *, policy: _PolicyArgument = None, overrides: Mapping[Any, Any] | None = None, cache: str | None = None
+    *, policy: PolicyLike | None = None, overrides: Mapping[Any, OpPolicy] | None = None, cache: CacheMode | None = None
 ) -> _InstalledFor:
     """Calls `install` for the duration of a block, and restores the previous installation at its end. For tests.
 
@@ -523,7 +533,7 @@ def use_environment() -> Installation | None:
         return None
     cache = os.environ.get(CACHE, "")
     try:
-        return install(overrides=asked_overrides(), cache=cache or None)
+        return install(overrides=asked_overrides(), cache=cast(CacheMode, cache) or None)
     except OptionError as error:
         raise OptionError(f"the environment variable {CACHE} is {cache!r}: {error}") from None
 

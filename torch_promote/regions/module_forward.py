@@ -24,7 +24,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx
@@ -36,7 +36,7 @@ from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyOfModule
 from torch_promote.regions.autocast import check_devices, policy_change
 from torch_promote.regions.region import Region
 
@@ -73,7 +73,7 @@ class ModulePolicy:
     __slots__ = ("_held", "below", "change", "value")
 
     def __init__(self, value: object) -> None:
-        self.value: dict[str, str] | Policy | str
+        self.value: PolicyOfModule
         self.change: int | None = None
         self.below: tuple[weakref.ref[nn.Module], ModulePolicy | None] | None = None
         if isinstance(value, str) and value in ("fp32", "off"):
@@ -87,7 +87,7 @@ class ModulePolicy:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ModulePolicy) and self.value == other.value
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModulePolicy, (self.value,)  # the change is a number that is valid only in this process

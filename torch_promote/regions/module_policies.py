@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.ranks import describe_module_policies
 from torch_promote.policy.module_tables import spell_table
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import AppliedPolicy, ModuleHandle, ModulePolicyLike, Policy, PolicyOfModule
 from torch_promote.regions.module_forward import (
     ModulePolicy,
     attach,
@@ -34,7 +34,6 @@ from torch_promote.regions.module_forward import (
 )
 
 __all__ = [
-    "AppliedPolicy",
     "Binding",
     "SetPolicies",
     "apply",
@@ -59,7 +58,7 @@ _COMPILED = "_orig_mod"
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
-def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> SetPolicies:
+def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> SetPolicies:
     """Sets policies for modules of a model. They apply whenever the model is called with autocast on.
 
     The forward of such a module runs in a region nested in the surrounding one, which may be ours or of
@@ -129,7 +128,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, Any]) -> SetPolic
     return SetPolicies(model, chosen)
 
 
-def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, ModulePolicy]:
+def choose(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> dict[nn.Module, ModulePolicy]:
     """Returns the policy of each module that keys select. Arguments and errors are those of `set_module_policy`."""
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
@@ -153,7 +152,7 @@ def choose(model: nn.Module, policies: Mapping[Any, Any]) -> dict[nn.Module, Mod
     return {module: policy for module, (_, _, policy) in chosen.items()}
 
 
-def module_policies(model: nn.Module) -> dict[str, Any]:
+def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
     """Returns the policies of a model's modules.
 
     Args:
@@ -364,10 +363,11 @@ class Binding:
     __slots__ = ("__weakref__", "number", "policies", "tables")
 
     def __init__(self, tables: NumberedTables, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-        self.tables = tables
-        self.number = number = tables.number
+        self.tables: NumberedTables = tables
+        self.number: int = tables.number
+        number = self.number
         tables.bindings.add(self)
-        self.policies = weakref.WeakKeyDictionary(policies)
+        self.policies: weakref.WeakKeyDictionary[nn.Module, ModulePolicy] = weakref.WeakKeyDictionary(policies)
         weakref.finalize(self, _change, detach_table, number, self.policies).atexit = False
         _change(attach_table, number, policies)
 
@@ -409,29 +409,12 @@ def in_tables(policy: Policy, model: Any) -> dict[nn.Module, ModulePolicy]:
     )
 
 
-class _Handle:
-    """A handle that undoes what returned it. Also a context manager that does so.
-
-    Attributes:
-        modules: The modules that have policies through it, by name, and these policies.
-    """
-
-    def __init__(self, model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-        named = {name: policies[module].value for name, module in model.named_modules() if module in policies}
-        self.modules: Mapping[str, Any] = MappingProxyType(named)
-
-    def remove(self) -> None:
-        """Undoes it. Repeating it does nothing."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
+def _by_name(model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> Mapping[str, PolicyOfModule]:
+    named = {name: policies[module].value for name, module in model.named_modules() if module in policies}
+    return MappingProxyType(named)
 
 
-class SetPolicies(_Handle):
+class SetPolicies(ModuleHandle):
     """The handle that `set_module_policy` returns, which restores the policies from before.
 
     Attributes:
@@ -439,7 +422,7 @@ class SetPolicies(_Handle):
     """
 
     def __init__(self, model: nn.Module, chosen: Mapping[nn.Module, ModulePolicy]) -> None:
-        super().__init__(model, chosen)
+        self.modules: Mapping[str, PolicyOfModule] = _by_name(model, chosen)
         self._set: weakref.WeakKeyDictionary[nn.Module, tuple[ModulePolicy, ModulePolicy | None]]
         self._set = weakref.WeakKeyDictionary()
         for module, policy in chosen.items():
@@ -467,18 +450,11 @@ class SetPolicies(_Handle):
         return f"<policies of {len(self.modules)} modules>"
 
 
-class AppliedPolicy(_Handle):
-    """The handle that `Policy.apply_to` returns, which undoes it. Also a context manager that does so.
-
-    Attributes:
-        policy: The policy.
-        modules: The modules that its tables select, by name, and their policies.
-    """
-
+class _Applied(AppliedPolicy):
     def __init__(self, policy: Policy, model: nn.Module) -> None:
         self.policy = policy
         self._binding: Binding | None = bind(policy, model, alone=False)
-        super().__init__(model, self._binding.policies)
+        self.modules: Mapping[str, PolicyOfModule] = _by_name(model, self._binding.policies)
         self._binding.tables.applied += 1
         _applied.add(self)
         self._model = weakref.ref(model, lambda _: self.remove())
@@ -497,7 +473,7 @@ class AppliedPolicy(_Handle):
 
 
 #: Those that hold, whether or not the program keeps the handle.
-_applied: set[AppliedPolicy] = set()
+_applied: set[_Applied] = set()
 
 
 def apply(policy: Policy, model: nn.Module) -> AppliedPolicy:
@@ -507,4 +483,4 @@ def apply(policy: Policy, model: nn.Module) -> AppliedPolicy:
             f"apply_to applies the tables of a policy to modules, and {policy!r} has none. Add some: "
             f"policy.override_modules({{name: overrides}})."
         )
-    return AppliedPolicy(policy, model)
+    return _Applied(policy, model)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -33,9 +33,9 @@ from torch_promote.extension import RegionSpec
 from torch_promote.regions.region import Region
 
 if TYPE_CHECKING:
-    from torch_promote.reference.promotion_rules import PromotionRule
+    from torch_promote.reference.promotion_rules import PromotionRule, RuleName
 
-__all__ = ["PromotionEvent", "PromotionKind", "kinds_of", "promotion"]
+__all__ = ["KindLike", "PromotionEvent", "PromotionKind", "kinds_of", "promotion"]
 
 
 class PromotionKind(enum.StrEnum):
@@ -56,6 +56,14 @@ class PromotionKind(enum.StrEnum):
     UP_TO_FLOAT64 = "up to float64"
     ANY = "any"
 
+
+#: A kind as an argument: itself, its value or its name.
+KindLike = (
+    PromotionKind
+    | Literal["0-dim precision loss", "int overflow by wrapping scalar", "number overflows to inf"]
+    | Literal["int to low-precision float", "up to float64", "any"]
+    | Literal["zero_dim_precision_loss", "int_overflow", "float_overflow", "int_to_low_precision", "up_to_float64"]
+)
 
 #: In the order of their bits; csrc/promotion/rule.h has those of the two overflows.
 _KINDS = tuple(PromotionKind)
@@ -131,7 +139,7 @@ class Lint:
     __slots__ = ("__weakref__", "handler", "seen")
 
     def __init__(self, handler: Callable[[PromotionEvent], object] | None) -> None:
-        self.handler = handler
+        self.handler: Callable[[PromotionEvent], object] | None = handler
         self.seen: set[tuple[str, int, PromotionKind]] = set()
 
 
@@ -312,11 +320,11 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
 
     def __init__(
         self,
-        rule: str | PromotionRule,
-        on_promotion: str | Callable[[PromotionEvent], object] | None = None,
+        rule: RuleName | PromotionRule,
+        on_promotion: Literal["warn", "raise"] | Callable[[PromotionEvent], object] | None = None,
         *,
         matmul: bool = False,
-        kinds: str | Iterable[str] | None = None,
+        kinds: KindLike | Iterable[KindLike] | None = None,
     ) -> None:
         if kinds is not None and not isinstance(kinds, str):
             kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds

@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from torch_promote import _C
 from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
@@ -23,6 +23,10 @@ from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.integrations.ranks import compare_ranks
 
 __all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Steps:
@@ -199,15 +203,16 @@ class Region(RegionBase):
     def __init__(self, packed: str) -> None:
         self._packed = packed
 
-    def __call__(self, func: Any) -> Any:
-        """Decorates a callable; see the class."""
+    def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Decorates a callable; see the class. Its signature stays, also that of a coroutine function or generator."""
         if not callable(func):
             name = type(self).__name__
             raise DecoratorError(
                 f"{name}(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
                 f"context manager: `with {name}(...):`."
             )
-        return decorate(self, func)
+        decorated: Callable[_P, _R] = decorate(self, func)
+        return decorated
 
     def _entered(self, flags: int) -> None:
         """Tells other ranks, the event loop, torch.export's modes and traces that the region has been entered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch_promote.errors import RegionError
 
@@ -34,10 +34,12 @@ class _Block(contextlib._GeneratorContextManager[_R, None, None]):
     def __repr__(self) -> str:
         return f"<a {self._name}, which `{self._usage}` starts>"
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{self._name}() returns a block, which has no {name!r}. Write `{self._usage}`, and use the report."
-        )
+    if not TYPE_CHECKING:  # type checkers would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"{self._name}() returns a block, which has no {name!r}. Write `{self._usage}`, and use the report."
+            )
 
 
 def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, _Block[_R]]:

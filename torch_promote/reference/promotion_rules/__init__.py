@@ -5,7 +5,7 @@ name; user: `make_rule`, a user's own rule.
 """
 
 from torch_promote.errors import PromotionRuleError, RuleDefinitionError
-from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, RuleName, promotion_rule
 from torch_promote.reference.promotion_rules.rule import PromotionRule
 from torch_promote.reference.promotion_rules.user import make_rule
 
@@ -14,6 +14,7 @@ __all__ = [
     "PromotionRule",
     "PromotionRuleError",
     "RuleDefinitionError",
+    "RuleName",
     "make_rule",
     "promotion_rule",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 
@@ -45,6 +46,7 @@ __all__ = [
     "ARRAY_API_TABLE",
     "NUMPY_TABLE",
     "RULE_NAMES",
+    "RuleName",
     "array_api_rule",
     "numpy_rule",
     "promotion_rule",
@@ -311,6 +313,8 @@ def _strict_reason(a: torch.dtype | type, b: torch.dtype) -> str:
     return f"{dtype_name(a)} and {dtype_name(b)} differ, and nothing is promoted implicitly"
 
 
+RuleName = Literal["torch", "jax", "numpy", "array_api", "strict"]
+
 _RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
     "torch": torch_rule,
     "jax": jax_rule,
@@ -320,10 +324,10 @@ _RULES: dict[str, Callable[[torch.dtype], PromotionRule]] = {
 }
 
 #: The names of the rules, in the order of the documentation.
-RULE_NAMES: tuple[str, ...] = tuple(_RULES)
+RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 
 
-def promotion_rule(rule: str | PromotionRule, default_dtype: torch.dtype | str | None = None) -> PromotionRule:
+def promotion_rule(rule: RuleName | PromotionRule, default_dtype: torch.dtype | str | None = None) -> PromotionRule:
     """Returns the rule with a name.
 
     Args:

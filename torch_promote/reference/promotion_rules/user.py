@@ -14,7 +14,7 @@ from torch_promote.errors import DtypeError, RuleDefinitionError
 from torch_promote.policy.dtype_names import dtype_of_name, parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import CODES
-from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, promotion_rule
+from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, RuleName, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
 
 __all__ = ["PAIR_DTYPES", "make_rule"]
@@ -36,7 +36,7 @@ def make_rule(
     name: str,
     tensors: Pairs | PairFunction,
     *,
-    over: str | PromotionRule = "strict",
+    over: RuleName | PromotionRule = "strict",
     numbers: Mapping[tuple[type, torch.dtype], torch.dtype | None] | None = None,
     floats: Mapping[torch.dtype, torch.dtype | None] | None = None,
     default_dtype: torch.dtype | None = None,

@@ -1,0 +1,157 @@
+"""The comparison of two recorded runs: a planted change is found, with its kind, op, module and parameter."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import torch_promote as tp
+from torch_promote.cli.program import main
+from torch_promote.observe.alignment import align
+from torch_promote.observe.difference import Difference
+from torch_promote.observe.trace_report import TraceReport
+
+BATCHES = 3
+PLACE = 2  # the block that a change is planted in
+
+
+class Block(nn.Module):
+    """A residual MLP, in which a change can be planted."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(8, 16), nn.Linear(16, 8), nn.Dropout(0.1)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        if self.change in ("clone", "relu"):
+            y = getattr(y, self.change)()
+        elif self.change == "times one":
+            y = y * 1
+        elif self.change == "dropout":
+            y = functional.dropout(y, 0.0, training=True)
+        if self.change == "formula":
+            y = 0.5 * y * (1 + torch.erf(y * 0.5**0.5))
+        elif self.change == "double":
+            y = functional.gelu(y.double()).to(y.dtype)
+        else:
+            y = functional.gelu(y)
+        return x + self.drop(self.down(y))
+
+
+def record(change: str, folder: Path | None = None, *, autocast: bool = False, stock: bool = False) -> TraceReport:
+    """Two training steps; with a folder, read from a file."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(change if i == PLACE else "") for i in range(4)))
+    batches = list(torch.randn(BATCHES, 6, 8))
+    if change == "weight":
+        with torch.no_grad():
+            model[PLACE].up.weight.view(-1)[0] += 1e-3
+    elif change == "rows":
+        batches = [batch.flip(0) for batch in batches]
+    elif change == "order":
+        batches = batches[::-1]
+    torch.manual_seed(2 if change == "seed" else 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    overrides = {"gelu": "fp32"} if change == "override" else {}
+    file = None if folder is None else folder / f"{len(list(folder.iterdir()))}.jsonl.gz"
+    with tp.trace(model, values=True, record=file) as report:
+        for batch in batches[:2]:
+            region = torch.autocast("cpu") if stock else tp.my_autocast("cpu", enabled=autocast, overrides=overrides)
+            with region:
+                loss = model(batch).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return report if file is None else TraceReport.load(file)
+
+
+PLANTED = {
+    "weight": ("weight", "aten::linear", f"{PLACE}.up", f"{PLACE}.up.weight"),
+    "rows": ("input", "aten::linear", "0.up", None),
+    "order": ("input", "aten::linear", "0.up", None),
+    "seed": ("input", "aten::dropout", "0.drop", None),
+    "clone": ("structure", "aten::clone", f"{PLACE}", None),
+    "times one": ("structure", "aten::mul", f"{PLACE}", None),
+    "relu": ("structure", "aten::relu", f"{PLACE}", None),
+    "dropout": ("structure", "aten::dropout", f"{PLACE}", None),
+    "formula": ("op", "aten::gelu", f"{PLACE}", None),
+    "double": ("policy", "aten::gelu", f"{PLACE}", None),
+    "override": ("policy", "aten::gelu", "0", None),
+}
+
+
+def told(difference: Difference) -> tuple[object, ...]:
+    first = difference.first
+    assert first is not None
+    return difference.kind, first.op, first.module, first.parameter
+
+
+@pytest.mark.parametrize("change", PLANTED)
+def test_a_planted_change_is_found(change: str, tmp_path: Path) -> None:
+    autocast = change == "override"
+    difference = record("", tmp_path, autocast=autocast).diff(record(change, tmp_path, autocast=autocast))
+    kind, op, module, parameter = PLANTED[change]
+    if change == "override":
+        assert told(difference)[:2] == (kind, op)
+        assert difference.first is not None
+        assert difference.first.b is not None
+        assert difference.first.b.policy == "fp32"
+    else:
+        assert told(difference) == (kind, op, module, parameter)
+    assert difference
+    assert not difference.equal
+
+
+def test_equal_runs() -> None:
+    difference = record("").diff(record(""))
+    assert difference.equal
+    assert (difference.kind, difference.first, difference.largest) == (None, None, 0.0)
+    assert difference.content().verdict.startswith("Equal")
+
+
+def test_ours_equals_stock() -> None:
+    assert record("", autocast=True).diff(record("", autocast=True, stock=True)).equal
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record("", tmp_path), record("weight", tmp_path)
+    files = [str(tmp_path / f"{i}.jsonl.gz") for i in range(2)]
+    assert main(["diff", files[0], files[0]]) == 0
+    capsys.readouterr()
+    assert main(["diff", *files, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["equal"], data["kind"], data["first"]["parameter"]) == (False, "weight", f"{PLACE}.up.weight")
+    assert len(data["steps"]) >= 2
+    assert main(["diff", *files, "--tolerance", "1"]) == 0
+    assert main(["diff", *files, "--tolerance", "1e-9"]) == 1
+    assert main(["diff", files[0], str(tmp_path / "none.jsonl.gz")]) == 2
+    page = tmp_path / "diff.html"
+    assert main(["diff", *files, "--html", str(page)]) == 1
+    assert f"{PLACE}.up.weight" in page.read_text()
+
+
+def test_ranks(tmp_path: Path) -> None:
+    made = record("", tmp_path)
+    assert made.calls
+    (tmp_path / "0.jsonl.gz").rename(tmp_path / "run.rank3.jsonl.gz")
+    name = str(tmp_path / "run.jsonl.gz")
+    assert main(["diff", name, str(tmp_path), "--rank", "3"]) == 0
+    assert main(["diff", name, str(tmp_path), "--rank", "1"]) == 2
+
+
+def test_the_alignment_is_a_longest_common_subsequence() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        one, other = ([draw.choice("abc") for _ in range(draw.randint(0, 12))] for _ in range(2))
+        pairs = align(one, other, ([""] * len(one), [""] * len(other)))
+        assert all(one[i] == other[j] for i, j in pairs)
+        assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(pairs))

@@ -1,0 +1,457 @@
+"""Recordings: what calls read, where tensors come from, what a step left, and the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_promote as tp
+from helpers.subprocesses import Program, output_of
+from helpers.traced_commands import command_run, warm  # noqa: F401 (a fixture)
+from torch_promote.errors import OptionError
+from torch_promote.observe.events import COMPILED_FUNCTION, Call, Source
+from torch_promote.observe.recording_file import SUFFIX
+from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.values import Values, distance
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 3))
+
+
+def train(model: nn.Module, steps: int = 2, **options: Any) -> TraceReport:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tp.trace(model, values=True, **options) as report:
+        for _ in range(steps):
+            with tp.my_autocast("cpu"):
+                loss = model(torch.ones(4, 6)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return report
+
+
+def own_calls(report: TraceReport) -> list[Call]:
+    return [call for call in report.calls if call.own]
+
+
+# --- what calls read
+
+
+def traced(function: Callable[..., object], *tensors: Any, model: nn.Module | None = None) -> TraceReport:
+    with tp.trace(model, values=True) as report:
+        function(*tensors)
+    return report
+
+
+def reads_of(report: TraceReport, op: str, number: int = 0) -> list[list[str]]:
+    """What a call reads: the ops that wrote it, or "parameter NAME", "buffer NAME", "input"."""
+
+    def name(one: int) -> str:
+        if one >= 0:
+            return report.calls[one].op.removeprefix("aten::")
+        source = report.sources[-1 - one]
+        return f"{source.kind} {source.name}".strip()
+
+    call = [call for call in own_calls(report) if call.op == f"aten::{op}"][number]
+    return [[name(one) for one in read] for read in call.reads]
+
+
+def in_place(x: torch.Tensor) -> None:
+    y = x.exp()
+    y.add_(1)
+    y.sin()
+
+
+def half_of_it(x: torch.Tensor) -> None:
+    y = x.exp()
+    y[:1].add_(1)
+    y.sin()
+
+
+def through_views(x: torch.Tensor) -> None:
+    x.exp().view(-1)[1:].detach().contiguous().sin()
+
+
+def a_copying_reshape(x: torch.Tensor) -> None:
+    x.t().reshape(-1).sin()
+
+
+def into_out(x: torch.Tensor) -> None:
+    y = torch.empty(2, 2)
+    torch.exp(x, out=y)
+    y.sin()
+
+
+def behind_the_back(x: torch.Tensor) -> None:
+    x.cos()
+    torch._C._increment_version([x])  # as the kernel of another library does
+    x.sin()
+
+
+def a_list(x: torch.Tensor) -> None:
+    ys = [x.exp(), x.cos()]
+    torch._foreach_add_(ys, 1)
+    ys[1].sin()
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (lambda x: x.sin(), [["input"]]),
+        (in_place, [["add_"]]),
+        (half_of_it, [["exp", "add_"]]),
+        (through_views, [["exp"]]),
+        (a_copying_reshape, [["reshape"]]),
+        (into_out, [["exp"]]),
+        (behind_the_back, [["input"]]),
+        (a_list, [["_foreach_add_"]]),
+        (torch.inference_mode()(through_views), [["exp"]]),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_a_call_reads(program: Callable[..., object], expected: list[list[str]]) -> None:
+    report = traced(program, torch.eye(2))
+    assert reads_of(report, "sin") == expected
+
+
+def test_memory_that_changed_unseen_is_read_anew() -> None:
+    x = torch.ones(2)
+
+    def program() -> None:
+        x.cos()
+        x.sin()
+        torch._C._increment_version([x])
+        x.tan()
+
+    report = traced(program)
+    assert [call.reads for call in own_calls(report)] == [((-1,),), ((-1,),), ((-2,),)]
+    assert [source.kind for source in report.sources] == ["input", "input"]
+
+
+def test_a_source_has_the_values_before_the_call_that_changes_it() -> None:
+    x = torch.ones(3)
+    report = traced(lambda: x.mul_(5))
+    assert report.sources[0].values.amax == 1
+
+
+def test_what_calls_inside_of_a_call_have_made_is_that_calls() -> None:
+    """The mask of a dropout, and the cast weight of a linear, which the backward reads."""
+    model = net()
+    report = train(model, 1)
+    assert {source.info.shape for source in report.sources if source.kind == "input"} == {()}  # the optimizer's steps
+
+
+def test_parameters_and_buffers_are_sources_even_if_the_block_has_initialized_them() -> None:
+    def program() -> None:
+        model = net()
+        with torch.no_grad():
+            model(torch.ones(4, 6)).sum()
+            model(torch.ones(4, 6)).sum()
+
+    report = traced(program)
+    named = {source.name: source for source in report.sources if source.kind != "input"}
+    assert set(named) == {name for name, _ in net().named_parameters()} | {
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    }
+    first = named["0.weight"]
+    assert [report.calls[one].op for one in first.written_by] == ["aten::uniform_"]
+    assert reads_of(report, "linear") == [["ones"], ["parameter 0.weight"], ["parameter 0.bias"]]
+    assert reads_of(report, "batch_norm", 1)[3:] == [["batch_norm"], ["batch_norm"]]
+
+
+def test_a_parameter_that_is_read_before_the_model_runs_has_its_name() -> None:
+    model = net()
+
+    def program() -> None:
+        model[0].weight.norm()  # type: ignore[index, operator, union-attr]
+        model(torch.ones(4, 6))
+
+    report = traced(program)
+    assert [source.name for source in report.sources if source.info.shape == (8, 6)] == ["0.weight"]
+
+
+def test_the_end_of_a_step() -> None:
+    model = net()
+    seen: list[dict[str, torch.Tensor]] = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    with tp.trace(model, values=True) as report:
+        for _ in range(2):
+            loss = model(torch.ones(4, 6)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().clone())
+            seen.append({name: one.detach().clone() for name, one in model.named_parameters()})
+            gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+            optimizer.zero_grad()
+    assert len(report.ends) == 3  # the last is what came after the last step
+    for end, loss, parameters in zip(report.ends, losses, seen, strict=False):
+        assert [one.digest for one in end.losses] == [Values.of(loss).digest]
+        assert {name: one.digest for name, one in end.parameters.items()} == {
+            name: Values.of(one).digest for name, one in parameters.items()
+        }
+    assert report.ends[1].gradients == {name: Values.of(one) for name, one in gradients.items()}
+    first, second, _ = report.ends
+    assert first.rng["cpu"] != second.rng["cpu"]  # the dropout
+    assert first.rng["python"] == second.rng["python"]
+
+
+def test_a_block_without_an_optimizer_ends_with_the_gradients() -> None:
+    model = nn.Linear(2, 2)
+    report = traced(lambda: model(torch.ones(1, 2)).sum().backward(), model=model)
+    [end] = report.ends
+    assert set(end.gradients) == {"weight", "bias"}
+    assert len(end.losses) == 1
+    assert not end.parameters
+
+
+def test_without_values_nothing_is_read() -> None:
+    with tp.trace() as report:
+        torch.ones(2).exp()
+    assert (report.sources, report.ends, report.environment) == ([], [], {})
+    assert all(call.reads == () for call in report.calls)
+
+
+def test_compiled_functions() -> None:
+    """The arguments are sources of a call, from the second call on: the first one compiles."""
+    model, x = nn.Linear(6, 3), torch.ones(4, 6)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x)
+    with tp.trace(values=True) as report:
+        compiled(x).sum().backward()
+    [call] = [call for call in report.calls if call.op == COMPILED_FUNCTION]
+    found = [report.sources[-1 - one[0]] for one in call.reads]
+    assert [(source.kind, source.name) for source in found] == [
+        ("input", ""),
+        ("parameter", "weight"),
+        ("parameter", "bias"),
+    ]
+    assert list(report.ends[-1].gradients) == ["weight", "bias"]
+
+
+# --- the file
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / f"run{SUFFIX}"
+
+
+def test_the_file_has_what_the_report_has(path: Path) -> None:
+    report = train(net(), record=path)
+    read = TraceReport.load(path)
+    fields = ("name", "module", "phase", "own", "reads", "dtypes", "policy")
+    mine, his = ([[getattr(call, name) for name in fields] for call in one.calls] for one in (report, read))
+    assert mine == his
+    assert (read.steps, read.environment, read.not_seen) == (2, report.environment, report.not_seen)
+    pairs = [(mine.values, his.values) for mine, his in zip(report.sources, read.sources, strict=True)]
+    for made, found in zip(own_calls(report), own_calls(read), strict=True):
+        if found.values:
+            pairs += zip(made.values, found.values, strict=True)
+            if made.phase != "optimizer":
+                assert [one.sketch for one in made.values] == [one.sketch for one in found.values]
+    for end, other in zip(report.ends, read.ends, strict=True):
+        assert (end.calls, end.rng, len(end.losses)) == (other.calls, other.rng, len(other.losses))
+        for part in ("gradients", "parameters"):
+            assert list(getattr(end, part)) == list(getattr(other, part))
+            pairs += zip(getattr(end, part).values(), getattr(other, part).values(), strict=True)
+    assert len(pairs) > 100
+    for before, after in pairs:
+        assert before.digest == after.digest
+        assert (before.infs, before.nans, before.count) == (after.infs, after.nans, after.count)
+        assert after.amax == before.amax or abs(after.amax / before.amax - 1) < 1e-7  # type: ignore[operator]
+        if before.l2:
+            assert after.l2 == pytest.approx(before.l2, rel=1e-8)
+    written = {call.op for call in own_calls(read) if call.values}
+    assert {"aten::linear", "aten::dropout", "aten::mm", "aten::addcdiv_"} <= written
+    assert "aten::t" not in written
+
+
+def test_a_report_saved_as_json_has_the_same(tmp_path: Path) -> None:
+    report = train(net(), 1)
+    report.save(tmp_path / "run.json")
+    read = TraceReport.load(tmp_path / "run.json")
+    assert (read.calls, read.sources, read.ends, read.environment) == (
+        report.calls,
+        report.sources,
+        report.ends,
+        report.environment,
+    )
+
+
+def test_all_calls_are_recorded_whatever_is_stored(path: Path) -> None:
+    report = train(net(), record=path, max_calls=10)
+    read = TraceReport.load(path)
+    assert len(report.calls) == 10
+    assert len(read.calls) == report.total.calls
+    assert read.calls[-1].op == train(net()).calls[-1].op
+
+
+def test_a_step_of_a_transformer_is_small(path: Path) -> None:
+    def layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+
+    model = nn.Sequential(*(layer() for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tp.trace(model, record=path), tp.my_autocast("cpu"):
+        model(torch.ones(2, 4, 16)).sum().backward()
+        optimizer.step()
+    assert path.stat().st_size < 3 * 1_000_000 / 60
+
+
+def test_nothing_names_a_folder_outside_of_the_program(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text("import torch\ndef f(x):\n    return x.exp()\n")
+    (tmp_path / "prog.py").write_text(
+        "import torch, torch_promote as tp, part\n"
+        f"with tp.trace(record={str(path)!r}), tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n"
+        "    part.f(torch.mm(torch.ones(2, 2), torch.ones(2, 2)))\n"
+    )
+    output_of("import runpy, sys; sys.path.insert(0, '.'); runpy.run_path('prog.py')", cwd=tmp_path)
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert '"part.py:3"' in text
+    assert "region at prog.py:2" in text
+    assert str(tmp_path) not in text
+    assert not [one for one in text.split('"') if one.startswith(os.sep)]
+
+
+def test_a_killed_run_leaves_what_it_had_recorded(path: Path) -> None:
+    Program(
+        f"""
+        import os, signal, torch, torch_promote as tp
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with tp.trace(model, record={str(path)!r}):
+            for step in range(5):
+                model(torch.ones(1, 2)).sum().backward()
+                if step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+        """
+    ).wait()
+    read = TraceReport.load(path)
+    assert read.steps == len(read.ends) == 3
+    [said] = read.not_seen
+    assert said.endswith(f"the file ends after 3 steps and {len(read.calls)} calls.")
+
+
+def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
+    output = output_of(
+        f"""
+        import os, torch, torch_promote as tp
+        with tp.trace(record={str(path)!r}):
+            torch.ones(2).exp()
+            child = os.fork()
+            if not child:
+                torch.ones(2).sin()
+                raise SystemExit(0)
+            os.waitpid(child, 0)
+            torch.ones(2).cos()
+        """
+    )
+    assert output == ""
+    assert [call.op for call in TraceReport.load(path).calls] == ["aten::ones", "aten::exp", "aten::ones", "aten::cos"]
+
+
+@pytest.mark.usefixtures("warm")
+def test_each_rank_has_a_file(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prog.py").write_text("import torch\ntorch.ones(2).exp()\n")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.chdir(tmp_path)
+    status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py")
+    assert status == 0
+    assert f"recorded run.rank1{SUFFIX}" in errors
+    assert not path.exists()
+    assert "aten::exp" in [call.op for call in TraceReport.load(tmp_path / f"run.rank1{SUFFIX}").calls]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", "has to end in .jsonl.gz"),
+        (f"nowhere/run{SUFFIX}", "there is no folder"),
+        (f"folder{SUFFIX}", "it is a folder"),
+    ],
+)
+def test_files_that_cannot_be_written(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / f"folder{SUFFIX}").mkdir()
+    with pytest.raises(OptionError, match=text), tp.trace(record=tmp_path / name):
+        pytest.fail("the block ran")
+
+
+def changed(lines: list[Any], **changes: Any) -> list[Any]:
+    """The lines of a file, with changes of the first dict."""
+    return [{**lines[0], **changes}, *lines[1:]]
+
+
+def with_call(call: list[Any]) -> Callable[[list[Any]], list[Any]]:
+    return lambda lines: [*lines[:-1], call, lines[-1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda lines: changed(lines, format="another"), "its first line does not have"),
+        (lambda lines: changed(lines, version=99), "its version is 99, and this torch_promote reads version 1"),
+        (lambda lines: changed(lines, environment=[1]), "expected dict"),
+        (lambda lines: [lines[0], ["what", 1], *lines[1:]], "line 2 is wrong"),
+        (lambda lines: [lines[0], [0, 0]], "line 2"),
+        (with_call([9999, 0]), "there is no definition 9999"),
+        (with_call([0, 0, [[-77]]]), "reads what is not in the file"),
+        (with_call([0, 0, [[-77]], [1], 5]), "is wrong"),
+        (with_call([True, 0]), "there is no definition True"),
+        (with_call(["values", ["0", 1, 1.0, 1.0, 0.0, 0.0, "abc"]]), "a sketch has 16 numbers"),
+    ],
+)
+def test_files_that_were_changed(path: Path, change: Callable[[list[Any]], list[Any]], text: str) -> None:
+    traced_to = path
+    with tp.trace(record=traced_to):
+        torch.ones(2).exp()
+    lines = list(map(json.loads, gzip.decompress(path.read_bytes()).splitlines()))
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in change(lines)).encode()))
+    with pytest.raises(OptionError, match=text):
+        TraceReport.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[1]\n"), gzip.compress(b'{"a": 1}\n')])
+def test_files_that_are_no_recordings(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match="cannot read the recording"):
+        TraceReport.load(path)
+    with pytest.raises(OptionError, match="No such file"):
+        TraceReport.load(path.with_name(f"other{SUFFIX}"))
+
+
+def test_two_runs_of_a_program_have_the_same_contents() -> None:
+    one, other = train(net()), train(net())
+    assert [[value.digest for value in call.values] for call in own_calls(one)] == [
+        [value.digest for value in call.values] for call in own_calls(other)
+    ]
+    assert [source.values for source in one.sources] == [source.values for source in other.sources]
+
+
+def test_the_distance_of_recorded_weights(path: Path) -> None:
+    model, others = net(), net()
+    with torch.no_grad():
+        others[0].weight.add_(1e-3)  # type: ignore[index, operator, union-attr]
+    train(model, 1, record=path)
+    found = {source.name: source for source in TraceReport.load(path).sources}
+    other = {source.name: source for source in train(others, 1).sources}
+    assert distance(found["0.bias"].values, other["0.bias"].values) == 0
+    estimate = distance(found["0.weight"].values, other["0.weight"].values)
+    assert estimate == pytest.approx(1e-3 * 48**0.5, rel=0.6)
+    assert isinstance(found["0.weight"], Source)

@@ -1,0 +1,396 @@
+"""Compiles the extension: what setup.py and `torch-promote build` share, and the cache of compiled extensions.
+
+`import torch_promote` fails without an extension. So setup.py and the command load this file by its path, and it
+imports nothing of the package.
+
+NOTE [ Which extension ]
+An extension contains inlined code of PyTorch's headers, so it runs only with the minor version that it was compiled
+against, such as 2.13: with all its patch releases, on the CPU and CUDA. A nightly or a build of PyTorch from source
+shares its version number with no other, so only an extension compiled against exactly this one is used. The loader
+takes the first of these that fits:
+
+1. `_C.*.so` in the package, if `_built_with.json` fits: an installation from the sources;
+2. the user's cache: what `torch-promote build` compiled for this PyTorch, this Python and these sources;
+3. `_extensions/`, in a wheel: one for each supported minor version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "SUFFIX",
+    "BuildError",
+    "add_arguments",
+    "cache_folder",
+    "cached_extension",
+    "extension",
+    "fits",
+    "main",
+    "minor_version",
+    "run",
+    "shipped_extension",
+    "write_sources",
+]
+
+DESCRIPTION = """\
+Compiles the extension for the running PyTorch, for which this installation has
+none: a nightly, a build from source, or a newer release. It takes a C++
+compiler and a few minutes. The result is kept in a cache, and
+`import torch_promote` uses it from then on:
+
+  $TORCH_PROMOTE_BUILD_DIR   if set, such as a folder that a cluster shares
+  ~/.cache/torch_promote     otherwise ($XDG_CACHE_HOME/torch_promote)
+
+It does nothing if the cache already has this extension.
+"""
+EPILOG = """\
+Environment: CXX names the compiler, MAX_JOBS limits the parallel compilations.
+"""
+
+#: How the names of extension modules end for this Python, such as ".cpython-311-x86_64-linux-gnu.so".
+SUFFIX = EXTENSION_SUFFIXES[0]
+
+_PACKAGE = Path(__file__).resolve().parent
+_RELEASE = re.compile(r"(\d+\.\d+)\.\d+(\+[\w.]+)?")
+_ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
+_COMPILERS = ("c++", "g++", "clang++")
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_FAILED = 2
+
+
+class BuildError(Exception):
+    """The extension cannot be compiled, with the reason and the remedy."""
+
+
+# Which extension
+
+
+def minor_version(version: str) -> str | None:
+    """Returns the minor version of a release of PyTorch; None for any other build.
+
+    Example:
+        >>> minor_version("2.13.1+cu130"), minor_version("2.16.0.dev20260101"), minor_version("2.13.0a0+git1a2b3c4")
+        ('2.13', None, None)
+    """
+    found = _RELEASE.fullmatch(version)
+    return found and found[1]
+
+
+def fits(built_with: str, running: str) -> bool:
+    """Whether an extension that was compiled against one PyTorch runs with another.
+
+    Example:
+        >>> fits("2.13.0+cpu", "2.13.1+cu130"), fits("2.13.0", "2.14.0"), fits("2.13.0", "2.13.0a0+git1a2b3c4")
+        (True, False, False)
+    """
+    minor = minor_version(running)
+    return built_with == running or (minor is not None and minor == minor_version(built_with))
+
+
+def shipped_extension(minor: str) -> Path:
+    """Returns the place of a wheel's extension for a minor version, such as "2.13", whether it is there or not."""
+    return _PACKAGE / "_extensions" / f"_C-torch{minor}{SUFFIX}"
+
+
+def cache_folder() -> Path:
+    """Returns the folder in which `torch-promote build` keeps what it compiled."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), _PACKAGE.name)
+    return Path(os.path.abspath(os.path.expanduser(os.environ.get("TORCH_PROMOTE_BUILD_DIR") or default)))
+
+
+def cached_extension(version: str) -> Path | None:
+    """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not.
+
+    The name has the full version, a hash of the sources, and the tag of Python and the platform. So an upgrade of any
+    of them never loads an old extension.
+
+    Returns:
+        The path, or None if the C++ sources are not installed.
+    """
+    files = _source_files()
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return cache_folder() / f"_C-torch{version}-{digest.hexdigest()[:16]}{SUFFIX}"
+
+
+def _csrc() -> Path:
+    """Returns the folder of the C++ sources: that of an installation, or of the checkout."""
+    installed = _PACKAGE / "_sources"
+    return installed if installed.is_dir() else _PACKAGE.parent / "csrc"
+
+
+def _policies() -> Path:
+    return _PACKAGE / "policy" / "op_policies.def"
+
+
+def _source_files() -> list[Path]:
+    csrc = sorted(_csrc().glob("*/*.*"))
+    return [*csrc, _policies(), Path(__file__)] if csrc else []
+
+
+# What is compiled
+
+
+# NOTE [ Units ]
+# Parsing PyTorch's headers takes most of the compile time of a small file. So the files of a unit are compiled together
+# and share the parse. Names in unnamed namespaces must therefore be unique within a unit. Ninja starts the units in
+# this order.
+def _units(csrc: Path) -> dict[str, list[Path]]:
+    wrappers = csrc / "dispatch" / "typed_wrapper.cpp"
+    python = sorted((csrc / "python").glob("*.cpp"))
+    return {
+        "wrappers": [wrappers],
+        "python": python,
+        "engine": sorted({*csrc.rglob("*.cpp")} - {wrappers, *python}),
+    }
+
+
+def write_sources(folder: Path) -> None:
+    """Writes a source file for each unit, and `aten_headers.h` with the headers of the table's ops.
+
+    A macro cannot include files, and ATen/Operators.h takes minutes to compile. Ops that this PyTorch lacks are
+    omitted, and typed_wrapper.cpp skips them.
+    """
+    from torch.utils.cpp_extension import include_paths
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ops = sorted(set(_ROW.findall(_policies().read_text())))
+    aten = next(Path(p) / "ATen" / "ops" for p in include_paths() if (Path(p) / "ATen" / "ops").is_dir())
+    headers = [f"<ATen/ops/{op}_ops.h>" for op in ops if (aten / f"{op}_ops.h").exists()]
+    _write_includes(folder / "aten_headers.h", headers)
+    for name, files in _units(_csrc()).items():
+        _write_includes(folder / f"{name}.cpp", [f'"{file.relative_to(_csrc()).as_posix()}"' for file in files])
+
+
+def _write_includes(target: Path, headers: list[str]) -> None:
+    """Writes a file of includes. An unchanged file keeps its timestamp, so that it is not recompiled."""
+    text = "// file: written by torch_promote/building.py\n" + "".join(f"#include {header}\n" for header in headers)
+    if not target.exists() or target.read_text() != text:
+        target.write_text(text)
+
+
+def extension(generated: Path, *options: str) -> Any:
+    """Returns the extension module for setuptools.
+
+    Args:
+        generated: The folder of `write_sources`, relative to the working directory.
+        options: More options of the compiler.
+    """
+    from torch.utils.cpp_extension import CppExtension, include_paths
+
+    return CppExtension(
+        "torch_promote._C",
+        sources=[str(generated / f"{name}.cpp") for name in _units(_csrc())],
+        depends=[os.path.relpath(path) for path in _source_files()],
+        include_dirs=[str(generated.resolve()), str(_csrc()), str(_policies().parent)],
+        extra_compile_args=[
+            "-std=c++20",
+            "-O2",
+            "-g0",
+            "-fvisibility=hidden",
+            # ATen's headers of all ops dominate the compile time. The second macro makes including them an error.
+            "-DAT_PER_OPERATOR_HEADERS",
+            "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS",
+            *options,
+            # No warnings from PyTorch's own headers.
+            *(flag for path in include_paths() for flag in ("-isystem", path)),
+            *shlex.split(os.environ.get("TORCH_PROMOTE_CXXFLAGS", "")),
+        ],
+        extra_link_args=shlex.split(os.environ.get("TORCH_PROMOTE_LDFLAGS", "")),
+    )
+
+
+# torch-promote build
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument("--force", action="store_true", help="compile it again if the cache has it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status: 0, or 2 if nothing could be compiled."""
+    try:
+        import torch
+    except ImportError as error:
+        _say(f"torch-promote: error: PyTorch cannot be imported: {error}. Install it first.")
+        return _FAILED
+    try:
+        target, has_compiled = _build(torch.__version__, arguments.force)
+    except BuildError as error:
+        _say(f"torch-promote: error: {error}")
+        return _FAILED
+    what = "compiled" if has_compiled else "the cache already has"
+    print(f"torch {torch.__version__}: {what} {target}")
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command without the package, which cannot be imported yet; see `run`."""
+    parser = argparse.ArgumentParser(
+        prog="torch-promote build",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    os.environ[_AUTOLOAD] = "0"  # with TORCH_PROMOTE_AUTOCAST=1, `import torch` would import the package
+    try:
+        return run(parser.parse_args(argv))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _build(version: str, again: bool) -> tuple[Path, bool]:
+    """Compiles an extension into the cache, and returns its path and whether it had to be compiled."""
+    target = cached_extension(version)
+    if target is None:
+        raise BuildError(
+            f"this installation has no C++ sources: neither {_PACKAGE / '_sources'} nor {_PACKAGE.parent / 'csrc'} "
+            "exists. Install a wheel of torch_promote, or a checkout."
+        )
+    if target.exists() and not again:
+        return target, False
+    compiler = _find_compiler()
+    begin = time.time()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(f"{target.name}.lock")):
+            # Another process may have compiled it while this one waited.
+            if target.exists() and not (again and target.stat().st_mtime < begin):
+                return target, False
+            _compile(target, version, compiler)
+    except OSError as error:
+        raise BuildError(
+            f"{error.filename or target.parent}: {error.strerror or error}. The extension is kept in "
+            f"{target.parent}. Set TORCH_PROMOTE_BUILD_DIR to a folder that you may write, for this command and for "
+            "the programs that import torch_promote."
+        ) from error
+    return target, True
+
+
+def _find_compiler() -> str:
+    asked = os.environ.get("CXX", "")
+    names = (shlex.split(asked)[:1] or [asked]) if asked else _COMPILERS
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        searched = f"CXX={asked}" if asked else ", ".join(_COMPILERS)
+        raise BuildError(
+            f"there is no C++ compiler: {searched} not found on PATH. Install one (Debian and Ubuntu: apt install "
+            "g++), or set CXX to yours. Or install a release of PyTorch for which this package has an extension: "
+            "`import torch_promote` lists them."
+        )
+    if importlib.util.find_spec("setuptools") is None:
+        raise BuildError("setuptools is not installed, and PyTorch compiles with it. Run: pip install setuptools")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise BuildError(
+            f"Python's headers are not installed: there is no {header}. Install them (Debian and Ubuntu: apt install "
+            "python3-dev)."
+        )
+    return asked or found
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits until no other process compiles the same extension, if the file system has locks."""
+    import fcntl
+
+    with path.open("w") as lock:
+        with contextlib.suppress(OSError):  # without locks, both compile it, and the later one replaces the other's
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(target: Path, version: str, compiler: str) -> None:
+    """Compiles in a temporary folder, in a process of its own, which also loads the result.
+
+    The result appears in the cache at once, and only if it loads.
+    """
+    log = target.with_name(f"{target.name}.log")
+    with tempfile.TemporaryDirectory(prefix="torch_promote-") as folder, log.open("w") as output:
+        # -P: the modules beside this file have names such as `report`, which others must not find.
+        command = [sys.executable, "-P", __file__]
+        # The package must not be loaded there: its extension would register the same kernels as the new one.
+        env = {**os.environ, "CXX": compiler, _AUTOLOAD: "0"}
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=env)
+        try:
+            _wait(process, f"torch_promote: compiling the extension for torch {version} (log: {log})")
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            lines = log.read_text(errors="replace").splitlines()
+            shown = [line for line in lines if re.search(r"\berror\b", line)][:5] or lines[-10:]
+            raise BuildError(
+                f"the extension does not compile with torch {version} and {compiler} (exit status "
+                f"{process.returncode}):\n" + "".join(f"  {line[:300]}\n" for line in shown) + f"The log is {log}. "
+                "torch_promote supports PyTorch 2.11 and later, and was tested with 2.11 to 2.15."
+            )
+        (built,) = Path(folder).glob(f"built/torch_promote/*{SUFFIX}")
+        whole = target.with_name(f"{target.name}.{os.getpid()}")
+        shutil.copyfile(built, whole)
+        os.replace(whole, target)
+
+
+def _wait(process: subprocess.Popen[bytes], text: str) -> None:
+    """Waits for a process, with a line that counts the seconds if stderr is a terminal."""
+    _say(text)
+    if not sys.stderr.isatty():
+        process.wait()
+        return
+    begin = time.monotonic()
+    while process.poll() is None:
+        sys.stderr.write(f"\r  {time.monotonic() - begin:.0f} s ")
+        sys.stderr.flush()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+    sys.stderr.write("\n")
+
+
+def _compile_here() -> None:
+    """Compiles the extension into `built/` of the working directory, and loads it, which must not fail."""
+    from setuptools import setup
+    from torch.utils.cpp_extension import BuildExtension
+
+    generated = Path("generated")
+    write_sources(generated)
+    setup(
+        name="torch_promote_extension",
+        ext_modules=[extension(generated)],
+        cmdclass={"build_ext": BuildExtension},
+        script_args=["build_ext", "--build-lib", "built", "--build-temp", "objects"],
+    )
+    (built,) = Path().glob(f"built/torch_promote/*{SUFFIX}")
+    spec = importlib.util.spec_from_file_location("torch_promote._C", built.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "__main__":
+    _compile_here()
