@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_promote as tp
 from helpers.subprocesses import environment
 from torch_promote.cli.program import parse_arguments
+from torch_promote.reference import promotion as promotion_table
 
 pytest_plugins = ["pytester"]
 
@@ -256,6 +258,19 @@ def test_xdist_and_the_crosscheck(run: Run) -> None:
     shared.assert_outcomes(passed=8, failed=1)
     assert summary(shared) == "compared 9, 1 differs"
     shared.stdout.fnmatch_lines(["tests checked *9", "FAILED *::test_differs - Failed: Different from step 0 on: *"])
+
+
+def test_a_test_that_the_crosscheck_fails_is_not_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.int16), torch.int32)  # a bug in the reference
+    code = """
+    def test_first(): pass
+
+    @numerics
+    def test_it(): torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
+    """
+    result = run(code, "--record-numerics=stored", "--torch-promote-crosscheck")
+    assert ends(result) == {"test_first": "PASSED", "test_it": "FAILED"}
+    assert files() == []
 
 
 # --- misuse
