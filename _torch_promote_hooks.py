@@ -7,8 +7,12 @@ The pytest plugin checks every op that the tests dispatch:
 
     pytest --torch-promote-crosscheck          # or =bits: also against stock autocast, bit for bit
 
-The first test that is checked imports `torch_promote.checking.pytest_plugin`, which does the work. docs/crosscheck.md
-is the user's guide.
+and compares what tests with the marker `record_numerics` compute with an earlier run:
+
+    pytest --record-numerics=DIR
+
+The first test that is checked imports `torch_promote.checking.pytest_plugin`, and the first that is recorded
+`torch_promote.checking.numerics_plugin`, which do the work. docs/crosscheck.md is the user's guide.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from torch_promote.checking.numerics_plugin import RecordedTest
     from torch_promote.checking.pytest_plugin import CrosscheckPlugin
     from torch_promote.checking.report import CrosscheckReport
 
@@ -120,6 +125,9 @@ _NAME = "torch_promote_crosscheck"
 _OPTION = "--torch-promote-crosscheck"
 _LEVELS = ("off", "dtype", "bits")
 _LEGAL = f"Legal: {', '.join(_LEVELS)}."
+#: The name of the marker, and of the property of a test's report that says how it ended.
+_NUMERICS = "record_numerics"
+_RECORD, _UPDATE = "--record-numerics", "--record-numerics-update"
 
 
 def _level(text: str) -> str:
@@ -132,9 +140,26 @@ def _level(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> str:
+    import argparse
+
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty.")
+    return os.path.abspath(text)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares the option and the ini option."""
-    parser.getgroup("torch_promote").addoption(
+    """Declares the options and the ini option."""
+    group = parser.getgroup("torch_promote")
+    group.addoption(
+        _RECORD,
+        type=_folder,
+        metavar="DIR",
+        help=f"compare what the tests with the marker {_NUMERICS} compute with the recordings in this folder; of tests "
+        "without one, store it",
+    )
+    group.addoption(_UPDATE, action="store_true", help=f"with {_RECORD}: replace the stored recordings that differ")
+    group.addoption(
         _OPTION,
         nargs="?",
         const="dtype",
@@ -148,9 +173,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker and the fixture."""
+    """Declares the markers and the fixture."""
     import pytest
 
+    config.addinivalue_line(
+        "markers",
+        f"{_NUMERICS}(tolerance=None): with {_RECORD}=DIR, compare what this test computes with an earlier run. "
+        "tolerance: the largest relative L2 error that passes; without it, all bits have to be equal",
+    )
+    _configure_numerics(config)
     config.addinivalue_line(
         "markers",
         f"{_NAME}(level='dtype', raise_on_mismatch=False): check the ops of this test. level: off, dtype or bits; "
@@ -161,6 +192,75 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"ini option {_NAME}: {level!r} is not a level. {_LEGAL}")
     loader = _plugin_loader(config.pluginmanager, config.getoption(_OPTION) or level)
     config.pluginmanager.register(loader, f"{_NAME}_loader")
+
+
+def _configure_numerics(config: pytest.Config) -> None:
+    """Registers the plugin that records tests, if the option is given."""
+    import pytest
+
+    folder = config.getoption(_RECORD)
+    if folder is None:
+        if config.getoption(_UPDATE):
+            raise pytest.UsageError(f"{_UPDATE} needs {_RECORD}=DIR, the folder of the recordings to replace.")
+        return
+    reason = "permission denied"
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    if not os.path.isdir(folder):
+        reason = "it is a file" if os.path.exists(folder) else "it cannot be created"
+    elif os.access(folder, os.W_OK | os.X_OK):
+        # Before the crosscheck: its failures are the test's own.
+        config.pluginmanager.register(_numerics_plugin(folder, config.getoption(_UPDATE)), f"{_NUMERICS}_plugin")
+        return
+    raise pytest.UsageError(f"{_RECORD}: cannot record to {folder!r}: {reason}. Name a folder: {_RECORD}=DIR.")
+
+
+def _numerics_plugin(folder: str, update: bool) -> object:
+    """Returns a plugin that records the call phase of tests with the marker, and counts how they ended.
+
+    Its class is made here since its decorators need pytest.
+    """
+    from collections import Counter
+
+    import pytest
+
+    class Numerics:
+        def __init__(self) -> None:
+            self.ends: Counter[str] = Counter()
+            self.test: RecordedTest | None = None  # which runs
+
+        @pytest.hookimpl(wrapper=True, trylast=True)
+        def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+            if item.get_closest_marker(_NUMERICS) is None:
+                return (yield)
+            from torch_promote.checking.numerics_plugin import recorded
+
+            with recorded(item, folder, update) as self.test:
+                try:
+                    return (yield)
+                finally:
+                    self.test = None
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if self.test is not None:  # the report is a subtest's
+                self.test.failed |= report.failed
+            elif report.when == "call":
+                self.ends.update(str(end) for name, end in report.user_properties if name == _NUMERICS)
+
+        def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+            ends = self.ends
+            if not ends:
+                return
+            parts = [f"compared {ends['compared'] + ends['differs']:,}"]
+            if ends["recorded"]:
+                parts.insert(0, f"recorded {ends['recorded']:,} new tests")
+            if ends["replaced"]:
+                parts.append(f"replaced {ends['replaced']:,}")
+            if ends["differs"]:
+                parts.append(f"{ends['differs']:,} differ{'s' * (ends['differs'] == 1)}")
+            terminalreporter.write_line(f"torch_promote: {', '.join(parts)} ({folder})")
+
+    return Numerics()
 
 
 def _plugin_loader(manager: pytest.PytestPluginManager, level: str) -> object:

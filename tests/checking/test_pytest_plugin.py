@@ -68,8 +68,9 @@ def ends(result: pytest.RunResult) -> dict[str, str]:
 def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        import sys
+        import sys, pytest
 
+        @pytest.mark.record_numerics(tolerance=1e-3)
         def test_modules():
             assert "_torch_promote_hooks" in sys.modules
             assert not {"torch", "torch_promote"} & set(sys.modules)
@@ -85,7 +86,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             assert name in torch._C._dispatch_dump_table("aten::add.Tensor")
         """
     )
-    pytester.runpytest_subprocess("-p", "_torch_promote_hooks").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-p", "_torch_promote_hooks", "--strict-markers").assert_outcomes(passed=2)
 
 
 def test_levels(run: Run, pytester: pytest.Pytester) -> None:

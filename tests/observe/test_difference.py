@@ -118,6 +118,19 @@ def test_equal_runs() -> None:
     assert difference.content().verdict.startswith("Equal")
 
 
+def test_uninitialized_memory_is_not_compared() -> None:
+    reports = []
+    for filled in (False, True):  # with NaN
+        torch.use_deterministic_algorithms(filled)
+        try:
+            with tp.trace(values=True) as report:
+                torch.empty(64).fill_(1.0).exp()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        reports.append(report)
+    assert reports[0].diff(reports[1]).equal
+
+
 def test_ours_equals_stock() -> None:
     assert record("", autocast=True).diff(record("", autocast=True, stock=True)).equal
 

@@ -111,6 +111,12 @@ def _lists() -> Any:
     return torch.einsum("ij,jk->ik", torch.ones(2, 2), torch.ones(2, 2)), weights, torch.ones(2)[torch.tensor([1])]
 
 
+def _lazy() -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).half().float()
+    return model(torch.ones(2, 3, 5, 5)), *model.parameters()
+
+
 _PROGRAMS: dict[str, Callable[[], Any]] = {
     "compiled": _compiled,
     "sparse": _sparse,
@@ -124,6 +130,7 @@ _PROGRAMS: dict[str, Callable[[], Any]] = {
     "fake": _fake,
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).dequantize() * 2,
     "subclass": lambda: (torch.ones(2, 2).as_subclass(_Subclass) @ torch.ones(2, 2)).exp(),
+    "lazy": _lazy,
     "lists": _lists,
     "writes": _writes,
     "writes in transforms": _writes_in_transforms,

@@ -34,7 +34,7 @@ import torch
 
 from torch_promote.observe.alignment import align
 from torch_promote.observe.events import COMPILED, COMPILED_CALLS, Call
-from torch_promote.observe.findings import is_view
+from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.ops import find_overload
 from torch_promote.observe.values import Values, distance
 
@@ -151,7 +151,8 @@ class Run:
     Attributes:
         calls: Its calls.
         sources: Its sources.
-        own: The indices of the calls that the program made, without those of compiled code.
+        own: The indices of the calls that the program made, without those of compiled code, and those that only
+            allocate memory, such as torch.empty.
         steps: The number of optimizer steps before each call.
         initial: The indices of calls that only initialize parameters.
         compiled: Whether compiled functions ran.
@@ -160,7 +161,8 @@ class Run:
     def __init__(self, recording: Recording) -> None:
         self.calls: Sequence[Call] = recording.calls
         self.sources: Sequence[Source] = recording.sources
-        self.own = [i for i, call in enumerate(self.calls) if call.own and call.said_by != COMPILED]
+        own = (i for i, call in enumerate(self.calls) if call.own and call.said_by != COMPILED)
+        self.own = [i for i in own if not is_uninitialized(self.calls[i].op)]
         ends = [end.calls for end in recording.ends[:-1]]
         self.steps = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
         self.initial = self._initial()

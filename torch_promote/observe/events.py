@@ -97,7 +97,10 @@ def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...]
         shape: tuple[int, ...] = ()
         strides = None
         if not tensor.is_nested:
-            shape = tensor.shape
+            try:
+                shape = tensor.shape
+            except RuntimeError:  # of an uninitialized parameter of a lazy module
+                shape = (0,)
             if tensor.layout is torch.strided and not tensor.is_contiguous():
                 strides = tensor.stride()
                 if strides == contiguous_strides(tuple(shape)):
