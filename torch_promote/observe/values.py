@@ -323,8 +323,7 @@ def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known, i
     """Measures what `readable` returned for a tensor of this dtype, unless it is known."""
     if is_view and not elements.is_contiguous():  # in the order of its memory, which its base has as well
         elements = elements.permute(sorted(range(elements.dim()), key=elements.stride, reverse=True))
-        found = _measure_on_cpu(elements, dtype, known)
-        return dataclasses.replace(found, digest="", sketch=())
+        return dataclasses.replace(_measure_on_cpu(elements, dtype, known), digest="", sketch=())
     if not elements.is_contiguous() and elements.numel() <= _MOST_COPIED:
         elements = elements.contiguous()
     digest = digest_of(elements)
