@@ -208,9 +208,10 @@ def check_reads(report: Recording) -> None:
     sources, calls = len(report.sources), len(report.calls) + report.dropped
     for number, call in enumerate(report.calls):
         if any(not -sources <= one < number for read in call.reads for one in read):
-            raise ValueError(f"call {number} reads what is not in the file")
-    if any(not 0 <= one < calls for source in report.sources for one in source.written_by):
-        raise ValueError("a source was written by what is not in the file")
+            raise ValueError(f"calls[{number}].reads names what is neither in calls nor in sources")
+    for number, source in enumerate(report.sources):
+        if any(not 0 <= one < calls for one in source.written_by):
+            raise ValueError(f"sources[{number}].written_by names what is not in calls")
 
 
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
