@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,58 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = tmp_path / "diff.html"
     assert main(["diff", *files, "--html", str(page)]) == 1
     assert f"{PLACE}.up.weight" in page.read_text()
+
+
+def run_of(program: Callable[[torch.Tensor], object]) -> TraceReport:
+    with tp.trace(values=True) as report:
+        program(torch.linspace(0.1, 1.0, 32))
+    return report
+
+
+def step_with(parameters: int, steps: int = 1) -> Callable[[torch.Tensor], object]:
+    def program(x: torch.Tensor) -> None:
+        weights = [nn.Parameter(torch.ones(32)) for _ in range(parameters)]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        for _ in range(steps):
+            (x * weights[0]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return program
+
+
+TOLERATED: dict[str, tuple[Callable[[torch.Tensor], object], Callable[[torch.Tensor], object], bool]] = {
+    "another op at the end": (lambda x: x.exp(), lambda x: x.sin(), False),
+    "another op, converted": (lambda x: x.exp().double(), lambda x: x.sin().double(), False),
+    "another op, read by item()": (lambda x: x.exp()[3].item(), lambda x: x.sin()[3].item(), False),
+    "an op less": (lambda x: (x + 1, x.exp()), lambda x: (x + 1,), False),
+    "two ops for one": (lambda x: x.exp(), lambda x: (x.sin(), x.cos()), False),
+    "integers": (lambda x: x.argmax(), lambda x: x.argmin(), False),
+    "another formula": (lambda x: torch.exp(x) - 1, lambda x: torch.expm1(x), True),
+    "a copy": (lambda x: x.exp(), lambda x: x.exp().clone(), True),
+    "a result that is computed twice": (lambda x: x.exp(), lambda x: (x.exp(), x.exp()), True),
+    "a call whose result is read": (lambda x: x.exp(), lambda x: (x * 1.0000001).exp(), True),
+    "a step less": (step_with(1, 2), step_with(1, 1), False),
+    "equal steps": (step_with(1, 2), step_with(1, 2), True),
+}
+
+
+@pytest.mark.parametrize("case", TOLERATED)
+def test_what_one_run_alone_has_is_not_tolerated(case: str) -> None:
+    before, after, expected = TOLERATED[case]
+    one, other = run_of(before), run_of(after)
+    assert one.diff(other).is_within(1e-3) is expected
+    assert other.diff(one).is_within(1e-3) is expected
+    assert one.diff(one).is_within(0.0)
+
+
+def test_a_saved_difference_is_read_again(tmp_path: Path) -> None:
+    difference = record("").diff(record("weight"))
+    difference.save(tmp_path / "difference.json")
+    assert Difference.load(tmp_path / "difference.json") == difference
+    data = json.loads((tmp_path / "difference.json").read_text())
+    assert set(data) >= {"equal", "first", "kind", "steps", "only_in_a", "only_in_b"}
+    assert set(data["first"]) >= {"op", "module", "phase", "call", "line", "relative_l2", "parameter"}
 
 
 def test_ranks(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_equal_traces() -> None:
     """Another model with other tensors, at another time, with another batch size."""
     before = traced(model())
     difference = before.diff(traced(model(), torch.ones(3, 4)))
-    assert difference.same
+    assert difference.equal
     assert not difference
     assert difference.compared == len(before.calls) > 10
     assert difference.content().verdict == "No difference."
@@ -101,7 +101,7 @@ def test_text_and_dict() -> None:
     assert inner == ["inputs", "outputs"], "what the op ran with is what it got, and needs no row of its own"
     assert max(map(len, str(difference).splitlines())) <= 100
     data = difference.to_dict()
-    assert data["same"] is False
+    assert data["equal"] is False
     assert [Change(**change) for change in data["changes"]] == difference.changes
 
 
@@ -113,6 +113,6 @@ def test_what_was_not_kept_is_not_missed() -> None:
         return report
 
     difference = few(2).diff(few(10))
-    assert difference.same
+    assert difference.equal
     assert (difference.compared, difference.dropped) == (2, 3)
     assert "3 (not stored; see max_calls)" in str(difference)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change, changes_of
-from torch_promote.observe.divergence import Event, Kind, Run, Walk, is_random, relative_error, rounding_of
+from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change
+from torch_promote.observe.divergence import Kind
 from torch_promote.observe.events import Phase
 from torch_promote.report.base import (
     Branch,
@@ -28,14 +27,10 @@ from torch_promote.report.base import (
     module_name,
     spell_number,
 )
-from torch_promote.report.codec import encode
 
-if TYPE_CHECKING:
-    from torch_promote.observe.divergence import Gap
-    from torch_promote.observe.events import Recording
-    from torch_promote.observe.values import Values
+__all__ = ["CallSide", "Difference", "FirstCall", "ModuleGrowth", "OnlyCall", "StepDifference"]
 
-__all__ = ["CallSide", "Difference", "FirstCall", "ModuleGrowth", "OnlyCall", "StepDifference", "compare_traces"]
+_SIDES = Column("A", "dtypes"), Column("B", "dtypes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +173,11 @@ class Difference(Report):
         only_in_a: The number of the program's calls in the first trace alone, without views and casts.
         only_in_b: The number in the second trace alone.
         only: These calls, a list of `OnlyCall`.
+        unmatched: The number of contents that one trace alone has: results that no compared call reads, losses,
+            gradients and parameters. They have no error.
         growth: The errors by step, phase and module, in the order of the run: a list of `ModuleGrowth`.
-        errors: For each compared call, its number and the relative error of its results.
+        errors: Of the compared calls whose results differ, the numbers and the relative errors. Results of one trace
+            alone that stand in the same place, and that no compared call reads, are compared as well.
         environment: What differs in versions, devices and settings: by name, the values of both.
 
     Example:
@@ -193,6 +191,7 @@ class Difference(Report):
     """
 
     NOUN: ClassVar[str] = "difference"
+    FORMAT: ClassVar[str] = "torch_promote difference"
 
     changes: list[Change]
     compared: int
@@ -205,6 +204,7 @@ class Difference(Report):
     only_in_a: int = 0
     only_in_b: int = 0
     only: list[OnlyCall] = field(default_factory=list)
+    unmatched: int = 0
     growth: list[ModuleGrowth] = field(default_factory=list)
     errors: list[tuple[int, float]] = field(default_factory=list)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -213,11 +213,6 @@ class Difference(Report):
     def equal(self) -> bool:
         """Whether there are no differences: with values, whether all results have equal bits."""
         return self.kind is None if self.with_values else not self.changes
-
-    @property
-    def same(self) -> bool:
-        """The same as `equal`."""
-        return self.equal
 
     def __bool__(self) -> bool:
         return not self.equal
@@ -230,27 +225,23 @@ class Difference(Report):
         return max(found, default=0.0)
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether no relative L2 error is larger. Calls that one run alone made do not count."""
-        return self.largest <= tolerance
+        """Whether no relative L2 error is larger, and all contents were compared.
+
+        Calls of one trace alone count by what they change in the calls that read their results. Results that no
+        compared call reads, and losses, gradients and parameters, have to be in both traces.
+        """
+        return self.equal or (self.largest <= tolerance and not self.unmatched)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the differences as JSON-compatible values."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("changes", "only")]
-        data = {name: encode(getattr(self, name)) for name in names}
-        return {
-            "equal": self.equal,
-            "same": self.same,
-            **data,
-            "only": encode(self.only),
-            "changes": encode(self.changes),
-        }
+        """Returns the difference as JSON-compatible values, with `equal`."""
+        return {"equal": self.equal, **super().to_dict()}
 
     def content(self) -> Content:
         """Returns the verdict, both sides of the first call, the evidence, and where errors grow."""
         if not self.with_values:
             return self._content_of_changes()
-        title = f"difference of two runs: {self.compared:,} calls compared"
-        return Content(title, self._verdict(), list(self._facts()), list(self._parts()), good=self.equal)
+        parts = list(self._parts())
+        return Content("difference of two runs", self._verdict(), list(self._facts()), parts, good=self.equal)
 
     # --- with values
 
@@ -265,10 +256,9 @@ class Difference(Report):
         call = f"{first.op} in {module_name(first.module)}"
         call += "" if first.phase == "forward" else f" ({first.phase})"
         error = "" if first.relative_l2 is None else f" (relative L2 {spell_number(first.relative_l2)})"
-        start = f"Different from step {first.step} on:"
         if self.kind == "structure":
-            only = "A" if first.b is None else "B" if first.a is None else "both, with equal results"
-            where = f"only {only} makes it" if len(only) == 1 else "other calls take its place, with equal results"
+            only = "A" if first.b is None else "B" if first.a is None else ""
+            where = f"only {only} makes it" if only else "other calls take its place, with equal results"
             return f"Another structure in step {first.step}: {call}, {where}."
         whats = {
             "weight": f"reads another weight, {first.parameter}{error}.",
@@ -276,7 +266,7 @@ class Difference(Report):
             "policy": f"ran in another dtype or under another policy{error}.",
             "op": f"has other results on equal inputs{error}.",
         }
-        return f"{start} {call} {whats[str(self.kind)]}"
+        return f"Different from step {first.step} on: {call} {whats[str(self.kind)]}"
 
     def _facts(self) -> Iterator[Fact]:
         if self.kind is not None:
@@ -286,81 +276,52 @@ class Difference(Report):
         if self.only_in_a or self.only_in_b:
             yield "only in A", f"{self.only_in_a:,}"
             yield "only in B", f"{self.only_in_b:,}"
+        if self.unmatched:
+            yield "unmatched", f"{self.unmatched:,}", "results, losses, gradients or parameters of one run alone"
         if self.dropped:
             yield "not compared", f"{self.dropped:,} (not stored; see max_calls)"
 
     def _parts(self) -> Iterator[Part]:
-        if self.first is not None:
-            yield self._sides(self.first)
+        first = self.first
+        if first is not None:
+            sides = first.a, first.b
+            attributes = {"dtypes": "dtypes", "policy": "policy", "set by": "said_by", "line": "line"}
+            rows: list[tuple[Cell, ...]] = [
+                (name, *("-" if side is None else getattr(side, attribute) or "none" for side in sides))
+                for name, attribute in attributes.items()
+            ]
+            op = f"{first.op}.{first.overload}" if first.overload else first.op
+            place = f"{first.phase}, step {first.step}, call {first.call}"
+            yield Table(f"First: {op} in {module_name(first.module)}, {place}", ("", "A", "B"), rows)
         yield Listing("Evidence", self.evidence, most=20)
-        columns: list[Column | str] = [
-            "step",
-            *(Column(name, "number") for name in ("outputs", "losses", "gradients")),
-            Column("worst gradient", "name"),
-            Column("parameters", "number"),
-            Column("worst parameter", "name"),
-            "RNG differs",
-        ]
-        rows = [
-            (
-                one.step,
-                one.outputs,
-                one.losses,
-                one.gradients,
-                one.worst_gradient or None,
-                one.parameters,
-                one.worst_parameter or None,
-                ", ".join(one.rng) or None,
-            )
-            for one in self.steps
-            if any((one.outputs, one.losses, one.gradients, one.parameters, set(one.rng) - _SELDOM_SEEDED))
-        ]
-        yield Table("Relative L2 errors by step", columns, rows, most=10)
+        yield self._steps_table()
         yield from self._growth_parts()
+        yield self._changes_table(
+            "Other dtypes, policies and casts", {"inputs", "ran_with", "outputs", "policy", "casts"}
+        )
         environment = [(name, *values) for name, values in self.environment.items()]
         yield Table("Environment", ("setting", "A", "B"), environment, most=20)
         groups = Counter((one.run, one.op, module_name(one.module), one.phase, one.line or None) for one in self.only)
         named = [(*key, calls) for key, calls in groups.items()]
-        columns_of_calls = (
-            "run",
-            Column("op", "name"),
-            Column("module", "name"),
-            "phase",
-            Column("line", "line"),
-            "calls",
-        )
-        yield Table("Calls of one run alone", columns_of_calls, named, most=30)
+        columns = "run", Column("op", "name"), Column("module", "name"), "phase", Column("line", "line"), "calls"
+        yield Table("Calls of one run alone", columns, named, most=30)
 
-    def _sides(self, first: FirstCall) -> Table:
-        sides = first.a, first.b
-        rows: list[tuple[Cell, ...]] = [
-            (name, *("-" if side is None else getattr(side, attribute) or "none" for side in sides))
-            for name, attribute in (("dtypes", "dtypes"), ("policy", "policy"), ("set by", "said_by"), ("line", "line"))
+    def _steps_table(self) -> Table:
+        numbers = {name: Column(name, "number") for name in ("outputs", "losses", "gradients", "parameters")}
+        columns: dict[str, Column] = {"step": Column("step"), **numbers}
+        columns |= {f"worst_{name}": Column(f"worst {name}", "name") for name in ("gradient", "parameter")}
+        rows = [
+            (*(cell if (cell := getattr(one, name)) != "" else None for name in columns), ", ".join(one.rng) or None)
+            for one in self.steps
+            # Programs seldom seed the other two.
+            if set(one.rng) - {"python", "numpy"} or any(getattr(one, name) for name in numbers)
         ]
-        overload = f".{first.overload}" if first.overload else ""
-        title = f"First: {first.op}{overload} in {module_name(first.module)}, {first.phase}, call {first.call}"
-        return Table(title, ("", "A", "B"), rows)
+        return Table("Relative L2 errors by step", [*columns.values(), "RNG differs"], rows, most=10)
 
     def _growth_parts(self) -> Iterator[Part]:
-        differing = [one for one in self.growth if one.relative_l2]
-        if not differing:
-            return
-        step = differing[0].step
-        rows = [
-            (module_name(one.module), one.phase, one.calls, one.relative_l2, one.dtypes_a, one.dtypes_b)
-            for one in differing
-            if one.step == step
-        ]
-        columns = (
-            Column("module", "name"),
-            "phase",
-            "calls",
-            Column("largest", "number"),
-            Column("A", "dtypes"),
-            Column("B", "dtypes"),
-        )
-        yield Table(f"Relative L2 errors by module, step {step}", columns, rows, most=15)
         points = [(place, error) for place, error in self.errors if error > 0]
+        if not points:
+            return
         yield Chart(
             "Errors along the run",
             "scatter",
@@ -370,19 +331,23 @@ class Difference(Report):
             y_scale="log",
             note="A point for each call whose results differ. Those before the first point have equal bits.",
         )
-        worst: dict[str, float] = {}
-        dtypes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        for one in self.growth:
-            if one.step == step and one.phase == "forward":
-                worst[one.module] = max(worst.get(one.module, 0.0), one.relative_l2 or 0.0)
-                dtypes[one.module] = one.dtypes_a, one.dtypes_b
-        shares = heat_shares(list(worst.values()))
+        differing = [one for one in self.growth if one.relative_l2]
+        step = differing[0].step if differing else 0
+        forward = [one for one in self.growth if (one.step, one.phase) == (step, "forward")]
+        shares = heat_shares([one.relative_l2 or 0.0 for one in forward])
         branches = [
-            Branch(module, (error or None, *dtypes[module]), ({"heat": share},))
-            for (module, error), share in zip(worst.items(), shares, strict=True)
+            Branch(one.module, (one.relative_l2 or None, one.dtypes_a, one.dtypes_b), ({"heat": share},))
+            for one, share in zip(forward, shares, strict=True)
         ]
-        kinds = Column("relative L2", "number"), Column("A", "dtypes"), Column("B", "dtypes")
+        kinds = Column("relative L2", "number"), *_SIDES
         yield Tree("Modules", kinds, branches, ("error",), note=f"The forward of step {step}.")
+        rows = [
+            (module_name(one.module), one.phase, one.calls, one.relative_l2, one.dtypes_a, one.dtypes_b)
+            for one in differing
+            if one.step == step
+        ]
+        columns = Column("module", "name"), "phase", "calls", Column("largest", "number"), *_SIDES
+        yield Table(f"Relative L2 errors by module, step {step}", columns, rows, most=15)
 
     # --- without values
 
@@ -399,10 +364,13 @@ class Difference(Report):
         ]
         if self.dropped:
             facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
+        return Content("difference of two traces", verdict, facts, [self._changes_table("", kinds.keys())])
+
+    def _changes_table(self, title: str, whats: Collection[str]) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
         ran_as_called = {replace(change, what="ran_with") for change in self.changes if change.what == "inputs"}
         for change in self.changes:
-            if change not in ran_as_called:  # one row is enough for a call without casts
+            if change.what in whats and change not in ran_as_called:  # one row is enough for a call without casts
                 key = change.op, change.phase, change.what, change.before, change.after
                 groups.setdefault(key, Counter())[module_name(change.module)] += 1
         decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
@@ -411,335 +379,4 @@ class Difference(Report):
             for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
         ]
         columns = Column("op", "name"), "phase", "what", "before", "after", "calls", Column("modules", "code")
-        return Content("difference of two traces", verdict, facts, [Table("", columns, rows, most=30)])
-
-
-# --- comparison
-
-
-def compare_traces(before: Recording, after: Recording) -> Difference:
-    """Compares two traces: their contents if both have values, otherwise the attributes of their calls."""
-    changes, compared = changes_of(before, after)
-    dropped = before.dropped + after.dropped
-    environment = _environments(before, after)
-    if not (_has_values(before) and _has_values(after)):
-        found = Difference(changes, compared, dropped, environment=environment)
-        return replace(found, **_explain_changes(changes))
-    one, other = Run(before), Run(after)
-    walk = Walk(one, other, bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled)
-    steps = _steps(before, after, walk)
-    found = Difference(changes, len(walk.pairs), dropped, with_values=True, environment=environment, steps=steps)
-    only = _only(walk, complete=not dropped)
-    found = replace(
-        found,
-        only=only,
-        only_in_a=sum(call.run == "A" for call in only),
-        only_in_b=sum(call.run == "B" for call in only),
-        growth=_growth(walk),
-        errors=[(place, error) for place, error in enumerate(walk.errors) if error],
-    )
-    return replace(found, **_Verdict(before, after, walk, found).fields())
-
-
-#: Generators of random numbers that differ in most pairs of runs, and have an effect in few.
-_SELDOM_SEEDED = frozenset({"python", "numpy"})
-#: Names in `Recording.environment` that do not select kernels.
-_OF_NO_EFFECT = frozenset({"python", "rank"})
-
-
-def _has_values(recording: Recording) -> bool:
-    return any(values.digest for call in recording.calls for values in call.values)
-
-
-def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]]:
-    first, second = ({"torch": report.torch_version, **report.environment} for report in (one, other))
-    names = dict.fromkeys([*first, *second])
-    return {
-        name: (first.get(name, "unknown"), second.get(name, "unknown"))
-        for name in names
-        if first.get(name) != second.get(name)
-    }
-
-
-def _explain_changes(changes: Sequence[Change]) -> dict[str, Any]:
-    if not changes:
-        return {}
-    first = next((one for one in changes if one.what not in (ONLY_BEFORE, ONLY_AFTER)), changes[0])
-    is_structure = first.what in (ONLY_BEFORE, ONLY_AFTER)
-    op, _, overload = first.op.partition(".")
-    call = FirstCall(op, overload, first.module, first.phase, first.number, 0, first.line)  # type: ignore[arg-type]
-    where = f"{first.op} in {module_name(first.module)}"
-    text = f"{first.what} of {where}: {first.before or '-'} in A, {first.after or '-'} in B."
-    return {
-        "kind": "structure" if is_structure else "policy",
-        "first": call,
-        "evidence": [text, "Contents were not compared: record both runs with values."],
-        "only_in_a": sum(one.what == ONLY_BEFORE for one in changes),
-        "only_in_b": sum(one.what == ONLY_AFTER for one in changes),
-    }
-
-
-def _only(walk: Walk, *, complete: bool) -> list[OnlyCall]:
-    found = []
-    last = max((pair.one for pair in walk.pairs), default=-1), max((pair.other for pair in walk.pairs), default=-1)
-    for gap in walk.gaps:
-        for name, run, calls, end in (("A", walk.one, gap.one, last[0]), ("B", walk.other, gap.other, last[1])):
-            for i in calls:
-                call = run.calls[i]
-                if complete or i < end:
-                    found.append(OnlyCall(name, call.name, call.module, call.phase, run.steps[i], call.line))
-    return found
-
-
-def _growth(walk: Walk) -> list[ModuleGrowth]:
-    groups: dict[tuple[int, Phase, str], list[int]] = {}
-    for place, pair in enumerate(walk.pairs):
-        call = walk.one.calls[pair.one]
-        groups.setdefault((walk.one.steps[pair.one], call.phase, call.module), []).append(place)
-    found = []
-    for (step, phase, module), places in groups.items():
-        errors = [error for place in places if (error := walk.errors[place]) is not None]
-        dtypes = [
-            tuple(
-                dict.fromkeys(
-                    str(encode(info.dtype)) for place in places for info in run.calls[walk.pairs[place][side]].outputs
-                )
-            )
-            for side, run in enumerate((walk.one, walk.other))
-        ]
-        found.append(ModuleGrowth(step, phase, module, len(places), max(errors, default=None), *dtypes))
-    return found
-
-
-def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
-    outputs: dict[int, float] = {}
-    for pair, error in zip(walk.pairs, walk.errors, strict=True):
-        if error is not None:
-            step = walk.one.steps[pair.one]
-            outputs[step] = max(outputs.get(step, 0.0), error)
-    found = []
-    for number, (one, other) in enumerate(zip(before.ends, after.ends, strict=False)):
-        losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
-        gradients, worst_gradient = _worst(one.gradients, other.gradients)
-        parameters, worst_parameter = _worst(one.parameters, other.parameters)
-        rng = tuple(name for name, state in one.rng.items() if other.rng.get(name, state) != state)
-        loss = max((error for error in losses if error is not None), default=None)
-        found.append(
-            StepDifference(
-                number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter, rng
-            )
-        )
-    return found
-
-
-def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[float | None, str]:
-    errors = {
-        name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None
-    }
-    worst = max(errors, key=errors.__getitem__, default="")
-    return errors.get(worst), worst if errors.get(worst) else ""
-
-
-class _Verdict:
-    """Puts together what a walk has found."""
-
-    def __init__(self, before: Recording, after: Recording, walk: Walk, found: Difference) -> None:
-        self._before, self._after, self._walk, self._found = before, after, walk, found
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of `Difference` that say what differs, and why."""
-        walk, found = self._walk, self._found
-        event = walk.event
-        evidence: list[str] = []
-        compiled = walk.one.compiled != walk.other.compiled
-        if compiled:
-            calls = found.only_in_b if walk.one.compiled else found.only_in_a
-            name = "A" if walk.one.compiled else "B"
-            evidence.append(f"Unseen in {name}, which ran compiled code: {calls:,} calls of the other run.")
-        if event is None and walk.rounded:
-            return {"kind": "rounding", "evidence": [*self._of_rounding(), *evidence]}
-        if event is None:
-            event = self._other_event(compiled)
-        if event is None:
-            if found.largest and (compiled or walk.rounded):
-                return {"kind": "rounding", "evidence": evidence}
-            if found.largest:
-                return {
-                    "kind": "op",
-                    "evidence": ["Losses, gradients or parameters differ; no recorded call does.", *evidence],
-                }
-            return {"evidence": evidence}
-        kind, more = event.kind, list(event.evidence)
-        if event.sources:
-            kind, more = self._of_sources(event)
-        return {
-            "kind": kind,
-            "first": self._first(event, kind),
-            "evidence": [*more, *self._of_environment(kind), *evidence],
-        }
-
-    def _other_event(self, compiled: bool) -> Event | None:
-        """The event if results do not tell: calls of one run alone, views, or what compiled code computed."""
-        walk, found = self._walk, self._found
-        if compiled:
-            for step in found.steps:
-                errors = [error for error in (step.losses, step.gradients, step.parameters) if error]
-                if max(errors, default=0.0) > _MOST_OF_COMPILED:
-                    evidence = ("Losses, gradients or parameters differ by more than rounding.",)
-                    return Event("op", None, None, max(errors), evidence=evidence, op="torch.compile", module="")
-            return None
-        if found.largest:
-            return walk.reordered()
-        for gap in walk.gaps:
-            if self._counts(gap):
-                side = "both" if gap.one and gap.other else "A" if gap.one else "B"
-                text = "Other calls take their place, and their results have equal bits."
-                text = text if side == "both" else f"Only {side} makes it, and what is read after it has equal bits."
-                one, other = walk.first_of(gap)
-                return Event("structure", one, other, 0.0, evidence=(text,))
-        return None
-
-    def _counts(self, gap: Gap) -> bool:
-        """Whether calls of one run alone are the program's: what a backward calls depends on PyTorch's version."""
-        calls = [self._walk.one.calls[i] for i in gap.one] + [self._walk.other.calls[i] for i in gap.other]
-        if self._found.dropped and not (gap.one and gap.other):
-            return False
-        if "torch" in self._found.environment:
-            return any(call.phase in ("forward", "recompute") for call in calls)
-        return True
-
-    def _first(self, event: Event, kind: Kind) -> FirstCall:
-        walk = self._walk
-        pair = event.one, event.other
-        sides: list[CallSide | None] = []
-        for run, i in zip((walk.one, walk.other), pair, strict=True):
-            call = None if i is None else run.calls[i]
-            sides.append(None if call is None else CallSide(call.dtypes, call.policy_name, call.said_by, call.line))
-        run, i = (walk.one, pair[0]) if pair[0] is not None else (walk.other, pair[1])
-        if i is None:
-            return FirstCall(event.op, "", event.module or "", "forward", 0, 0, "", event.error)
-        call = run.calls[i]
-        same = (
-            one for one in run.calls[:i] if (one.name, one.module, one.phase) == (call.name, call.module, call.phase)
-        )
-        return FirstCall(
-            event.op or call.op,
-            "" if event.op else call.overload,
-            call.module if event.module is None else event.module,
-            call.phase,
-            sum(1 for _ in same),
-            run.steps[i],
-            call.line,
-            event.error,
-            event.parameter if kind == "weight" and event.parameter else None,
-            *sides,
-        )
-
-    # --- evidence
-
-    def _of_sources(self, event: Event) -> tuple[Kind, list[str]]:
-        """The cause if parameters or inputs differ, and what shows it."""
-        walk, kind = self._walk, event.kind
-        if kind == "policy":
-            a, b = event.sources[0]
-            dtypes = walk.one.sources[-1 - a].info.dtype, walk.other.sources[-1 - b].info.dtype
-            what = event.parameter or "Its input"
-            return kind, [
-                f"{what} is {encode(dtypes[0])} in A and {encode(dtypes[1])} in B, with equal numbers but for rounding."
-            ]
-        weights = [
-            name
-            for name, source in walk.one.named.items()
-            if name in walk.other.named and source.values.digest != walk.other.named[name].values.digest
-        ]
-        batches = self._differing_inputs()
-        rng = [step.step for step in self._found.steps if set(step.rng) - _SELDOM_SEEDED]
-        seeded = bool(rng and rng[0] == 0) or self._draws_differ()
-        if weights and batches and seeded:
-            return "input", [
-                f"Random numbers differ from the start, and with them inputs and {len(weights):,} parameters: a seed.",
-                *self._of_rng(),
-            ]
-        if kind == "weight":
-            evidence = []
-            if event.parameter:
-                one, other = walk.one.named[event.parameter].values, walk.other.named[event.parameter].values
-                evidence.append(
-                    f"{event.parameter} differs when it is first read: relative L2 {spell_number(event.error)}, "
-                    f"largest magnitude {spell_number(one.amax)} in A and {spell_number(other.amax)} in B."
-                )
-            count = len(walk.one.named.keys() & walk.other.named.keys())
-            evidence.append(f"Of {count:,} parameters and buffers that are read, {len(weights):,} differ.")
-            if self._draws_differ():
-                evidence.append("They were initialized with other random numbers.")
-            return kind, [*evidence, *(["Inputs differ, too."] if batches else [])]
-        return kind, [
-            *self._of_batch(event),
-            *self._of_rng(),
-            *([f"So do {len(weights):,} parameters."] if weights else []),
-        ]
-
-    def _of_batch(self, event: Event) -> Iterator[str]:
-        walk = self._walk
-        a, b = next((a, b) for a, b in event.sources)
-        one, other = walk.one.sources[-1 - a], walk.other.sources[-1 - b]
-        yield f"Its input {one.info.name} has other contents, and comes from outside of the recorded calls."
-        steps = (
-            sorted(walk.other.batches.get(one.values.digest, ())),
-            sorted(walk.one.batches.get(other.values.digest, ())),
-        )
-        for name, found, theirs in (("A", steps[0], "B"), ("B", steps[1], "A")):
-            if found:
-                yield f"What {name} reads here, {theirs} reads in step {found[0]}: batches come in another order."
-                return
-        x, y = one.values, other.values
-        if x.amax is not None and x.amax == y.amax and x.l2 and y.l2 and math.isclose(x.l2, y.l2, rel_tol=1e-9):
-            yield "Both have the same largest magnitude and L2 norm: probably the same rows in another order."
-
-    def _of_rng(self) -> Iterator[str]:
-        for step in self._found.steps:
-            if step.rng:
-                yield f"The states of random number generators differ from step {step.step} on: {', '.join(step.rng)}."
-                return
-
-    def _draws_differ(self) -> bool:
-        """Whether parameters were initialized with other random numbers in the recordings."""
-        draws = [
-            [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)]
-            for run in (self._walk.one, self._walk.other)
-        ]
-        return any(one and other and one != other for one, other in zip(*draws, strict=False))
-
-    def _differing_inputs(self) -> bool:
-        one, other = self._walk.one.read_forward, self._walk.other.read_forward
-        return one != other
-
-    def _of_environment(self, kind: Kind) -> Iterator[str]:
-        if kind == "op":
-            names = [name for name in self._found.environment if name not in _OF_NO_EFFECT]
-            if names:
-                yield f"These differ between the runs: {', '.join(names)}."
-            else:
-                yield "Versions, devices and settings are equal: the program calls another kernel or other arguments."
-        if kind == "input":
-            first = self._walk.event
-            if first is not None and not first.sources:
-                yield from self._of_rng()
-
-    def _of_rounding(self) -> Iterator[str]:
-        walk = self._walk
-        pair, error = walk.rounded[0]
-        call = walk.one.calls[pair.one]
-        yield (
-            f"It starts in {call.op} in {module_name(call.module)}, step {walk.one.steps[pair.one]}: on equal inputs, "
-            f"its results differ by {spell_number(error)}, within the rounding of its dtype, "
-            f"{spell_number(rounding_of(call))}."
-        )
-        yield f"Calls with equal inputs whose results differ: {len(walk.rounded):,}, all by rounding."
-        names = [name for name in self._found.environment if name not in _OF_NO_EFFECT]
-        yield f"What may select other kernels: {', '.join(names) or 'compiled code'}."
-        yield f"The error grows to {spell_number(self._found.largest)}."
-
-
-#: The error of losses, gradients and parameters that compiled code may cause by rounding.
-_MOST_OF_COMPILED = 2e-2
+        return Table(title, columns, rows, most=30)

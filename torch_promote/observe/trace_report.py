@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference, compare_traces
+from torch_promote.observe.difference import Difference
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_CALLS,
@@ -47,6 +47,7 @@ from torch_promote.observe.findings import (
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.observe.recording_file import is_recording, read_recording
 from torch_promote.observe.values import NonfiniteValues, Values
+from torch_promote.observe.verdict import compare_traces
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Column,
