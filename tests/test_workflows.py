@@ -89,10 +89,12 @@ def test_pre_commit_has_the_tools_of_make_lint() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
     pinned = {tuple(each.split("==")) for hook in hooks for each in hook.get("additional_dependencies", ())}
-    assert pinned == {*lint.items()} - {("mypy", lint["mypy"])}
-    assert {Path(hook["entry"].split()[0]).name for hook in hooks} == {*lint}
+    whole = "pyright[nodejs]"  # it judges the package as a whole, which takes too long for each commit
+    assert pinned == {*lint.items()} - {("mypy", lint["mypy"]), (whole, lint[whole])}
+    assert {Path(hook["entry"].split()[0]).name for hook in hooks} == {*lint} - {whole}
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
-    assert {Path(line.split()[0]).name for line in recipe.splitlines()} == {*lint}
+    words = {Path(word).name for word in recipe.replace("$(PYRIGHT)", "pyright").split()}
+    assert {name.partition("[")[0] for name in lint} <= words
     (pattern,) = [hook["files"] for hook in hooks if hook["id"] == "clang-format"]
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     (line,) = [line for line in recipe.splitlines() if "clang-format" in line]

@@ -411,7 +411,7 @@ def with_call(call: list[Any]) -> Callable[[list[Any]], list[Any]]:
         (lambda lines: [lines[0], ["what", 1], *lines[1:]], "line 2 is wrong"),
         (lambda lines: [lines[0], [0, 0]], "line 2"),
         (with_call([9999, 0]), "there is no definition 9999"),
-        (with_call([0, 0, [[-77]]]), "reads what is not in the file"),
+        (with_call([0, 0, [[-77]]]), r"calls\[\d+\].reads names what is neither"),
         (with_call([0, 0, [[-77]], [1], 5]), "is wrong"),
         (with_call([True, 0]), "there is no definition True"),
         (with_call(["values", ["0", 1, 1.0, 1.0, 0.0, 0.0, "abc"]]), "a sketch has 16 numbers"),

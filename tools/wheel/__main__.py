@@ -178,7 +178,7 @@ def _test(wheel: Path, base: Path, folder: Path, arguments: Sequence[str]) -> di
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     one = commands.add_parser("build", help="compile the extensions and write the wheel")
     one.add_argument("torches", nargs="+", metavar="TORCH", help="a version of PyTorch, or the path of a python")
     one.add_argument("--extensions", action="store_true", help="only compile, into build/wheel/")
@@ -188,6 +188,8 @@ def main() -> int:
     one.add_argument("--wheel", type=Path, help="default: that of this Python in dist/")
     one.add_argument("--pytest", nargs="+", default=[], help=f"arguments of pytest; default: {' '.join(TESTS)}")
     arguments = parser.parse_args()
+    if arguments.command is None:
+        parser.error("name a command: build or test")
     try:
         if arguments.command == "test":
             wheel = arguments.wheel or next((ROOT / "dist").glob(f"*-cp{TAG.partition('-')[2]}-*.whl"))

@@ -29,7 +29,7 @@ from torch_promote.observe.events import Call, Recording, Source, Step, TensorIn
 from torch_promote.observe.values import Values, pack_sketch, unpack_sketch
 from torch_promote.report.codec import decode, decode_record, encode
 
-__all__ = ["SUFFIX", "RecordingFile", "is_recording", "read_recording"]
+__all__ = ["SUFFIX", "RecordingFile", "check_reads", "is_recording", "read_recording"]
 
 SUFFIX = ".jsonl.gz"
 _FORMAT, _VERSION = "torch_promote recording", 1
@@ -203,6 +203,17 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).endswith(SUFFIX)
 
 
+def check_reads(report: Recording) -> None:
+    """Raises ValueError if a call of a report reads what it does not have, or a source was written by such a call."""
+    sources, calls = len(report.sources), len(report.calls) + report.dropped
+    for number, call in enumerate(report.calls):
+        if any(not -sources <= one < number for read in call.reads for one in read):
+            raise ValueError(f"calls[{number}].reads names what is neither in calls nor in sources")
+    for number, source in enumerate(report.sources):
+        if any(not 0 <= one < calls for one in source.written_by):
+            raise ValueError(f"sources[{number}].written_by names what is not in calls")
+
+
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     """Fills an empty report from a file.
 
@@ -228,6 +239,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     read = decode_record({"torch_version": str, "environment": dict[str, str]}, header)
     report.torch_version, report.environment = read["torch_version"], read["environment"]
     end = _Reader(report).read(lines[1:])
+    check_reads(report)
     for name, value in decode_record(_END, end).items() if end is not None else ():
         setattr(report, name, value)
     if end is None or rest or not decompressor.eof:
@@ -293,9 +305,6 @@ class _Reader:
             reads=tuple(tuple(one if one < 0 else number - one for one in read) for read in reads),
             values=tuple(_at(self._values, one) for one in values),
         )
-        sources = len(self._report.sources)
-        if any(not -sources <= one < number for read in call.reads for one in read):
-            raise ValueError(f"call {number} reads what is not in the file")
         self._report.add(call)
 
 

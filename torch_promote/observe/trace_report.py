@@ -45,7 +45,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.recording_file import is_recording, read_recording
+from torch_promote.observe.recording_file import check_reads, is_recording, read_recording
 from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.observe.verdict import compare_traces
 from torch_promote.reference.dtypes import dtype_name
@@ -440,6 +440,7 @@ class TraceReport(Recording, Report):
             setattr(report, name, read[name])
         report.asked = decode_list(data, "asked", lambda one: decode_record(_ASKED, one))
         _ = report.first_nonfinite  # raises IndexError if there is no such call
+        check_reads(report)
         return report
 
     def __repr__(self) -> str:
