@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +114,48 @@ def test_a_planted_change_is_found(change: str, tmp_path: Path) -> None:
     assert not difference.equal
 
 
+class Small(nn.Module):
+    """A small program, whose changes are hard to attribute."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change = change
+        self.inp, self.norm, self.rnn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.inp(x))
+        y = functional.relu(y.float()).to(y.dtype) if self.change == "relu in float32" else functional.relu(y)
+        y = self.rnn(y.flatten(2).transpose(1, 2))[0]
+        return y.sum(1) / y.shape[1] if self.change == "sum for mean" else y.mean(1)
+
+
+#: Programs of one step in bfloat16: a dtype behind an op with several results; a target that is only read through
+#: views; another backward with equal bits; another initialization, of which what an RNN saves for its backward depends.
+SMALL = {
+    "relu in float32": ("policy", "aten::relu", "", None),
+    "target": ("input", "aten::mse_loss", "", None),
+    "sum for mean": ("structure", "aten::mean", "", None),
+    "seeds": ("weight", "aten::conv2d", "inp", "inp.weight"),
+}
+
+
+@pytest.mark.parametrize("change", SMALL)
+def test_a_change_in_a_small_program_is_found(change: str) -> None:
+    def run(change: str) -> TraceReport:
+        torch.manual_seed(1 if change == "seeds" else 0)
+        model = Small(change).bfloat16()
+        generator = torch.Generator().manual_seed(2)
+        x = torch.randn(4, 3, 6, 6, generator=generator).bfloat16()
+        target = torch.full((4, 4), 0.5 if change == "target" else 0.0, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with tp.trace(model, values=True) as report:
+            functional.mse_loss(model(x), target).backward()
+            optimizer.step()
+        return report
+
+    assert told(run("").diff(run(change))) == SMALL[change]
+
+
 def test_equal_runs() -> None:
     difference = record("").diff(record(""))
     assert difference.equal
@@ -151,6 +195,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = tmp_path / "diff.html"
     assert main(["diff", *files, "--html", str(page)]) == 1
     assert f"{PLACE}.up.weight" in page.read_text()
+
+
+def test_the_text_shows_both_sides() -> None:
+    """In 80 and 100 columns: the verdict, both sides of the first call, and what else differs."""
+    texts = [record("", autocast=True).diff(record("override", autocast=True)).text(width) for width in (80, 100)]
+    for text, width in zip(texts, (80, 100), strict=True):
+        assert max(map(len, text.splitlines())) <= width
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        assert "First: aten::gelu in 0, forward, step 0, call 0" in lines
+        assert "policy none fp32" in lines
+        assert "Other dtypes, policies and casts" in lines
+    assert "gelu forward policy none fp32 8 0; 3 more" in [" ".join(line.split()) for line in texts[1].splitlines()]
+
+
+def test_a_call_of_one_run_alone_has_its_effect_in_the_verdict() -> None:
+    verdicts = [record("").diff(record(change)).content().verdict for change in ("relu", "clone")]
+    assert re.search(
+        r"aten::relu in 2, only B makes it, and later results differ \(relative L2 0\.\d+\)\.$", verdicts[0]
+    )
+    assert verdicts[1].endswith("aten::clone in 2, only B makes it.")
 
 
 def run_of(program: Callable[[torch.Tensor], object]) -> TraceReport:
@@ -203,6 +267,80 @@ def test_a_saved_difference_is_read_again(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "difference.json").read_text())
     assert set(data) >= {"equal", "first", "kind", "steps", "only_in_a", "only_in_b"}
     assert set(data["first"]) >= {"op", "module", "phase", "call", "line", "relative_l2", "parameter"}
+
+
+def test_what_a_tolerance_excuses_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / f"{name}.jsonl.gz") for name in ("one", "more", "other")]
+    x = torch.linspace(0.1, 1.0, 32)
+    with tp.trace(record=files[0]):
+        x.exp()
+    with tp.trace(record=files[1]):
+        x.exp(), x.sin()
+    with tp.trace(record=files[2]):
+        x.exp2()
+    for file, tolerance, status, text in (
+        (files[0], "0", 0, "error, 0, is within 0."),
+        (
+            files[1],
+            "0.5",
+            1,
+            "is within 0.5. 1 results, losses, gradients or parameters of one run alone have no error",
+        ),
+        (files[2], "0.5", 0, "is within 0.5."),
+        (files[2], "1e-3", 1, "is over 0.001."),
+    ):
+        assert main(["diff", files[0], file, "--tolerance", tolerance]) == status
+        assert text in capsys.readouterr().err
+
+
+MISUSE = {
+    "a folder with several": (
+        ["two", "two"],
+        r"one recording, \*.jsonl.gz. Found: run.rank0.jsonl.gz, run.rank1.jsonl.gz. "
+        r"Name one of them, or choose a rank with --rank",
+    ),
+    "a rank that is not there": (["two", "two", "--rank", "7"], r"\*.rank7.jsonl.gz. Found: run.rank0.jsonl.gz"),
+    "another rank's file": (["two/run.rank1.jsonl.gz", "two", "--rank", "3"], r"no file 'two/run.rank3.jsonl.gz'"),
+    "an empty folder": (["empty", "two"], r"Found: none. `torch-promote trace --record"),
+    "no file": (["none.jsonl.gz", "two"], r"there is no file 'none.jsonl.gz'. `torch-promote trace --record"),
+    "another file": (
+        ["notes.txt", "two"],
+        r"'notes.txt' is neither a recording, \*.jsonl.gz, nor a saved trace, \*.json",
+    ),
+    "a run that was stopped early": (["stopped.jsonl.gz", "two/run.rank0.jsonl.gz"], r"'stopped.jsonl.gz' has no call"),
+    "a negative tolerance": (["two", "two", "--tolerance", "-1"], r"-1 is not a relative L2 error, a number from 0 up"),
+    "an infinite tolerance": (["two", "two", "--tolerance", "inf"], r"inf is not a relative L2 error"),
+    "a tolerance without values": (
+        ["run.json", "run.json", "--tolerance", "1"],
+        r"compares contents, and a file has none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_of_the_command(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("two").mkdir()
+    Path("notes.txt").write_text("notes")
+    for name in ("two/run.rank0.jsonl.gz", "two/run.rank1.jsonl.gz"):
+        with tp.trace(record=name) as report:
+            torch.ones(2).exp()
+    with tp.trace() as report:
+        torch.ones(2).exp()
+    report.save("run.json")
+    header = gzip.decompress(Path("two/run.rank0.jsonl.gz").read_bytes()).splitlines(keepends=True)[0]
+    Path("stopped.jsonl.gz").write_bytes(gzip.compress(header))
+    words, message = MISUSE[case]
+    status: object = None
+    try:
+        status = main(["diff", *words])
+    except SystemExit as exit_of_argparse:
+        status = exit_of_argparse.code
+    assert status == 2
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 
 def test_ranks(tmp_path: Path) -> None:

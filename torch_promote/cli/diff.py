@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 
 from torch_promote.cli.output import file, natural, say, show
 from torch_promote.errors import OptionError
 from torch_promote.observe.difference import Difference
+from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.report.base import spell_number
 
@@ -25,7 +27,7 @@ kinds of differences:
   weight     another parameter or buffer: initialization, or another checkpoint
   op         a call with equal inputs has other results: kernel or arguments
   rounding   other kernels round differently; no call is to blame
-  structure  calls of one run alone, without an effect on the others
+  structure  a call that one run alone makes
 
 Errors are relative L2 norms, estimated from the sketches in the recordings.
 """
@@ -33,24 +35,36 @@ Errors are relative L2 norms, estimated from the sketches in the recordings.
 EPILOG = """\
 examples:
   torch-promote trace --record a.jsonl.gz train.py
-                                                 first: record each run
+                                                 first: record each run, there
+                                                 or here, and copy the files
   torch-promote diff a.jsonl.gz b.jsonl.gz       the first call that differs
   torch-promote diff a.jsonl.gz b.jsonl.gz --html diff.html
                                                  a page to open in a browser
-  torch-promote diff a.jsonl.gz b.jsonl.gz --tolerance 1e-5
-                                                 is this close enough?
-  torch-promote diff here/ there/ --rank 3       rank 3 of two jobs
   torch-promote diff run.rank0.jsonl.gz run.rank3.jsonl.gz
                                                  two ranks of one job
+  torch-promote diff here/ there/ --rank 3       rank 3 of two jobs, each of
+                                                 which has a folder
+  torch-promote trace --stock --record stock.jsonl.gz train.py
+  torch-promote trace --record ours.jsonl.gz train.py
+  torch-promote diff stock.jsonl.gz ours.jsonl.gz
+                                                 does this package compute the
+                                                 bits of PyTorch's autocast?
+  torch-promote diff good.jsonl.gz new.jsonl.gz --tolerance 1e-5
+                                                 in CI: fail if an error is
+                                                 larger than rounding
 
 Files of `torch-promote trace --json` can be compared, too. Without --values,
-only their dtypes, policies and casts are.
+only their dtypes, policies and casts are. For tests, there is a pytest option,
+--record-numerics=DIR.
 
 exit status: 0 if the runs are equal, or within --tolerance; 1 if they differ.
 2 if the command line is invalid, or a file is not a recording.
 """
 
-_SUFFIXES = (".jsonl.gz", ".json")
+_RECORD = f"`torch-promote trace --record F{SUFFIX} train.py` records a run."
+_MOST_NAMES = 5
+#: The number of calls from which a comparison takes more than a few seconds.
+_MANY = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         metavar="X",
         type=_tolerance,
-        help="exit with 0 if no relative L2 error of a result, loss, gradient or parameter is larger",
+        help="exit with 0 if no relative L2 error of a result, loss, gradient or parameter is larger, and no run alone "
+        "has any that no compared call reads",
     )
     parser.add_argument("--rank", metavar="N", type=natural, help="compare this rank of both jobs")
 
@@ -74,64 +89,64 @@ def _tolerance(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if value >= 0:
+    if 0 <= value < math.inf:
         return value
-    raise argparse.ArgumentTypeError(f"{text} is not a number, 0 or more")
+    raise argparse.ArgumentTypeError(f"{text} is not a relative L2 error, a number from 0 up")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     paths = [_find(path, arguments.rank) for path in (arguments.a, arguments.b)]
     one, other = (TraceReport.load(path) for path in paths)
+    for name, report in zip(paths, (one, other), strict=True):
+        if not report.calls:
+            raise OptionError(f"{str(name)!r} has no call: its program ran no op, or was stopped early. {_RECORD}")
     if len(one.calls) + len(other.calls) > _MANY:
         say(f"torch-promote: comparing {len(one.calls):,} with {len(other.calls):,} calls ...")
     difference = one.diff(other)
     tolerance = arguments.tolerance
     if tolerance is not None and not difference.with_values:
-        raise OptionError(
-            "--tolerance needs recordings with values. `torch-promote trace --record F.jsonl.gz train.py` writes them."
-        )
+        raise OptionError(f"--tolerance compares contents, and a file has none. {_RECORD}")
     if arguments.html is not None:
         difference.save(arguments.html)
     show(difference.to_dict(), [difference], arguments.json)
     return _status(difference, tolerance)
 
 
-#: The number of calls from which a comparison takes more than a few seconds.
-_MANY = 100_000
-
-
 def _status(difference: Difference, tolerance: float | None) -> int:
     if tolerance is None:
         return int(bool(difference))
-    if difference.is_within(tolerance):
-        return 0
-    largest = spell_number(difference.largest)
-    say(f"torch-promote: the largest relative L2 error, {largest}, is over {spell_number(tolerance)}.")
-    return 1
+    within = difference.is_within(tolerance)
+    verdict = "within" if difference.largest <= tolerance else "over"
+    text = f"the largest relative L2 error, {spell_number(difference.largest)}, is {verdict} {spell_number(tolerance)}"
+    if difference.unmatched and not within:
+        what = f"{difference.unmatched:,} results, losses, gradients or parameters"
+        text += f". {what} of one run alone have no error, so no tolerance covers them"
+    say(f"torch-promote: {text}.")
+    return int(not within)
 
 
 def _find(name: str, rank: int | None) -> Path:
     """Returns the file of a run, for one rank.
 
     Raises:
-        OptionError: There is none, or a folder has several.
+        OptionError: There is none, a folder has several, or the name is not that of a recording or a saved trace.
     """
     path = Path(name)
     if path.is_dir():
-        end = f".rank{rank}.jsonl.gz" if rank is not None else ".jsonl.gz"
-        found = sorted(one for one in path.iterdir() if one.name.endswith(end))
+        names = sorted(one.name for one in path.iterdir() if one.name.endswith(SUFFIX))
+        end = SUFFIX if rank is None else f".rank{rank}{SUFFIX}"
+        found = [one for one in names if one.endswith(end)]
         if len(found) == 1:
-            return found[0]
-        names = ", ".join(one.name for one in found[:5]) or "none"
-        remedy = "Name one of them, or choose a rank with --rank." if found else "Name a file."
-        raise OptionError(f"the folder {name!r} has to have one recording, *{end}. Found: {names}. {remedy}")
+            return path / found[0]
+        listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        remedy = "Name one of them, or choose a rank with --rank." if names else _RECORD
+        raise OptionError(f"the folder {name!r} has to have one recording, *{end}. Found: {listed or 'none'}. {remedy}")
+    suffix = next((end for end in (SUFFIX, ".json") if name.endswith(end)), None)
+    if suffix is None:
+        raise OptionError(f"{name!r} is neither a recording, *{SUFFIX}, nor a saved trace, *.json. {_RECORD}")
     if rank is not None:
-        suffix = next((end for end in _SUFFIXES if name.endswith(end)), "")
-        if suffix:
-            path = Path(f"{name.removesuffix(suffix)}.rank{rank}{suffix}")
+        path = Path(f"{re.sub(r'[.]rank[0-9]+$', '', name.removesuffix(suffix))}.rank{rank}{suffix}")
     if not path.is_file():
-        raise OptionError(
-            f"there is no file {str(path)!r}. `torch-promote trace --record F.jsonl.gz train.py` records a run."
-        )
+        raise OptionError(f"there is no file {str(path)!r}. {_RECORD}")
     return path

@@ -259,6 +259,7 @@ class Difference(Report):
         if self.kind == "structure":
             only = "A" if first.b is None else "B" if first.a is None else ""
             where = f"only {only} makes it" if only else "other calls take its place, with equal results"
+            where += f", and later results differ{error}" if only and first.relative_l2 else ""
             return f"Another structure in step {first.step}: {call}, {where}."
         whats = {
             "weight": f"reads another weight, {first.parameter}{error}.",
@@ -296,9 +297,8 @@ class Difference(Report):
         yield Listing("Evidence", self.evidence, most=20)
         yield self._steps_table()
         yield from self._growth_parts()
-        yield self._changes_table(
-            "Other dtypes, policies and casts", {"inputs", "ran_with", "outputs", "policy", "casts"}
-        )
+        whats = "inputs", "ran_with", "outputs", "policy", "casts"
+        yield self._changes_table("Other dtypes, policies and casts", whats, ("A", "B"))
         environment = [(name, *values) for name, values in self.environment.items()]
         yield Table("Environment", ("setting", "A", "B"), environment, most=20)
         groups = Counter((one.run, one.op, module_name(one.module), one.phase, one.line or None) for one in self.only)
@@ -313,7 +313,8 @@ class Difference(Report):
         rows = [
             (*(cell if (cell := getattr(one, name)) != "" else None for name in columns), ", ".join(one.rng) or None)
             for one in self.steps
-            if one.rng or any(getattr(one, name) for name in numbers)
+            # Programs seldom seed the other two.
+            if set(one.rng) - {"python", "numpy"} or any(getattr(one, name) for name in numbers)
         ]
         return Table("Relative L2 errors by step", [*columns.values(), "RNG differs"], rows, most=10)
 
@@ -356,16 +357,18 @@ class Difference(Report):
         calls = {(change.phase, change.module, change.op, change.number) for change in self.changes}
         differing = len(calls) - kinds[ONLY_BEFORE] - kinds[ONLY_AFTER]
         verdict = f"{differing:,} of {self.compared:,} calls differ." if self.changes else "No difference."
-        facts = [
+        facts: list[Fact] = [
             ("compared", f"{self.compared:,}"),
             ("differing", f"{differing:,}"),
             *((what, f"{kinds[what]:,}") for what in (ONLY_BEFORE, ONLY_AFTER)),
+            ("contents", "not compared", "record both runs with values"),
         ]
         if self.dropped:
             facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
-        return Content("difference of two traces", verdict, facts, [self._changes_table("", kinds.keys())])
+        parts = [self._changes_table("", kinds.keys(), ("before", "after"))]
+        return Content("difference of two traces", verdict, facts, parts)
 
-    def _changes_table(self, title: str, whats: Collection[str]) -> Table:
+    def _changes_table(self, title: str, whats: Collection[str], sides: tuple[str, str]) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
         ran_as_called = {replace(change, what="ran_with") for change in self.changes if change.what == "inputs"}
         for change in self.changes:
@@ -377,5 +380,5 @@ class Difference(Report):
             (*key, modules.total(), modules)
             for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
         ]
-        columns = Column("op", "name"), "phase", "what", "before", "after", "calls", Column("modules", "code")
+        columns = Column("op", "name"), "phase", "what", *sides, "calls", Column("modules", "code")
         return Table(title, columns, rows, most=30)

@@ -171,6 +171,8 @@ class Run:
         )
         #: Digests of the inputs that calls of a step read, with the step.
         self.batches: dict[str, set[int]] = {}
+        #: Those that the forward reads.
+        self.read_forward: set[str] = set()
         self.named = {source.name: source for source in reversed(self.sources) if source.name}
         #: By step, the digests of the inputs in the order of their first calls, with the call and the source.
         self.inputs: dict[int, dict[str, tuple[int, int]]] = {}
@@ -180,6 +182,8 @@ class Run:
                 if root < 0 and self.sources[-1 - root].kind == "input":
                     digest = self.sources[-1 - root].values.digest
                     self.batches.setdefault(digest, set()).add(self.steps[i])
+                    if self.calls[i].phase == "forward":  # a backward also reads what an op has saved for itself
+                        self.read_forward.add(digest)
                     if not self.is_transparent(i):
                         self.inputs.setdefault(self.steps[i], {}).setdefault(digest, (i, root))
 
@@ -236,8 +240,9 @@ class Run:
         call = self.calls[i]
         found: list[str] = []
         for writer in call.reads[place] if place < len(call.reads) else ():
-            root = writer if converted else self.chain(writer)[-1]
-            found += self.digests(root, call.inputs[place] if root == writer else None)
+            chain = [writer] if converted else self.chain(writer)
+            info = call.inputs[place] if len(chain) == 1 else self.calls[chain[-2]].inputs[0]
+            found += self.digests(chain[-1], info)
         return tuple(found) if all(found) else ()
 
     def results(self, i: int) -> tuple[str, ...]:
@@ -432,6 +437,8 @@ class Walk:
             return
         if differing and not self._places(pair, converted=False):
             differing = []  # equal but for conversions
+        if same:
+            differing = [place for place in differing if self._is_comparable(pair, place)]
         if differing:
             event = self._of_inputs(pair, differing, error)
             if event is not None:
@@ -464,6 +471,19 @@ class Walk:
                 if one and other and one != other:
                     found.append(place)
         return found
+
+    def _is_comparable(self, pair: Pair, place: int) -> bool:
+        """Whether what wrote an input has as many elements in both runs. Otherwise, the runs read it by other views."""
+        one, other = self._written(pair, place)
+        return len(one) != 1 or len(other) != 1 or one[0].count == other[0].count
+
+    def _written(self, pair: Pair, place: int) -> tuple[tuple[Values, ...], tuple[Values, ...]]:
+        """What the last call that wrote an input computed, in both runs."""
+        found: list[tuple[Values, ...]] = []
+        for run, k in ((self.one, pair.one), (self.other, pair.other)):
+            writer = run.chain(run.calls[k].reads[place][-1])[-1]
+            found.append((run.sources[-1 - writer].values,) if writer < 0 else run.calls[writer].values)
+        return found[0], found[1]
 
     def _writers(self, side: int, i: int, place: int) -> set[int]:
         run = (self.one, self.other)[side]
@@ -531,12 +551,8 @@ class Walk:
 
     def _input_error(self, pair: Pair, place: int) -> float | None:
         """The relative error of an input of a call."""
-        found = []
-        for run, k in ((self.one, pair.one), (self.other, pair.other)):
-            writer = run.chain(run.calls[k].reads[place][-1])[-1]
-            values = (run.sources[-1 - writer].values,) if writer < 0 else run.calls[writer].values
-            found.append(values[:1])
-        return relative_error(found[0][0], found[1][0]) if all(found) else None
+        one, other = self._written(pair, place)
+        return relative_error(one[0], other[0]) if one and other else None
 
     def _of_compiled(self, gap: Gap, pair: Pair, error: float | None) -> Event | None:
         """What explains that a call reads what a compiled function computed in one of the runs."""
@@ -658,7 +674,11 @@ class Walk:
         if not (gap.one and gap.other) or (gap.tainted and self.rounded):
             return False
         last = self.one.results(gap.one[-1]), self.other.results(gap.other[-1])
-        return bool(last[0] and last[1] and last[0] != last[1])
+        counts = [
+            [values.count for values in run.calls[calls[-1]].values]
+            for run, calls in ((self.one, gap.one), (self.other, gap.other))
+        ]
+        return bool(last[0] and last[1] and last[0] != last[1] and counts[0] == counts[1])
 
     def first_of(self, gap: Gap) -> tuple[int | None, int | None]:
         """The first call of a gap in each run."""

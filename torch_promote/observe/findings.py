@@ -328,11 +328,17 @@ def is_uninitialized(op: str) -> bool:
     return _UNINITIALIZED.match(op) is not None
 
 
+#: Ops that return views, which their schemas do not say.
+_UNDECLARED_VIEWS = ("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_")
+
+
 @functools.lru_cache(maxsize=4096)
 def is_view(name: str) -> bool:
     """Whether an op returns a view of an argument, whose values another call has computed."""
     if name.startswith(("aten::to.", "aten::contiguous")):
         return False  # only if there is nothing to do
+    if name.startswith(_UNDECLARED_VIEWS):
+        return True
     try:
         schema = find_overload(name)._schema
     except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):

@@ -324,7 +324,7 @@ class _Verdict:
             for name, source in walk.one.named.items()
             if name in walk.other.named and source.values.digest != walk.other.named[name].values.digest
         ]
-        batches = walk.one.batches.keys() != walk.other.batches.keys()
+        batches = walk.one.read_forward != walk.other.read_forward
         rng = [step.step for step in self._found.steps if set(step.rng) - {"python", "numpy"}]
         seeded = bool(rng and rng[0] == 0) or self._draws_differ()
         if weights and batches and seeded:
