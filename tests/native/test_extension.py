@@ -145,12 +145,12 @@ UNKNOWN = ("2.10.0", "2.16.0", "2.16.0.dev20260101+cpu", f"{MINOR}.0a0+git1a2b3c
 
 
 def test_an_unknown_torch_is_an_error_with_the_command_that_compiles(installation: Installation) -> None:
-    for minor in ("2.9", "2.11", MINOR):
+    for minor in ("2.8", "2.9", MINOR):
         installation.put(f"_extensions/_C-torch{minor}{building.SUFFIX}", b"not an extension")
     for version in UNKNOWN:
         assert installation.error(version) == (
             f"torch_promote.errors.ExtensionError: torch {version} is running, and torch_promote has no extension for "
-            f"it: it has those for the releases of torch 2.9, 2.11, {MINOR}. `torch-promote build` compiles one for "
+            f"it: it has those for the releases of torch 2.8, 2.9, {MINOR}. `torch-promote build` compiles one for "
             f"it, which takes a C++ compiler and a few minutes, and keeps it in {installation.cache} "
             "(TORCH_PROMOTE_BUILD_DIR changes the folder)."
         )

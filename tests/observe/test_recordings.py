@@ -14,13 +14,16 @@ import torch
 from torch import nn
 
 import torch_promote as tp
+from helpers.autoloading import entry_point, folder
 from helpers.subprocesses import Program, output_of
-from helpers.traced_commands import command_run, warm  # noqa: F401 (a fixture)
+from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import COMPILED_FUNCTION, Call, Source
 from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, distance
+
+__all__ = ["entry_point", "folder", "warm"]  # fixtures
 
 
 def net() -> nn.Module:
@@ -365,18 +368,16 @@ def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-def test_each_rank_has_a_file(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "prog.py").write_text("import torch\ntorch.ones(2).exp()\n")
+def test_each_rank_has_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "prog.py").write_text("import torch\ntorch.ones(2).exp()\n")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py")
     assert status == 0
     assert f"recorded run.rank1{SUFFIX}" in errors
-    assert not path.exists()
-    assert "aten::exp" in [call.op for call in TraceReport.load(tmp_path / f"run.rank1{SUFFIX}").calls]
+    assert not (folder / f"run{SUFFIX}").exists()
+    assert "aten::exp" in [call.op for call in TraceReport.load(folder / f"run.rank1{SUFFIX}").calls]
 
 
 @pytest.mark.parametrize(
