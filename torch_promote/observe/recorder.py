@@ -38,7 +38,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source, Step, TensorInfo, infos_of
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, written
+from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.recording_file import RecordingFile
 from torch_promote.observe.values import EMPTY, Values, ValuesCollector
@@ -123,8 +123,8 @@ class Recorder:
         """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
         facts = call.facts
         self._open.inside = {}  # of a call that raised
-        writes = written(facts.op, call.args)
-        self._open.writes = frozenset(t.untyped_storage()._cdata for _, t in writes if has_storage(t))
+        writes = written(facts.op, call.args) if writes_of(facts.op) else ()
+        self._open.writes = frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)])
         fills = facts.name.partition(".")[0] in _FILLS
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
@@ -349,8 +349,9 @@ class Recorder:
             self._file.add_values(number, values)
         if number < len(self._report.calls):  # false for those that are not stored, and for calls of a parent process
             call = self._report.calls[number]
-            known = values or (EMPTY,) * len(call.outputs)  # uninitialized memory is not measured
-            self._report.calls[number] = dataclasses.replace(call, values=known, reads=reads)
+            # The record was made without them. A copy of each record would take as long as the rest of this class.
+            object.__setattr__(call, "values", values or (EMPTY,) * len(call.outputs))  # uninitialized memory has none
+            object.__setattr__(call, "reads", reads)
             self._find_faults(number, values)
 
     def _find_faults(self, number: int, values: Sequence[Values]) -> None:

@@ -289,8 +289,12 @@ def _evaluate(digest: int, numbers: Numbers | None, dtype: torch.dtype) -> Value
     nonzero, not_under16, over16, not_under_bf16, over_bf16, at_top, nonfinite, nans = above
     count = sum(number for _, number in places)
     zeros, end = count - nonzero, form.infinity >> form.mantissa
-    finite = ((place, number if place else number - zeros) for place, number in places if place < end)
-    exponents = tuple((place - form.bias, number) for place, number in finite if number)
+    found = [
+        (place - form.bias, number if place else number - zeros)  # a comprehension is twice as fast as a generator
+        for place, number in places
+        if place < end and (place or number > zeros)
+    ]
+    exponents = tuple(found)
     normal = math.log2(finfo.smallest_normal)
     return Values(
         count=count,
