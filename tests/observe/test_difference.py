@@ -184,7 +184,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     record("", tmp_path), record("weight", tmp_path)
     files = [str(tmp_path / f"{i}.jsonl.gz") for i in range(2)]
     assert main(["diff", files[0], files[0]]) == 0
-    capsys.readouterr()
+    assert "Equal: all results have equal bits." in capsys.readouterr().out
     assert main(["diff", *files, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["equal"], data["kind"], data["first"]["parameter"]) == (False, "weight", f"{PLACE}.up.weight")

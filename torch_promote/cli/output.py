@@ -112,7 +112,7 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
     options: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
     console = Console(file=drawn, force_terminal=is_terminal or None, width=width or _UNLIMITED, **options)
     for part in parts:
-        if not part:
+        if not part and not isinstance(part, Report):  # a report may be false, such as the difference of equal runs
             continue
         if drawn.tell():
             console.print()
