@@ -162,18 +162,18 @@ class Run:
         self.calls: Sequence[Call] = recording.calls
         self.sources: Sequence[Source] = recording.sources
         own = (i for i, call in enumerate(self.calls) if call.own and call.said_by != COMPILED)
-        self.own = [i for i in own if not is_uninitialized(self.calls[i].op)]
+        self.own: list[int] = [i for i in own if not is_uninitialized(self.calls[i].op)]
         ends = [end.calls for end in recording.ends[:-1]]
-        self.steps = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
-        self.initial = self._initial()
-        self.compiled = any(one.startswith(COMPILED_CALLS) for one in recording.not_seen) or any(
+        self.steps: list[int] = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
+        self.initial: frozenset[int] = self._initial()
+        self.compiled: bool = any(one.startswith(COMPILED_CALLS) for one in recording.not_seen) or any(
             call.said_by == COMPILED for call in self.calls
         )
         #: Digests of the inputs that calls of a step read, with the step.
         self.batches: dict[str, set[int]] = {}
         #: Those that the forward reads.
         self.read_forward: set[str] = set()
-        self.named = {source.name: source for source in reversed(self.sources) if source.name}
+        self.named: dict[str, Source] = {source.name: source for source in reversed(self.sources) if source.name}
         #: By step, the digests of the inputs in the order of their first calls, with the call and the source.
         self.inputs: dict[int, dict[str, tuple[int, int]]] = {}
         for i in self.own:
@@ -328,7 +328,9 @@ class Walk:
     """
 
     def __init__(self, one: Run, other: Run, may_round: bool) -> None:
-        self.one, self.other, self._may_round = one, other, may_round
+        self.one: Run = one
+        self.other: Run = other
+        self._may_round = may_round
         self.pairs: list[Pair] = []
         self.gaps: list[Gap] = []
         self.event: Event | None = None
