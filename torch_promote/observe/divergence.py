@@ -208,15 +208,20 @@ class Run:
             writer: As in `Call.reads`.
             info: The tensor that is read: of several results, those that fit it count.
         """
+        return tuple(values.digest for values in self.values_of(writer, info))
+
+    def values_of(self, writer: int, info: TensorInfo | None = None) -> tuple[Values, ...]:
+        """The values of what a call or source left in memory, with the arguments of `digests`."""
         if writer < 0:
-            return (self.sources[-1 - writer].values.digest,)
+            return (self.sources[-1 - writer].values,)
         call = self.calls[writer]
         if info is not None and len(call.values) > 1:
-            pairs = zip(call.outputs, call.values, strict=False)
+            pairs = list(zip(call.outputs, call.values, strict=False))
             fitting = [values for one, values in pairs if (one.dtype, one.shape) == (info.dtype, info.shape)]
+            fitting = fitting or [values for one, values in pairs if math.prod(one.shape) == math.prod(info.shape)]
             if fitting:
-                return tuple(values.digest for values in fitting)
-        return tuple(values.digest for values in call.values)
+                return tuple(fitting)
+        return call.values
 
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a conversion what it has converted, and so on."""
@@ -483,8 +488,8 @@ class Walk:
         """What the last call that wrote an input computed, in both runs."""
         found: list[tuple[Values, ...]] = []
         for run, k in ((self.one, pair.one), (self.other, pair.other)):
-            writer = run.chain(run.calls[k].reads[place][-1])[-1]
-            found.append((run.sources[-1 - writer].values,) if writer < 0 else run.calls[writer].values)
+            call = run.calls[k]
+            found.append(run.values_of(run.chain(call.reads[place][-1])[-1], call.inputs[place]))
         return found[0], found[1]
 
     def _writers(self, side: int, i: int, place: int) -> set[int]:
