@@ -244,6 +244,24 @@ def test_compiled_functions() -> None:
     assert list(report.ends[-1].gradients) == ["weight", "bias"]
 
 
+def test_what_a_collective_leaves_is_a_source() -> None:
+    """It writes after its call has returned, which no version of a tensor shows."""
+    output = output_of(
+        """
+        import tempfile, torch, torch.distributed as dist, torch_promote as tp
+        dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+        x = torch.ones(2)
+        with tp.trace(values=True) as report:
+            y = x.exp()
+            dist.all_reduce(y)
+            y.sin()
+        print([call.reads for call in report.calls if call.op == "aten::sin"], [one.kind for one in report.sources])
+        dist.destroy_process_group()
+        """
+    )
+    assert output.splitlines()[-1] == "[((-2,),)] ['input', 'input']"
+
+
 # --- the file
 
 

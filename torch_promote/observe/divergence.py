@@ -624,6 +624,8 @@ class Walk:
         if one.info.dtype is not other.info.dtype and error is not None and error < 1e-2:
             return Event("policy", pair.one, pair.other, error, one.name if weights else "", (), tuple(sources))
         if not weights and self.one.calls[pair.one].phase not in ("forward", "recompute"):
+            if any(call.op.startswith("c10d::") for call in self.one.calls):  # another rank has sent it
+                return Event("input", pair.one, pair.other, error, "", (), tuple(sources))
             evidence = ("It reads what no recorded call has written, such as a sum of gradients: it differs.",)
             return Event("op", pair.one, pair.other, error, evidence=evidence)
         kind: Kind = "weight" if weights else "input"

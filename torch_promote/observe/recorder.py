@@ -238,6 +238,10 @@ class Recorder:
         tensors: Sequence[torch.Tensor],
     ) -> bool:
         """Notes what a call of the program has written. Returns whether it has computed anything."""
+        if call.op.startswith("c10d::"):  # it writes after it has returned, so what it leaves is read as a new source
+            for tensor in filter(has_storage, tensors_in(args)):
+                self._memory.pop(tensor.untyped_storage()._cdata, None)
+            return False
         uninitialized, wrote = is_uninitialized(call.op), False
         for tensor in tensors:
             if not has_storage(tensor):
