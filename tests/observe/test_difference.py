@@ -359,3 +359,55 @@ def test_the_alignment_is_a_longest_common_subsequence() -> None:
         pairs = align(one, other, ([""] * len(one), [""] * len(other)))
         assert all(one[i] == other[j] for i, j in pairs)
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(pairs))
+
+
+# --- compiled code
+
+
+def record_compiled(backend: str = "", change: str = "", weight: bool = False) -> TraceReport:
+    """Two training steps of a small model with layer norms, of which bias and weight have one shape."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), Block(change), nn.LayerNorm(8)).eval()
+    if weight:
+        with torch.no_grad():
+            model[1].up.weight.view(-1)[0] += 1e-3
+    x = torch.randn(6, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = torch.compile(model, backend=backend) if backend else model
+    with tp.trace(model, values=True) as report:
+        for _ in range(2):
+            run(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return report
+
+
+def test_eager_against_a_graph_of_the_same_kernels() -> None:
+    difference = record_compiled().diff(record_compiled("aot_eager"))
+    assert difference.equal
+    assert (difference.kind, difference.first) == (None, None)
+
+
+def test_a_change_in_compiled_code_is_named_as_such() -> None:
+    eager = record_compiled()
+    difference = eager.diff(record_compiled("aot_eager", "relu"))
+    assert difference.first is not None
+    assert (difference.kind, difference.first.op) == ("op", "torch.compile")
+    rounded = eager.diff(record_compiled("aot_eager", "formula"))
+    assert (rounded.kind, rounded.first, rounded.equal) == ("rounding", None, False)
+    for one, other in (
+        (eager, record_compiled("aot_eager", weight=True)),
+        (record_compiled("aot_eager"), record_compiled("", weight=True)),
+    ):
+        weight = one.diff(other)
+        assert weight.first is not None
+        found = weight.kind, weight.first.op, weight.first.module, weight.first.parameter
+        assert found == ("weight", "aten::linear", "1.up", "1.up.weight")
+
+
+@pytest.mark.slow  # a compiler runs; the everyday cases are those above
+def test_eager_against_inductor() -> None:
+    """It uses its buffers again, without a new version, and writes the gradients of a norm one by one."""
+    difference = record_compiled().diff(record_compiled("inductor"))
+    assert (difference.kind, difference.first) in ((None, None), ("rounding", None))

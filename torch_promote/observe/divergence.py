@@ -156,6 +156,7 @@ class Run:
         steps: The number of optimizer steps before each call.
         initial: The indices of calls that only initialize parameters.
         compiled: Whether compiled functions ran.
+        gradients: For each step, the largest L2 norm of a gradient.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -166,6 +167,8 @@ class Run:
         ends = [end.calls for end in recording.ends[:-1]]
         self.steps: list[int] = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
         self.initial: frozenset[int] = self._initial()
+        norms = ([one.l2 or 0.0 for one in end.gradients.values()] for end in recording.ends)
+        self.gradients: list[float] = [max(found, default=0.0) for found in norms]
         self.compiled: bool = any(one.startswith(COMPILED_CALLS) for one in recording.not_seen) or any(
             call.said_by == COMPILED for call in self.calls
         )
@@ -532,7 +535,7 @@ class Walk:
                         self._changed.add(id(gap))
                         found = self._input_error(pair, place)
                         if self.one.compiled != self.other.compiled:
-                            return self._of_compiled(gap, pair, found)
+                            return self._of_compiled(gap, pair, place)
                         if gap.tainted and self.rounded:
                             return None
                         return self._of_gap(gap, found if found is not None else error)
@@ -559,14 +562,31 @@ class Walk:
     def _input_error(self, pair: Pair, place: int) -> float | None:
         """The relative error of an input of a call."""
         one, other = self._written(pair, place)
-        return relative_error(one[0], other[0]) if one and other else None
+        if len(one) == len(other):
+            errors = [relative_error(a, b) for a, b in zip(one, other, strict=True)]
+            return max((error for error in errors if error is not None), default=None)
+        # Compiled code wrote one of what the other run's call did, such as the gradients of a norm's weight and bias.
+        errors = [relative_error(a, b) for a in one for b in other]
+        return min((error for error in errors if error is not None), default=None)
 
-    def _of_compiled(self, gap: Gap, pair: Pair, error: float | None) -> Event | None:
-        """What explains that a call reads what a compiled function computed in one of the runs."""
-        read = self.one.calls[pair.one]
-        if error is None or error <= _COMPILED_ROUNDS * rounding_of(read):
+    def _of_compiled(self, gap: Gap, pair: Pair, place: int) -> Event | None:
+        """What explains that a call reads what a compiled function computed in one of the runs.
+
+        A gradient may consist of rounding alone, such as that of the bias of attention's keys. So a small one may have
+        the errors of the step's largest one.
+        """
+        read, error = self.one.calls[pair.one], self._input_error(pair, place)
+        values, step = self._written(pair, place)[0], self.one.steps[pair.one]
+        largest = self.one.gradients[step] if read.phase != "forward" and step < len(self.one.gradients) else 0.0
+        share = min((values[0].l2 or 0.0) / largest, 1.0) if values and largest else 1.0
+        # After a step, the weights differ as well.
+        has_rounded = any(self.one.steps[earlier.one] < step for earlier, _ in self.rounded)
+        if error is None or has_rounded or error * share <= _COMPILED_ROUNDS * rounding_of(read):
             self.rounded.append((pair, error or 0.0))
             return None
+        weight = self._other_weight()
+        if weight is not None:
+            return weight
         side, calls = (self.one, gap.one) if gap.one else (self.other, gap.other)
         evidence = (
             f"{read.op} reads what compiled code computed in one of the runs, and it differs by more than rounding.",
@@ -580,6 +600,23 @@ class Walk:
             op="torch.compile",
             module=common_module(side.calls[k].module for k in calls),
         )
+
+    def _other_weight(self) -> Event | None:
+        """The first parameter or buffer that differs, with the call of the run that is not compiled that reads it."""
+        for name, one in self.one.named.items():
+            other = self.other.named.get(name)
+            if other is None or one.values.digest == other.values.digest:
+                continue
+            places = -1 - self.one.sources.index(one), -1 - self.other.sources.index(other)
+            readers = [
+                next((k for k in run.own if any(place in read for read in run.calls[k].reads)), None)
+                for run, place in ((self.one, places[0]), (self.other, places[1]))
+            ]
+            reader, its = (None, readers[1]) if self.one.compiled else (readers[0], None)
+            if reader is not None or its is not None:
+                error = relative_error(one.values, other.values)
+                return Event("weight", reader, its, error, name, (), (places,))
+        return None
 
     def reordered(self) -> Event | None:
         """What explains other results if a step reads the same inputs in another order; None if it does not."""
@@ -617,6 +654,9 @@ class Walk:
             return (self.one, self.other)[side].sources[-1 - place]
 
         weights = [(a, b) for a, b in sources if info(0, a).kind != "input"]
+        unseen = self._other_weight() if weights and self.one.compiled != self.other.compiled else None
+        if unseen is not None:
+            return unseen
         inputs = [(a, b) for a, b in sources if info(0, a).kind == "input"]
         chosen = weights or inputs
         one, other = info(0, chosen[0][0]), info(1, chosen[0][1])

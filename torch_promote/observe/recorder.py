@@ -35,7 +35,16 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source, Step, TensorInfo, infos_of
+from torch_promote.observe.events import (
+    COMPILED,
+    COMPILED_FUNCTION,
+    Call,
+    Recording,
+    Source,
+    Step,
+    TensorInfo,
+    infos_of,
+)
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
@@ -78,11 +87,13 @@ class _Open(threading.local):
         reads: What it reads.
         writes: The storages that it writes to, by its schema.
         inside: What the calls inside of it have written: storages, with the versions of their tensors.
+        is_compiled: Whether compiled code makes it.
     """
 
     reads: tuple[tuple[int, ...], ...] = ()
     writes: frozenset[int] = field(default_factory=frozenset)
     inside: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
+    is_compiled: bool = False
 
 
 class Recorder:
@@ -123,6 +134,7 @@ class Recorder:
         """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
         facts = call.facts
         self._open.inside = {}  # of a call that raised
+        self._open.is_compiled = call.said_by == COMPILED
         writes = written(facts.op, call.args) if writes_of(facts.op) else ()
         self._open.writes = frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)])
         fills = facts.name.partition(".")[0] in _FILLS
@@ -156,7 +168,8 @@ class Recorder:
         if kind == "parameter" and not name:
             self._unnamed[source] = weakref.ref(tensor)
         self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
-        self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
+        if kind != "input" or not self._open.is_compiled:  # compiled code may write to it again, without a new version
+            self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
         return (source,)
 
     def _set_source(self, source: int, **changes: Any) -> None:
@@ -238,10 +251,13 @@ class Recorder:
         tensors: Sequence[torch.Tensor],
     ) -> bool:
         """Notes what a call of the program has written. Returns whether it has computed anything."""
-        if call.op.startswith("c10d::"):  # it writes after it has returned, so what it leaves is read as a new source
-            for tensor in filter(has_storage, tensors_in(args)):
+        # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
+        # they leave is read as a new source.
+        is_collective = call.op.startswith("c10d::")
+        if is_collective or (self._open.is_compiled and call.overload.endswith("out")):
+            for tensor in filter(has_storage, tensors_in(args) if is_collective else tensors):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
-            return False
+            return not is_collective
         uninitialized, wrote = is_uninitialized(call.op), False
         for tensor in tensors:
             if not has_storage(tensor):
