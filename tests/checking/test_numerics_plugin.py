@@ -6,20 +6,19 @@ import gzip
 import os
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import torch_promote as tp
-from helpers.subprocesses import environment
+from helpers.pytest_runs import Run, plain_pytester
 from torch_promote.cli.program import parse_arguments
 from torch_promote.reference import promotion as promotion_table
 
-pytest_plugins = ["pytester"]
+__all__ = ["plain_pytester"]  # a fixture
 
-Run = Callable[..., pytest.RunResult]
+pytest_plugins = ["pytester"]
 
 #: `step` is a training step. What is different in it is in the variable PLANTED.
 TOP = """
@@ -47,19 +46,14 @@ TOP = """
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(plain_pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Writes a test file below `TOP`, and runs pytest on it with the plugin and the folder `stored`."""
-    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makeini("[pytest]")
 
     def run(code: str, *arguments: str, planted: str = "", processes: bool = False) -> pytest.RunResult:
         monkeypatch.setenv("PLANTED", planted)
-        pytester.makepyfile(test_it=TOP + code)
+        plain_pytester.makepyfile(test_it=TOP + code)
         options = "-p", "_torch_promote_hooks", "-p", "no:cacheprovider", "--strict-markers", "-rA"
-        start = pytester.runpytest_subprocess if processes else pytester.runpytest_inprocess
+        start = plain_pytester.runpytest_subprocess if processes else plain_pytester.runpytest_inprocess
         return start(*options, *(arguments or ("--record-numerics=stored",)))
 
     return run

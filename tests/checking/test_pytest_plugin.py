@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from helpers.subprocesses import environment
+from helpers.pytest_runs import Run, plain_pytester
 from torch_promote.reference import promotion as promotion_table
 
-pytest_plugins = ["pytester"]
+__all__ = ["plain_pytester"]  # a fixture
 
-Run = Callable[..., pytest.RunResult]
+pytest_plugins = ["pytester"]
 
 #: `mixed` has one mismatch in `wrong_cell`.
 TOP = """
@@ -29,17 +28,12 @@ TOP = """
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(plain_pytester: pytest.Pytester) -> Run:
     """Writes a test file below `TOP`, and runs pytest on it with the plugin."""
-    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makeini("[pytest]")
 
     def run(code: str, *arguments: str) -> pytest.RunResult:
-        pytester.makepyfile(test_it=TOP + code)
-        return pytester.runpytest("-p", "_torch_promote_hooks", "-p", "no:cacheprovider", *arguments)
+        plain_pytester.makepyfile(test_it=TOP + code)
+        return plain_pytester.runpytest("-p", "_torch_promote_hooks", "-p", "no:cacheprovider", *arguments)
 
     return run
 

@@ -1,0 +1,24 @@
+"""Runs of pytest inside of a test, for the tests of our plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from helpers.subprocesses import environment
+
+__all__ = ["Run", "plain_pytester"]
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def plain_pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A `pytester` that no setting of the outer run reaches, with lines of 200 columns."""
+    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makeini("[pytest]")
+    return pytester
