@@ -303,6 +303,10 @@ MISUSE = {
     "another rank's file": (["two/run.rank1.jsonl.gz", "two", "--rank", "3"], r"no file 'two/run.rank3.jsonl.gz'"),
     "an empty folder": (["empty", "two"], r"Found: none. `torch-promote trace --record"),
     "no file": (["none.jsonl.gz", "two"], r"there is no file 'none.jsonl.gz'. `torch-promote trace --record"),
+    "ranks, and none is chosen": (
+        ["two/run.jsonl.gz", "two"],
+        r"no file 'two/run.jsonl.gz'. There are files of ranks, such as run.rank0.jsonl.gz: choose one with --rank",
+    ),
     "another file": (
         ["notes.txt", "two"],
         r"'notes.txt' is neither a recording, \*.jsonl.gz, nor a saved trace, \*.json",

@@ -410,6 +410,8 @@ def test_files_that_cannot_be_written(tmp_path: Path, name: str, text: str) -> N
     (tmp_path / f"folder{SUFFIX}").mkdir()
     with pytest.raises(OptionError, match=text), tp.trace(record=tmp_path / name):
         pytest.fail("the block ran")
+    with pytest.raises(OptionError, match=r"`record` is the name of a file, .* got 3"), tp.trace(record=3):  # type: ignore
+        pytest.fail("the block ran")
 
 
 def changed(lines: list[Any], **changes: Any) -> list[Any]:

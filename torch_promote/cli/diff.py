@@ -148,5 +148,7 @@ def _find(name: str, rank: int | None) -> Path:
     if rank is not None:
         path = Path(f"{re.sub(r'[.]rank[0-9]+$', '', name.removesuffix(suffix))}.rank{rank}{suffix}")
     if not path.is_file():
-        raise OptionError(f"there is no file {str(path)!r}. {_RECORD}")
+        ranks = sorted(one.name for one in path.parent.glob(f"{path.name.removesuffix(suffix)}.rank*{suffix}"))
+        remedy = f"There are files of ranks, such as {ranks[0]}: choose one with --rank." if ranks else _RECORD
+        raise OptionError(f"there is no file {str(path)!r}. {remedy}")
     return path

@@ -57,6 +57,8 @@ class RecordingFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f'`record` is the name of a file, "NAME{SUFFIX}", or None, got {path!r}.')
         self._path = Path(path)
         cannot = f"cannot record to {os.fspath(path)!r}:"
         if not self._path.name.endswith(SUFFIX):
