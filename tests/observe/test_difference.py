@@ -365,6 +365,23 @@ def test_the_alignment_is_a_longest_common_subsequence() -> None:
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(pairs))
 
 
+def attended(backend: torch.nn.attention.SDPBackend) -> TraceReport:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 33, 16).unbind()
+    with tp.trace(values=True) as report, torch.nn.attention.sdpa_kernel(backend):
+        functional.scaled_dot_product_attention(q, k, v)
+    return report
+
+
+def test_another_kernel_of_attention_is_no_other_random_number() -> None:
+    """PyTorch's tag says that the op draws some, which it does with a dropout alone."""
+    backends = torch.nn.attention.SDPBackend
+    difference = attended(backends.MATH).diff(attended(backends.FLASH_ATTENTION))
+    assert difference.first is not None
+    assert (difference.kind, difference.first.op) == ("op", "aten::scaled_dot_product_attention")
+    assert any("_scaled_dot_product_flash_attention_for_cpu" in one for one in difference.evidence)
+
+
 # --- compiled code
 
 

@@ -677,6 +677,7 @@ class Walk:
         kind: Kind = "op"
         evidence: list[str] = []
         casted = self._places(pair, converted=True)
+        inner = self.one.inner(pair.one), self.other.inner(pair.other)
         if _dtypes(one, "outputs") != _dtypes(other, "outputs") or _dtypes(one, "ran_with") != _dtypes(
             other, "ran_with"
         ):
@@ -688,7 +689,7 @@ class Walk:
         elif one.policy != other.policy:
             kind = "policy"
             evidence.append(f"Its policy is {one.policy_name or 'none'} in A and {other.policy_name or 'none'} in B.")
-        elif is_random(one.name):
+        elif is_random(one.name) and inner[0] == inner[1]:  # attention may draw some, and ran another kernel otherwise
             kind = "input"
             evidence.append(f"{one.op} draws random numbers: its inputs are equal, and its results are not.")
         elif self._views:
@@ -697,7 +698,6 @@ class Walk:
             return Event("op", view.one, view.other, self.error_of(view), evidence=tuple(evidence))
         else:
             evidence.append("Its inputs have equal bits in both runs, and its results do not.")
-            inner = self.one.inner(pair.one), self.other.inner(pair.other)
             if inner[0] != inner[1]:
                 names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
                 evidence.append(f"It called {names[0]} in A, and {names[1]} in B.")
