@@ -104,7 +104,7 @@ def rounding_of(call: Call) -> float:
         (max([*info.shape, math.prod(info.shape[1:]), math.prod(info.shape) // results]) for info in call.inputs),
         default=1,
     )
-    return unit * (4 + math.sqrt(terms))
+    return 8 * unit + math.sqrt(terms) * min(unit, torch.finfo(torch.float32).eps)
 
 
 def is_close(error: float | None, call: Call) -> bool:

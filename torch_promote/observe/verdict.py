@@ -243,9 +243,9 @@ class _Verdict:
                     "kind": "op",
                     "evidence": ["Losses, gradients or parameters differ; no recorded call does.", *evidence],
                 }
-            replaced = [gap for gap in walk.gaps if gap.one and gap.other]
-            if replaced:
-                evidence.append(f"{walk.described(replaced[0])}, with equal results. Such places: {len(replaced):,}.")
+            if walk.gaps:
+                places = f"Places where the versions of PyTorch make other calls: {len(walk.gaps):,}."
+                evidence.append(f"{walk.described(walk.gaps[0])}, and all results have equal bits. {places}")
             return {"evidence": evidence}
         kind, more = event.kind, list(event.evidence)
         if event.sources:
@@ -270,9 +270,7 @@ class _Verdict:
             return walk.reordered()
         for gap in walk.gaps:
             if self._counts(gap):
-                text = f"Only {'A' if gap.one else 'B'} makes it, and what is read after it has equal bits."
-                if gap.one and gap.other:
-                    text = f"{walk.described(gap)}, and their results have equal bits."
+                text = f"{walk.described(gap)}, and what is read after it has equal bits."
                 return Event("structure", *walk.first_of(gap), 0.0, evidence=(text,))
         if walk.tail is not None and found.unfinished:
             text = "All results up to there have equal bits."
@@ -282,17 +280,21 @@ class _Verdict:
     def _counts(self, gap: Gap) -> bool:
         """Whether calls of one run alone are the program's. Others depend on PyTorch's version.
 
-        These are calls in a backward, and those that a line makes in the place of others, such as another overload of
-        aten::fill_ for the assignment to a tensor's element.
+        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
+        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
         """
         if "torch" not in self._found.environment:
             return True
-        one, other = (
-            [run.calls[i] for i in calls] for run, calls in zip(self._walk.runs, (gap.one, gap.other), strict=True)
-        )
-        if {call.line for call in one} == {call.line for call in other}:
-            return False
-        return any(call.phase in ("forward", "recompute") for call in (*one, *other))
+        made = [
+            {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
+            for run, calls in zip(self._walk.runs, (gap.one, gap.other), strict=True)
+        ]
+        if gap.one and gap.other:
+            return made[0] != made[1]
+        run, calls, lines = (self._walk.one, gap.one, made[0]) if gap.one else (self._walk.other, gap.other, made[1])
+        start, end = bisect.bisect_left(run.own, calls[0]), bisect.bisect_right(run.own, calls[-1])
+        around = {run.calls[i].line for i in (*run.own[max(start - 1, 0) : start], *run.own[end : end + 1])}
+        return not lines <= around
 
     def _first(self, event: Event, kind: Kind) -> FirstCall:
         walk = self._walk
