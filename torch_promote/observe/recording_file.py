@@ -26,7 +26,7 @@ from typing import Any
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import Call, Recording, Source, Step, TensorInfo
-from torch_promote.observe.values import Values, pack_sketch, unpack_sketch
+from torch_promote.observe.values import Values, check_sketch
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["SUFFIX", "RecordingFile", "check_reads", "is_recording", "read_recording"]
@@ -160,7 +160,7 @@ class RecordingFile:
 
     def _number_of_values(self, values: Values, has_sketch: bool = True) -> int:
         """The number of values, with or without their sketch."""
-        sketch = pack_sketch(values.sketch) if has_sketch else ""
+        sketch = values.sketch if has_sketch else ""
         amax, l2 = (None if one is None else float(f"{one:.9g}") for one in (values.amax, values.l2))
         data = [values.digest, values.count, amax, l2, values.infs, values.nans, sketch]
         return self._number("values", tuple(data), lambda: encode(data))
@@ -319,8 +319,9 @@ def _at(found: list[Any], number: Any) -> Any:
 def _values_of(digest: Any, count: Any, amax: Any, l2: Any, infs: Any, nans: Any, sketch: Any) -> Values:
     numbers = {"amax": amax, "l2": l2, "infs": infs, "nans": nans}
     kinds = {"digest": str, "count": int, "amax": float | None, "l2": float | None, "infs": float, "nans": float}
-    read = decode_record(kinds, {"digest": digest, "count": count, **numbers})
-    return Values(**read, sketch=unpack_sketch(decode(str, sketch)))
+    read = decode_record(kinds | {"sketch": str}, {"digest": digest, "count": count, "sketch": sketch, **numbers})
+    check_sketch(read["sketch"])
+    return Values(**read)
 
 
 def _refuse(constant: str) -> float:
