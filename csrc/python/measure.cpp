@@ -31,8 +31,8 @@ namespace torch_promote {
 namespace {
 
 // NOTE [ Digest and sketch ]
-// Both read the elements in logical order, as rows of 1021, a prime, so that columns of the usual widths spread over
-// the places of a row. Rows form pieces of 4096. torch_promote/observe/values.py computes the same by ops on other
+// Both read the elements in their order, as rows of 1021, a prime, so that columns of the usual widths spread over
+// the places of a row. Rows form pieces of 4096. torch_promote/observe/measure.py computes the same by ops on other
 // devices, with the tables of `measure_tables`.
 //
 // Digest: an element consists of words of at most 32 bits. A row has two sums of words times random numbers of their
@@ -113,80 +113,7 @@ uint64_t piece_factor(int64_t piece) {
   return piece == 0 ? 1 : splitmix(kOfPieceFactors + static_cast<uint64_t>(piece)) | 1;
 }
 
-// --- Reading a tensor in logical order
-
-// Dimensions that a single stride steps through are merged.
-class Reader {
- public:
-  explicit Reader(const at::Tensor& tensor)
-      : data_(static_cast<const char*>(tensor.const_data_ptr())), size_(static_cast<size_t>(tensor.element_size())) {
-    for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
-      const int64_t size = tensor.size(dim);
-      const int64_t stride = tensor.stride(dim);
-      if (size == 1) {
-        continue;
-      }
-      if (!sizes_.empty() && stride == sizes_.back() * strides_.back()) {
-        sizes_.back() *= size;
-      } else {
-        sizes_.push_back(size);
-        strides_.push_back(stride);
-      }
-    }
-    if (sizes_.empty()) {
-      sizes_.push_back(1);
-      strides_.push_back(1);
-    }
-  }
-
-  // Elements `start` to `start + count`: where they are, or a copy in `buffer`.
-  template <class T>
-  const T* read(int64_t start, int64_t count, T* buffer) const {
-    const T* const data = reinterpret_cast<const T*>(data_);
-    if (sizes_.size() == 1 && strides_[0] == 1) {
-      return data + start;
-    }
-    std::vector<int64_t> index(sizes_.size()); // the innermost first
-    int64_t offset = 0;
-    for (size_t dim = 0; dim < sizes_.size(); ++dim) {
-      index[dim] = start % sizes_[dim];
-      start /= sizes_[dim];
-      offset += index[dim] * strides_[dim];
-    }
-    T* to = buffer;
-    while (true) {
-      const int64_t run = std::min(count, sizes_[0] - index[0]);
-      const int64_t stride = strides_[0];
-      const T* const from = data + offset;
-      for (int64_t i = 0; i < run; ++i) {
-        to[i] = from[i * stride];
-      }
-      to += run;
-      count -= run;
-      if (count == 0) {
-        return buffer;
-      }
-      offset -= index[0] * stride;
-      index[0] = 0;
-      size_t dim = 1;
-      for (; ++index[dim] == sizes_[dim]; ++dim) {
-        offset -= (sizes_[dim] - 1) * strides_[dim];
-        index[dim] = 0;
-      }
-      offset += strides_[dim];
-    }
-  }
-
-  size_t element_size() const {
-    return size_;
-  }
-
- private:
-  const char* data_;
-  size_t size_;
-  std::vector<int64_t> sizes_;
-  std::vector<int64_t> strides_;
-};
+// --- Rows and chunks
 
 // Calls `function(chunk)` for all chunks of a tensor, in several threads if there are many. Not at::parallel_for, which
 // is serial in an extension without OpenMP.
@@ -221,11 +148,11 @@ int64_t count_chunks(int64_t count) {
 
 // Calls `function(row, elements, their number)` for the rows of a chunk.
 template <class T, class Function>
-void for_rows(const Reader& reader, int64_t numel, int64_t chunk, const Function& function) {
-  std::array<T, kRow> buffer;
-  for (int64_t row = chunk * kChunkRows; row < (chunk + 1) * kChunkRows && row * kRow < numel; ++row) {
-    const int64_t size = std::min(kRow, numel - row * kRow);
-    function(row, reader.read(row * kRow, size, buffer.data()), static_cast<size_t>(size));
+void for_rows(const at::Tensor& tensor, int64_t chunk, const Function& function) {
+  const T* const elements = static_cast<const T*>(tensor.const_data_ptr());
+  const int64_t end = std::min(tensor.numel(), (chunk + 1) * kChunkRows * kRow);
+  for (int64_t row = chunk * kChunkRows; row * kRow < end; ++row) {
+    function(row, elements + row * kRow, static_cast<size_t>(std::min(kRow, end - row * kRow)));
   }
 }
 
@@ -255,11 +182,12 @@ VECTORIZED Sums sum_words(const Word* words, size_t count, const Tables& tables)
 }
 
 template <class Word>
-uint64_t digest_as(const Reader& reader, int64_t numel) {
-  std::vector<uint64_t> parts(static_cast<size_t>(count_chunks(numel)));
-  for_chunks(count_chunks(numel), [&](int64_t chunk) {
+uint64_t digest_as(const at::Tensor& tensor) {
+  const int64_t chunks = count_chunks(tensor.numel());
+  std::vector<uint64_t> parts(static_cast<size_t>(chunks));
+  for_chunks(chunks, [&](int64_t chunk) {
     uint64_t part = 0;
-    for_rows<Word>(reader, numel, chunk, [&](int64_t row, const Word* words, size_t count) {
+    for_rows<Word>(tensor, chunk, [&](int64_t row, const Word* words, size_t count) {
       const Sums sums = sum_words(words, count, tables());
       const uint64_t factor = tables().rows[static_cast<size_t>(row % kPieceRows)];
       part += (sums.a + std::rotl(sums.b, 32)) * factor * piece_factor(row / kPieceRows);
@@ -281,31 +209,27 @@ std::string hexadecimal(uint64_t number) {
   return text;
 }
 
-// A tensor of zeros without memory is one with memory.
-at::Tensor with_memory(const at::Tensor& tensor) {
-  return tensor._is_zerotensor() ? tensor.clone() : tensor;
+void check_memory(const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_complex() && !tensor.is_neg() && !tensor._is_zerotensor(),
+      "not a tensor whose memory has its elements in order");
 }
 
-std::string digest(const at::Tensor& given) {
-  const at::Tensor tensor = with_memory(given);
-  TORCH_CHECK(tensor.is_cpu() && !tensor.is_complex() && !tensor.is_neg(), "not a tensor whose bits can be read");
+std::string digest(const at::Tensor& tensor) {
+  check_memory(tensor);
   const py::gil_scoped_release no_gil;
-  const Reader reader(tensor);
-  const auto of = [&] {
-    switch (reader.element_size()) {
-      case 1:
-        return digest_as<uint8_t>(reader, tensor.numel());
-      case 2:
-        return digest_as<uint16_t>(reader, tensor.numel());
-      case 4:
-        return digest_as<uint32_t>(reader, tensor.numel());
-      case 8:
-        return digest_as<uint64_t>(reader, tensor.numel());
-      default:
-        TORCH_CHECK(false, "elements of ", reader.element_size(), " bytes");
-    }
-  };
-  return hexadecimal(of());
+  switch (tensor.element_size()) {
+    case 1:
+      return hexadecimal(digest_as<uint8_t>(tensor));
+    case 2:
+      return hexadecimal(digest_as<uint16_t>(tensor));
+    case 4:
+      return hexadecimal(digest_as<uint32_t>(tensor));
+    case 8:
+      return hexadecimal(digest_as<uint64_t>(tensor));
+    default:
+      TORCH_CHECK(false, "elements of ", tensor.element_size(), " bytes");
+  }
 }
 
 // Whether `digest` and `measure` can read a tensor as it is.
@@ -623,14 +547,13 @@ py::bytes measure_as(
   double squares = 0;
   {
     const py::gil_scoped_release no_gil;
-    const Reader reader(tensor);
     std::vector<Part<Word>> parts(static_cast<size_t>(std::max<int64_t>(chunks - 1, 0)));
     for_chunks(chunks, [&](int64_t chunk) {
       Part<Word>& part = chunk == 0 ? *total : parts[static_cast<size_t>(chunk - 1)];
       Signs outer{};
       int64_t group = -1;
       std::array<Word, kRow> buffer;
-      for_rows<Stored>(reader, numel, chunk, [&](int64_t row, const Stored* elements, size_t count) {
+      for_rows<Stored>(tensor, chunk, [&](int64_t row, const Stored* elements, size_t count) {
         if (row / kGroup != group) {
           group = row / kGroup;
           outer = tables().outer[static_cast<size_t>(group % (kPieceRows / kGroup))];
@@ -671,9 +594,8 @@ py::bytes measure_as(
   return py::bytes(found);
 }
 
-py::bytes measure(const at::Tensor& given, const std::array<int64_t, kBounds>& bounds, int bits) {
-  const at::Tensor tensor = with_memory(given);
-  TORCH_CHECK(tensor.is_cpu() && !tensor.is_neg(), "not a tensor whose bits can be read");
+py::bytes measure(const at::Tensor& tensor, const std::array<int64_t, kBounds>& bounds, int bits) {
+  check_memory(tensor);
   const auto as_is = [](const auto* elements, auto* /*buffer*/, size_t /*count*/) { return elements; };
   const auto widened = [](const auto& function) {
     return [&function](const uint16_t* elements, uint32_t* buffer, size_t count) -> const uint32_t* {

@@ -179,14 +179,15 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if stored.is_complex():
         stored = torch.view_as_real(stored.resolve_conj())
-    return stored.resolve_neg() if stored.is_neg() else stored
+    stored = stored.resolve_neg() if stored.is_neg() else stored
+    return stored.clone() if stored._is_zerotensor() else stored
 
 
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
     """Returns what is counted of floating point numbers on a CPU, for `Numbers.from_bytes`.
 
     Args:
-        elements: What `readable` returned, with at least one element.
+        elements: What `readable` returned, made contiguous, with at least one element.
         dtype: The dtype of its argument.
     """
     bounds = format_of(elements.dtype).bounds

@@ -143,7 +143,7 @@ class Values:
             if elements is None:
                 return EMPTY
             if elements.is_cpu:
-                return _measure_on_cpu(_in_order(elements), tensor.dtype, {})
+                return _measure_on_cpu(elements.contiguous(), tensor.dtype, {})
             row = measure_by_ops(elements)
             return _of_row(Row(row, elements.dtype, tensor.dtype), row.tolist())
 
@@ -297,12 +297,10 @@ def _evaluate(digest: str, numbers: Numbers, dtype: torch.dtype) -> dict[str, An
 #: By digest, dtype and number of elements. A call and its last part return one tensor.
 _Known = dict[tuple[str, torch.dtype, int], Values]
 _MOST_KNOWN = 8192
-#: The most elements of a copy in logical order. It is faster than to gather them twice, but takes memory.
-_MOST_COPIED = 1 << 22
 
 
 def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known) -> Values:
-    """Measures what `readable` returned for a tensor of this dtype, unless it is known."""
+    """Measures what `readable` returned for a tensor of this dtype, made contiguous, unless it is known."""
     size = elements.numel()
     digest = _C.digest(elements) if size else f"{0:016x}"
     if not elements.is_floating_point() or not size:
@@ -314,10 +312,6 @@ def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known) -
             known.clear()
         found = known[key] = _lazy(digest, measure.measure(elements, dtype), dtype)
     return found
-
-
-def _in_order(elements: torch.Tensor) -> torch.Tensor:
-    return elements.contiguous() if elements.numel() <= _MOST_COPIED else elements
 
 
 def _lazy(digest: str, data: bytes, dtype: torch.dtype) -> Values:
@@ -402,10 +396,10 @@ class ValuesCollector:
                 return Row(measure_by_ops(elements), elements.dtype, tensor.dtype)
             if is_view and not elements.is_contiguous():  # in the order of its memory
                 order = sorted(range(elements.dim()), key=elements.stride, reverse=True)
-                values = in_any_order(_measure_on_cpu(_in_order(elements.permute(order)), tensor.dtype, self._known))
+                values = in_any_order(_measure_on_cpu(elements.permute(order).contiguous(), tensor.dtype, self._known))
                 assert isinstance(values, Values)
                 return values
-            return _measure_on_cpu(_in_order(elements), tensor.dtype, self._known)
+            return _measure_on_cpu(elements.contiguous(), tensor.dtype, self._known)
         return EMPTY
 
     def transfer(self) -> None:
