@@ -51,7 +51,9 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CALLS)
-def test_the_result_is_stocks(name: str, backend: str | None) -> None:
+def test_the_result_is_stocks(name: str, backend: str | None, request: pytest.FixtureRequest) -> None:
+    if backend == "inductor":
+        request.getfixturevalue(backend)
     call, inputs = CALLS[name]
 
     def run(region: Any, mode: Any) -> Any:
