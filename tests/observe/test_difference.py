@@ -495,6 +495,7 @@ def test_a_compiled_call_that_raises_and_one_that_returns_keep_nothing() -> None
 
 
 @pytest.mark.slow  # a compiler runs; the everyday cases are those above
+@pytest.mark.usefixtures("inductor")
 def test_eager_against_inductor() -> None:
     """It uses its buffers again, without a new version, and writes the gradients of a norm one by one."""
     difference = record_compiled().diff(record_compiled("inductor"))
