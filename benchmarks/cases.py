@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import timer as synchronized_clock
 
 from benchmarks.measures import count_casts, count_compiled, count_kernels, count_on_stand_in, peak_bytes
 
@@ -126,6 +125,13 @@ def measure(case: Case, settings: Settings) -> dict[str, Any]:
         return {**_summary(times, prepared.bases), **_counts(prepared, settings)}
     finally:
         torch.set_num_threads(threads)
+
+
+def synchronized_clock() -> float:
+    """Returns seconds after the device's work. `torch.utils.benchmark` has it, and imports setuptools."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def _interleaved(prepared: Prepared, settings: Settings) -> dict[str, list[float]]:

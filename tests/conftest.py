@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -28,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for_pytest.check(config)
     # The process that distributes tests to others runs none. Importing torch there would only delay the others.
     if not config.pluginmanager.has_plugin("dsession"):
+        gc.disable()  # until everything is collected: what is imported and collected stays
         config.pluginmanager.import_plugin("helpers.fixtures")
     # A shell starts what it runs in the background with Ctrl-C ignored, and the processes of tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,5 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the longest tests first, so that no process ends with a long test while the others are idle."""
+    """Runs the longest test first, so that no process ends with a long test while the others are idle."""
     items.sort(key=lambda item: item.path.name != "test_cuda.py")
+    gc.enable()

@@ -1,4 +1,4 @@
-"""Runs the tests of tests/cuda/, which need a CUDA device, on the stand-in, in processes of their own."""
+"""Runs the tests of tests/cuda/, which need a CUDA device, on the stand-in, in a process of their own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ import cuda_stand_in
 from helpers import under_install
 from helpers.subprocesses import environment
 
-FILES = sorted(Path(__file__).with_name("cuda").glob("test_*.py"))
-#: The number of processes. Starting one takes as long as many tests, so there is one per core of the test machines.
-GROUPS = 2
 
-
-@pytest.mark.parametrize("group", range(GROUPS))
-def test_on_the_stand_in(group: int, request: pytest.FixtureRequest) -> None:
+def test_on_the_stand_in(request: pytest.FixtureRequest) -> None:
     if reason := cuda_stand_in.why_not():
         pytest.skip(reason)
     chosen = request.config.getoption("markexpr")
     marks = f"({chosen}) and not needs_gpu" if chosen else "not needs_gpu"
     options = ["-q", "-p", "no:cacheprovider", "--device", "cuda-stand-in", "-m", marks]
-    command = [sys.executable, "-m", "pytest", *options, *map(str, FILES[group::GROUPS])]
+    command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).with_name("cuda"))]
     # The process must not inherit the settings of a pytest-xdist worker.
     env = {name: value for name, value in environment().items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(

@@ -1,6 +1,7 @@
 // file: what `Values` says of a CPU tensor: statistics of its bits, a digest, the squares' sum and a sketch
 #include "python/bindings.h"
 
+#include "cast/cast.h"
 #include "cast/vectorized.h"
 
 #include <ATen/Parallel.h>
@@ -12,9 +13,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -27,8 +31,8 @@ namespace torch_promote {
 namespace {
 
 // NOTE [ Digest and sketch ]
-// Both read the elements in logical order, as rows of 1021, a prime, so that columns of the usual widths spread over
-// the places of a row. Rows form pieces of 4096. torch_promote/observe/values.py computes the same by ops on other
+// Both read the elements in their order, as rows of 1021, a prime, so that columns of the usual widths spread over
+// the places of a row. Rows form pieces of 4096. torch_promote/observe/measure.py computes the same by ops on other
 // devices, with the tables of `measure_tables`.
 //
 // Digest: an element consists of words of at most 32 bits. A row has two sums of words times random numbers of their
@@ -109,80 +113,7 @@ uint64_t piece_factor(int64_t piece) {
   return piece == 0 ? 1 : splitmix(kOfPieceFactors + static_cast<uint64_t>(piece)) | 1;
 }
 
-// --- Reading a tensor in logical order
-
-// Dimensions that a single stride steps through are merged.
-class Reader {
- public:
-  explicit Reader(const at::Tensor& tensor)
-      : data_(static_cast<const char*>(tensor.const_data_ptr())), size_(static_cast<size_t>(tensor.element_size())) {
-    for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) {
-      const int64_t size = tensor.size(dim);
-      const int64_t stride = tensor.stride(dim);
-      if (size == 1) {
-        continue;
-      }
-      if (!sizes_.empty() && stride == sizes_.back() * strides_.back()) {
-        sizes_.back() *= size;
-      } else {
-        sizes_.push_back(size);
-        strides_.push_back(stride);
-      }
-    }
-    if (sizes_.empty()) {
-      sizes_.push_back(1);
-      strides_.push_back(1);
-    }
-  }
-
-  // Elements `start` to `start + count`: where they are, or a copy in `buffer`.
-  template <class T>
-  const T* read(int64_t start, int64_t count, T* buffer) const {
-    const T* const data = reinterpret_cast<const T*>(data_);
-    if (sizes_.size() == 1 && strides_[0] == 1) {
-      return data + start;
-    }
-    std::vector<int64_t> index(sizes_.size()); // the innermost first
-    int64_t offset = 0;
-    for (size_t dim = 0; dim < sizes_.size(); ++dim) {
-      index[dim] = start % sizes_[dim];
-      start /= sizes_[dim];
-      offset += index[dim] * strides_[dim];
-    }
-    T* to = buffer;
-    while (true) {
-      const int64_t run = std::min(count, sizes_[0] - index[0]);
-      const int64_t stride = strides_[0];
-      const T* const from = data + offset;
-      for (int64_t i = 0; i < run; ++i) {
-        to[i] = from[i * stride];
-      }
-      to += run;
-      count -= run;
-      if (count == 0) {
-        return buffer;
-      }
-      offset -= index[0] * stride;
-      index[0] = 0;
-      size_t dim = 1;
-      for (; ++index[dim] == sizes_[dim]; ++dim) {
-        offset -= (sizes_[dim] - 1) * strides_[dim];
-        index[dim] = 0;
-      }
-      offset += strides_[dim];
-    }
-  }
-
-  size_t element_size() const {
-    return size_;
-  }
-
- private:
-  const char* data_;
-  size_t size_;
-  std::vector<int64_t> sizes_;
-  std::vector<int64_t> strides_;
-};
+// --- Rows and chunks
 
 // Calls `function(chunk)` for all chunks of a tensor, in several threads if there are many. Not at::parallel_for, which
 // is serial in an extension without OpenMP.
@@ -217,11 +148,11 @@ int64_t count_chunks(int64_t count) {
 
 // Calls `function(row, elements, their number)` for the rows of a chunk.
 template <class T, class Function>
-void for_rows(const Reader& reader, int64_t numel, int64_t chunk, const Function& function) {
-  std::array<T, kRow> buffer;
-  for (int64_t row = chunk * kChunkRows; row < (chunk + 1) * kChunkRows && row * kRow < numel; ++row) {
-    const int64_t size = std::min(kRow, numel - row * kRow);
-    function(row, reader.read(row * kRow, size, buffer.data()), static_cast<size_t>(size));
+void for_rows(const at::Tensor& tensor, int64_t chunk, const Function& function) {
+  const T* const elements = static_cast<const T*>(tensor.const_data_ptr());
+  const int64_t end = std::min(tensor.numel(), (chunk + 1) * kChunkRows * kRow);
+  for (int64_t row = chunk * kChunkRows; row * kRow < end; ++row) {
+    function(row, elements + row * kRow, static_cast<size_t>(std::min(kRow, end - row * kRow)));
   }
 }
 
@@ -233,45 +164,31 @@ struct Sums {
 };
 
 template <class Word>
-[[gnu::always_inline]] inline Sums sum_words(const Word* words, size_t count, const Tables& tables) {
+VECTORIZED Sums sum_words(const Word* words, size_t count, const Tables& tables) {
   Sums sums;
   for (size_t i = 0; i < count; ++i) {
     const uint64_t word = words[i] & 0xFFFFFFFFU;
     sums.a += word * tables.places[0][i];
     sums.b += word * tables.places[1][i];
   }
-  return sums;
-}
-
-VECTORIZED Sums sum_row(const uint8_t* words, size_t count, const Tables& tables) {
-  return sum_words(words, count, tables);
-}
-
-VECTORIZED Sums sum_row(const uint16_t* words, size_t count, const Tables& tables) {
-  return sum_words(words, count, tables);
-}
-
-VECTORIZED Sums sum_row(const uint32_t* words, size_t count, const Tables& tables) {
-  return sum_words(words, count, tables);
-}
-
-VECTORIZED Sums sum_row(const uint64_t* words, size_t count, const Tables& tables) {
-  Sums sums = sum_words(words, count, tables);
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t high = words[i] >> 32;
-    sums.a += high * tables.places[2][i];
-    sums.b += high * tables.places[3][i];
+  if constexpr (sizeof(Word) == 8) {
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t high = words[i] >> 32;
+      sums.a += high * tables.places[2][i];
+      sums.b += high * tables.places[3][i];
+    }
   }
   return sums;
 }
 
 template <class Word>
-uint64_t digest_as(const Reader& reader, int64_t numel) {
-  std::vector<uint64_t> parts(static_cast<size_t>(count_chunks(numel)));
-  for_chunks(count_chunks(numel), [&](int64_t chunk) {
+uint64_t digest_as(const at::Tensor& tensor) {
+  const int64_t chunks = count_chunks(tensor.numel());
+  std::vector<uint64_t> parts(static_cast<size_t>(chunks));
+  for_chunks(chunks, [&](int64_t chunk) {
     uint64_t part = 0;
-    for_rows<Word>(reader, numel, chunk, [&](int64_t row, const Word* words, size_t count) {
-      const Sums sums = sum_row(words, count, tables());
+    for_rows<Word>(tensor, chunk, [&](int64_t row, const Word* words, size_t count) {
+      const Sums sums = sum_words(words, count, tables());
       const uint64_t factor = tables().rows[static_cast<size_t>(row % kPieceRows)];
       part += (sums.a + std::rotl(sums.b, 32)) * factor * piece_factor(row / kPieceRows);
     });
@@ -284,28 +201,45 @@ uint64_t digest_as(const Reader& reader, int64_t numel) {
   return digest;
 }
 
-// A tensor of zeros without memory is one with memory.
-at::Tensor with_memory(const at::Tensor& tensor) {
-  return tensor._is_zerotensor() ? tensor.clone() : tensor;
+std::string hexadecimal(uint64_t number) {
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) {
+    text += "0123456789abcdef"[number >> shift & 15];
+  }
+  return text;
 }
 
-uint64_t digest(const at::Tensor& given) {
-  const at::Tensor tensor = with_memory(given);
-  TORCH_CHECK(tensor.is_cpu() && !tensor.is_complex() && !tensor.is_neg(), "not a tensor whose bits can be read");
+void check_memory(const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_complex() && !tensor.is_neg() && !tensor._is_zerotensor(),
+      "not a tensor whose memory has its elements in order");
+}
+
+std::string digest(const at::Tensor& tensor) {
+  check_memory(tensor);
   const py::gil_scoped_release no_gil;
-  const Reader reader(tensor);
-  switch (reader.element_size()) {
+  switch (tensor.element_size()) {
     case 1:
-      return digest_as<uint8_t>(reader, tensor.numel());
+      return hexadecimal(digest_as<uint8_t>(tensor));
     case 2:
-      return digest_as<uint16_t>(reader, tensor.numel());
+      return hexadecimal(digest_as<uint16_t>(tensor));
     case 4:
-      return digest_as<uint32_t>(reader, tensor.numel());
+      return hexadecimal(digest_as<uint32_t>(tensor));
     case 8:
-      return digest_as<uint64_t>(reader, tensor.numel());
+      return hexadecimal(digest_as<uint64_t>(tensor));
     default:
-      TORCH_CHECK(false, "elements of ", reader.element_size(), " bytes");
+      TORCH_CHECK(false, "elements of ", tensor.element_size(), " bytes");
   }
+}
+
+// Whether `digest` and `measure` can read a tensor as it is.
+bool is_measurable(const at::Tensor& tensor) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  return is_plain(*tensor.unsafeGetTensorImpl()) && tensor.is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 &&
+         (c10::isIntegralType(dtype, /*includeBool=*/true) || dtype == at::kFloat || dtype == at::kDouble ||
+          dtype == at::kHalf || dtype == at::kBFloat16) &&
+         static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.element_size() <=
+             tensor.storage().nbytes();
 }
 
 // --- Statistics and sketch of floating point numbers, given by their bits
@@ -320,6 +254,7 @@ struct Format<uint32_t> {
   static constexpr uint32_t kMagnitude = 0x7FFFFFFF;
   static constexpr uint32_t kInfinity = 0x7F800000;
   static constexpr size_t kExponents = 256;
+  using Exponent = uint8_t;
 };
 
 template <>
@@ -329,6 +264,7 @@ struct Format<uint64_t> {
   static constexpr uint64_t kMagnitude = 0x7FFFFFFFFFFFFFFF;
   static constexpr uint64_t kInfinity = 0x7FF0000000000000;
   static constexpr size_t kExponents = 2048;
+  using Exponent = uint16_t;
 };
 
 constexpr size_t kLanes = 8;
@@ -338,8 +274,7 @@ template <class Word>
 struct Part {
   Word largest = 0;                        // of the finite magnitudes
   Word smallest = Format<Word>::kInfinity; // of the finite magnitudes but 0
-  bool has_finite = false;
-  std::array<int64_t, kBounds> above{}; // the number of magnitudes from each bound on
+  std::array<int64_t, kBounds> above{};    // the number of magnitudes from each bound on
   std::array<int64_t, Format<Word>::kExponents> exponents{};
   std::array<double, kLanes> squares{};
   std::array<double, kRow> buckets{};
@@ -347,7 +282,6 @@ struct Part {
   void add(const Part& other) {
     largest = std::max(largest, other.largest);
     smallest = std::min(smallest, other.smallest);
-    has_finite |= other.has_finite;
     for (size_t i = 0; i < kBounds; ++i) {
       above[i] += other.above[i];
     }
@@ -363,33 +297,28 @@ struct Part {
   }
 };
 
+// The ends of the magnitudes of a row.
 template <class Word>
 struct Ends {
   Word low = Format<Word>::kMagnitude;
+  Word nonzero = std::numeric_limits<Word>::max(); // the lowest but 0, less 1; for zeros alone the initial value
   Word high = 0;
 };
 
 template <class Word>
-[[gnu::always_inline]] inline Ends<Word> find_ends(const Word* bits, size_t count) {
+VECTORIZED Ends<Word> find_ends(const Word* bits, size_t count) {
   Ends<Word> ends;
   for (size_t i = 0; i < count; ++i) {
     const Word magnitude = bits[i] & Format<Word>::kMagnitude;
     ends.low = std::min(ends.low, magnitude);
+    ends.nonzero = std::min<Word>(ends.nonzero, magnitude - 1);
     ends.high = std::max(ends.high, magnitude);
   }
   return ends;
 }
 
-VECTORIZED Ends<uint32_t> ends_of(const uint32_t* bits, size_t count) {
-  return find_ends(bits, count);
-}
-
-VECTORIZED Ends<uint64_t> ends_of(const uint64_t* bits, size_t count) {
-  return find_ends(bits, count);
-}
-
 template <class Word>
-[[gnu::always_inline]] inline Word count_from(const Word* bits, size_t count, Word bound) {
+VECTORIZED Word count_from(const Word* bits, size_t count, Word bound) {
   Word found = 0;
   for (size_t i = 0; i < count; ++i) {
     found += (bits[i] & Format<Word>::kMagnitude) >= bound ? 1 : 0;
@@ -397,29 +326,27 @@ template <class Word>
   return found;
 }
 
-VECTORIZED uint32_t number_from(const uint32_t* bits, size_t count, uint32_t bound) {
-  return count_from(bits, count, bound);
-}
-
-VECTORIZED uint64_t number_from(const uint64_t* bits, size_t count, uint64_t bound) {
-  return count_from(bits, count, bound);
-}
-
-// Adds numbers with their signs changed to buckets, and their squares to lanes.
+// The numbers with their signs changed, and 0 for those that are not finite.
 template <class Word>
-[[gnu::always_inline]] inline void add_signed(
+VECTORIZED void change_signs(
     const Word* __restrict bits,
     const uint8_t* __restrict inner,
     const uint8_t* __restrict outer,
-    double* __restrict buckets,
-    double* __restrict lanes,
+    Word* __restrict to,
     size_t count) {
   using Of = Format<Word>;
-  constexpr int kToSign = 8 * (sizeof(Word) - 1);
+  for (size_t i = 0; i < count; ++i) {
+    const Word sign = static_cast<Word>(static_cast<uint8_t>(inner[i] ^ outer[i])) << 8 * (sizeof(Word) - 1);
+    to[i] = (bits[i] & Of::kMagnitude) < Of::kInfinity ? bits[i] ^ sign : 0;
+  }
+}
+
+// Adds numbers to buckets, and their squares to lanes.
+template <class Word>
+VECTORIZED void add_numbers(
+    const Word* __restrict numbers, double* __restrict buckets, double* __restrict lanes, size_t count) {
   const auto add = [&](size_t i, double& squares) {
-    const Word sign = static_cast<Word>(static_cast<uint8_t>(inner[i] ^ outer[i])) << kToSign;
-    const Word number = (bits[i] & Of::kMagnitude) < Of::kInfinity ? bits[i] ^ sign : 0;
-    const auto value = static_cast<double>(std::bit_cast<typename Of::Float>(number));
+    const auto value = static_cast<double>(std::bit_cast<typename Format<Word>::Float>(numbers[i]));
     buckets[i] += value;
     squares += value * value;
   };
@@ -438,51 +365,69 @@ template <class Word>
   }
 }
 
-VECTORIZED void add_row(
-    const uint32_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, double* lanes, size_t count) {
-  add_signed(bits, inner, outer, buckets, lanes, count);
-}
+// --- Counting exponents: most rows have few, and comparing a row with each of them is faster than a table of counters
 
-VECTORIZED void add_row(
-    const uint64_t* bits, const uint8_t* inner, const uint8_t* outer, double* buckets, double* lanes, size_t count) {
-  add_signed(bits, inner, outer, buckets, lanes, count);
-}
+constexpr size_t kPadded = 1024; // a row of exponents, padded
+constexpr size_t kComparedAtOnce = 64;
+constexpr size_t kMostCompared = 48;
 
-// Several tables, because an increment has to wait for the one before it of the same number.
 template <class Word>
-class Histogram {
- public:
-  void add(const Word* bits, size_t count) {
-    constexpr Word kMask = Format<Word>::kExponents - 1;
-    const auto place = [](Word word) { return static_cast<size_t>(word >> Format<Word>::kMantissa & kMask); };
-    size_t i = 0;
-    for (; i + kTables <= count; i += kTables) {
-      for (size_t table = 0; table < kTables; ++table) {
-        ++tables_[table][place(bits[i + table])];
-      }
-    }
-    for (; i < count; ++i) {
-      ++tables_[0][place(bits[i])];
+using Exponents = std::array<typename Format<Word>::Exponent, kPadded>;
+
+template <class Word>
+VECTORIZED void find_exponents(const Word* __restrict bits, Exponents<Word>& to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    to[i] =
+        static_cast<typename Format<Word>::Exponent>((bits[i] & Format<Word>::kMagnitude) >> Format<Word>::kMantissa);
+  }
+}
+
+template <class Exponent>
+VECTORIZED int64_t count_equal(const Exponent* exponents, Exponent asked) {
+  std::array<Exponent, kComparedAtOnce> found{};
+  for (size_t i = 0; i < kPadded; i += kComparedAtOnce) {
+    for (size_t lane = 0; lane < kComparedAtOnce; ++lane) {
+      found[lane] += exponents[i + lane] == asked ? 1 : 0;
     }
   }
-
-  void add_to(std::array<int64_t, Format<Word>::kExponents>& sums) const {
-    for (const auto& table : tables_) {
-      for (size_t i = 0; i < sums.size(); ++i) {
-        sums[i] += table[i];
-      }
-    }
+  int64_t sum = 0;
+  for (const Exponent one : found) {
+    sum += one;
   }
+  return sum;
+}
 
- private:
-  static constexpr size_t kTables = 8;
-  std::array<std::array<uint32_t, Format<Word>::kExponents>, kTables> tables_{}; // of a chunk
-};
+template <class Word>
+void count_exponents(Part<Word>& part, const Word* bits, size_t count, const Ends<Word>& ends) {
+  using Exponent = typename Format<Word>::Exponent;
+  if (ends.high == 0) {
+    part.exponents[0] += static_cast<int64_t>(count);
+    return;
+  }
+  const auto exponent = [](Word magnitude) { return static_cast<size_t>(magnitude >> Format<Word>::kMantissa); };
+  const size_t first = exponent(ends.nonzero + 1);
+  const size_t last = exponent(ends.high);
+  if (last - first >= kMostCompared) {
+    for (size_t i = 0; i < count; ++i) {
+      ++part.exponents[exponent(bits[i] & Format<Word>::kMagnitude)];
+    }
+    return;
+  }
+  Exponents<Word> exponents;
+  find_exponents<Word>(bits, exponents, count);
+  std::fill(exponents.begin() + static_cast<std::ptrdiff_t>(count), exponents.end(), static_cast<Exponent>(first));
+  part.exponents[first] -= static_cast<int64_t>(kPadded - count);
+  if (ends.low == 0 && first > 0) {
+    part.exponents[0] += count_equal<Exponent>(exponents.data(), 0);
+  }
+  for (size_t one = first; one <= last; ++one) {
+    part.exponents[one] += count_equal(exponents.data(), static_cast<Exponent>(one));
+  }
+}
 
 template <class Word>
 void add_elements(
     Part<Word>& part,
-    Histogram<Word>& exponents,
     const Word* bits,
     size_t count,
     const std::array<Word, kBounds>& bounds,
@@ -490,19 +435,15 @@ void add_elements(
     const Signs& outer,
     int64_t row) {
   using Of = Format<Word>;
-  const auto [low, high] = ends_of(bits, count);
+  const Ends<Word> ends = find_ends(bits, count);
   for (size_t i = 0; i < kBounds; ++i) { // the ends answer most questions
-    if (low >= bounds[i]) {
+    if (ends.low >= bounds[i]) {
       part.above[i] += static_cast<int64_t>(count);
-    } else if (high >= bounds[i]) {
-      part.above[i] += static_cast<int64_t>(number_from(bits, count, bounds[i]));
+    } else if (ends.high >= bounds[i]) {
+      part.above[i] += static_cast<int64_t>(count_from(bits, count, bounds[i]));
     }
   }
-  part.has_finite |= low < Of::kInfinity;
-  if (low > 0 && high < Of::kInfinity) {
-    part.largest = std::max(part.largest, high);
-    part.smallest = std::min(part.smallest, low);
-  } else {
+  if (ends.high >= Of::kInfinity) {
     for (size_t i = 0; i < count; ++i) {
       const Word magnitude = bits[i] & Of::kMagnitude;
       if (magnitude != 0 && magnitude < Of::kInfinity) {
@@ -510,14 +451,17 @@ void add_elements(
         part.smallest = std::min(part.smallest, magnitude);
       }
     }
+  } else if (ends.high > 0) {
+    part.largest = std::max(part.largest, ends.high);
+    part.smallest = std::min<Word>(part.smallest, ends.nonzero + 1);
   }
-  exponents.add(bits, count);
+  count_exponents(part, bits, count, ends);
+  std::array<Word, kRow> numbers;
+  change_signs<Word>(bits, inner.data(), outer.data(), numbers.data(), count);
   const auto first = static_cast<size_t>(row * kShift % kRow);
   const size_t before_end = std::min(count, static_cast<size_t>(kRow) - first);
-  double* const buckets = part.buckets.data();
-  double* const lanes = part.squares.data();
-  add_row(bits, inner.data(), outer.data(), buckets + first, lanes, before_end);
-  add_row(bits + before_end, inner.data() + before_end, outer.data() + before_end, buckets, lanes, count - before_end);
+  add_numbers<Word>(numbers.data(), part.buckets.data() + first, part.squares.data(), before_end);
+  add_numbers<Word>(numbers.data() + before_end, part.buckets.data(), part.squares.data(), count - before_end);
 }
 
 // --- float16 and bfloat16 as float32, with exact values and without arithmetic on subnormal numbers
@@ -542,21 +486,58 @@ VECTORIZED void widen_float16(const uint16_t* from, uint32_t* to, size_t count) 
 
 using Projections = std::array<double, kProjections>;
 
-// The products of the first buckets with the matrix.
+// The products of the first buckets with the matrix. Two sums of each, because an addition has to wait for the one
+// before.
 VECTORIZED void project(const double* buckets, size_t count, const Projections* matrix, Projections& sketch) {
-  Projections sums{};
-  for (size_t i = 0; i < count; ++i) {
+  Projections even{};
+  Projections odd{};
+  for (size_t i = 0; i + 1 < count; i += 2) {
     for (size_t j = 0; j < kProjections; ++j) {
-      sums[j] += buckets[i] * matrix[i][j];
+      even[j] += buckets[i] * matrix[i][j];
+      odd[j] += buckets[i + 1] * matrix[i + 1][j];
     }
   }
-  sketch = sums;
+  for (size_t j = 0; j < kProjections; ++j) {
+    sketch[j] = even[j] + odd[j] + (count % 2 != 0 ? buckets[count - 1] * matrix[count - 1][j] : 0);
+  }
+}
+
+// A sketch in Base64: 24 bits of an exponent, and the projections as integers of so many bits, a multiple of 6, of
+// which the largest magnitude needs all. Empty if a projection is not finite.
+std::string pack(const Projections& sketch, int bits) {
+  const auto magnitude = [](double one) { return std::fabs(one); };
+  const double largest = std::ranges::max(sketch | std::views::transform(magnitude));
+  if (!std::ranges::all_of(sketch, [](double one) { return std::isfinite(one); })) {
+    return "";
+  }
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  const auto scaled = [&](double one) {
+    return static_cast<int64_t>(std::nearbyint(std::ldexp(one, bits - 1 - exponent)));
+  };
+  const int64_t half = int64_t{1} << (bits - 1);
+  if (scaled(largest) == half) { // rounded up to the next power of two
+    ++exponent;
+  }
+  std::string text;
+  const auto put = [&text](int64_t number, int width) {
+    constexpr const char* kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (int shift = width - 6; shift >= 0; shift -= 6) {
+      text += kDigits[(number >> shift) & 63];
+    }
+  };
+  put(exponent + (1 << 23), 24);
+  for (const double one : sketch) {
+    put(scaled(one) + half, bits);
+  }
+  return text;
 }
 
 // --- All of it
 
 template <class Stored, class Word, class Widen>
-py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds>& given, const Widen& widen) {
+py::bytes measure_as(
+    const at::Tensor& tensor, const std::array<int64_t, kBounds>& given, int bits, const Widen& widen) {
   std::array<Word, kBounds> bounds;
   std::transform(given.begin(), given.end(), bounds.begin(), [](int64_t one) { return static_cast<Word>(one); });
   const int64_t numel = tensor.numel();
@@ -566,15 +547,13 @@ py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds
   double squares = 0;
   {
     const py::gil_scoped_release no_gil;
-    const Reader reader(tensor);
     std::vector<Part<Word>> parts(static_cast<size_t>(std::max<int64_t>(chunks - 1, 0)));
     for_chunks(chunks, [&](int64_t chunk) {
       Part<Word>& part = chunk == 0 ? *total : parts[static_cast<size_t>(chunk - 1)];
-      Histogram<Word> exponents;
       Signs outer{};
       int64_t group = -1;
       std::array<Word, kRow> buffer;
-      for_rows<Stored>(reader, numel, chunk, [&](int64_t row, const Stored* elements, size_t count) {
+      for_rows<Stored>(tensor, chunk, [&](int64_t row, const Stored* elements, size_t count) {
         if (row / kGroup != group) {
           group = row / kGroup;
           outer = tables().outer[static_cast<size_t>(group % (kPieceRows / kGroup))];
@@ -585,9 +564,8 @@ py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds
         }
         const Signs& inner = tables().inner[static_cast<size_t>(row % kGroup)];
         const Word* const bits = widen(elements, buffer.data(), count);
-        add_elements(part, exponents, bits, count, bounds, inner, outer, row);
+        add_elements(part, bits, count, bounds, inner, outer, row);
       });
-      exponents.add_to(part.exponents);
     });
     for (const Part<Word>& part : parts) {
       total->add(part);
@@ -598,20 +576,26 @@ py::tuple measure_as(const at::Tensor& tensor, const std::array<int64_t, kBounds
       squares += lane;
     }
   }
-  py::list exponents;
-  for (size_t i = 0; i < total->exponents.size(); ++i) {
-    if (total->exponents[i] != 0) {
-      exponents.append(py::make_tuple(i, total->exponents[i]));
-    }
-  }
-  return py::make_tuple(
-      static_cast<int64_t>(total->largest), static_cast<int64_t>(total->smallest), total->above, exponents, squares,
-      sketch);
+  const auto& counts = total->exponents;
+  const auto used = [](int64_t number) { return number != 0; };
+  const auto first = std::find_if(counts.begin(), counts.end(), used);
+  const auto end = std::find_if(counts.rbegin(), counts.rend(), used).base();
+  std::string found; // see `Numbers` in torch_promote/observe/measure.py
+  const auto put = [&found](const auto* from, size_t size) {
+    found.append(reinterpret_cast<const char*>(from), size * sizeof(*from));
+  };
+  const std::array<int64_t, 4> ends = {
+      static_cast<int64_t>(total->largest), static_cast<int64_t>(total->smallest), first - counts.begin(), end - first};
+  put(ends.data(), ends.size());
+  put(total->above.data(), total->above.size());
+  put(&squares, 1);
+  put(std::to_address(first), static_cast<size_t>(end - first));
+  found += std::isfinite(squares) ? pack(sketch, bits) : "";
+  return py::bytes(found);
 }
 
-py::tuple measure(const at::Tensor& given, const std::array<int64_t, kBounds>& bounds) {
-  const at::Tensor tensor = with_memory(given);
-  TORCH_CHECK(tensor.is_cpu() && !tensor.is_neg(), "not a tensor whose bits can be read");
+py::bytes measure(const at::Tensor& tensor, const std::array<int64_t, kBounds>& bounds, int bits) {
+  check_memory(tensor);
   const auto as_is = [](const auto* elements, auto* /*buffer*/, size_t /*count*/) { return elements; };
   const auto widened = [](const auto& function) {
     return [&function](const uint16_t* elements, uint32_t* buffer, size_t count) -> const uint32_t* {
@@ -621,13 +605,13 @@ py::tuple measure(const at::Tensor& given, const std::array<int64_t, kBounds>& b
   };
   switch (tensor.scalar_type()) {
     case at::kFloat:
-      return measure_as<uint32_t, uint32_t>(tensor, bounds, as_is);
+      return measure_as<uint32_t, uint32_t>(tensor, bounds, bits, as_is);
     case at::kDouble:
-      return measure_as<uint64_t, uint64_t>(tensor, bounds, as_is);
+      return measure_as<uint64_t, uint64_t>(tensor, bounds, bits, as_is);
     case at::kHalf:
-      return measure_as<uint16_t, uint32_t>(tensor, bounds, widened(widen_float16));
+      return measure_as<uint16_t, uint32_t>(tensor, bounds, bits, widened(widen_float16));
     case at::kBFloat16:
-      return measure_as<uint16_t, uint32_t>(tensor, bounds, widened(widen_bfloat16));
+      return measure_as<uint16_t, uint32_t>(tensor, bounds, bits, widened(widen_bfloat16));
     default:
       TORCH_CHECK(false, "no statistics of ", tensor.scalar_type());
   }
@@ -657,8 +641,10 @@ py::tuple piece_tables(int64_t piece) {
 } // namespace
 
 void add_measure(py::module_& m) {
+  m.def("is_measurable", &is_measurable);
   m.def("digest", &digest);
   m.def("measure", &measure);
+  m.def("pack_sketch", &pack);
   m.def("measure_tables", &measure_tables);
   m.def("measure_piece_tables", &piece_tables);
 }

@@ -268,11 +268,18 @@ def test_the_fixture_gives_the_report(run: Run) -> None:
 
 @pytest.mark.usefixtures("wrong_cell")
 def test_xdist_merges_the_summary(run: Run, pytester: pytest.Pytester) -> None:
-    planted = "from torch_promote.reference import promotion\npromotion._TABLE[torch.int8, torch.int16] = torch.int32"
-    pytester.makeconftest(f"import torch\n{planted}")  # the workers are processes of their own
     alone = run(
         "    def test_a(): mixed()\n    def test_b(): mixed()\n    def test_c(): product()",
         "--torch-promote-crosscheck",
+    )
+    pytester.makeconftest(  # the workers are processes of their own; only they run tests and need torch
+        """
+        def pytest_runtest_setup():
+            import torch
+            from torch_promote.reference import promotion
+
+            promotion._TABLE[torch.int8, torch.int16] = torch.int32
+        """
     )
     shared = pytester.runpytest_subprocess("-p", "_torch_promote_hooks", "--torch-promote-crosscheck", "-n2")
     shared.assert_outcomes(failed=2, passed=1)

@@ -198,7 +198,9 @@ def test_wrong_options() -> None:
 
 def test_ctrl_c_prints_what_has_run() -> None:
     running = command("--programs", "1000000", "--jobs", "1")
-    time.sleep(4)
+    while not Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text():  # no worker yet
+        time.sleep(0.05)
+    time.sleep(1)
     os.kill(running.pid, signal.SIGINT)
     done = running.wait()
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -141,18 +142,38 @@ def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subp
 
 
 @functools.cache
-def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Starts the process from which programs are forked, and returns its request socket.
+def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """Connects to the process from which programs are forked, and starts it unless another of pytest-xdist's has.
 
     Args:
         more: What it imports besides torch: modules, and functions that it calls, as `module:function`.
+
+    Returns:
+        The socket for requests, and the process if it is a child of this one.
     """
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(there.fileno()), *more]
+    here, listening = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    address = f"\0torch_promote's tests {run} {' '.join(more)}"[:100]  # in no folder: the process's end removes it
+    process = None
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):  # nobody listens, or not yet
+            here.connect(address)
+            break
+        try:
+            listening.bind(address)
+        except OSError:
+            time.sleep(0.01)
+            continue
+        listening.listen()
+        process = _started(listening, more)
+    listening.close()
+    return here, process
+
+
+def _started(listening: socket.socket, more: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(listening.fileno()), *more]
     env = {**plain_environment(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}  # a program's own is `prepared`
     nothing = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, env=env, pass_fds=[there.fileno()], stdin=nothing, stdout=nothing, start_new_session=True
+    return subprocess.Popen(
+        command, env=env, pass_fds=[listening.fileno()], stdin=nothing, stdout=nothing, start_new_session=True
     )
-    there.close()
-    return here, process

@@ -1,16 +1,19 @@
 """A process that has imported torch and runs each program in a fork of itself; helpers.subprocesses starts it.
 
-Its arguments are the number of a socket, and the names of more modules to import: `module:function` also calls one.
+Its arguments are the number of a socket on which it listens, and the names of more modules to import:
+`module:function` also calls one.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -20,26 +23,38 @@ import types
 import warnings
 from typing import Any, NoReturn
 
-import torch  # noqa: F401  # for the programs: what a process would spend two seconds on
+gc.disable()  # until all is imported
+
+import torch  # noqa: E402, F401  # for the programs: what a process would spend two seconds on
 
 
-def next_program(requests: socket.socket) -> tuple[str, bool]:
-    """Starts programs until the other end is closed. Returns once in each fork.
+def next_program(listening: socket.socket) -> tuple[str, bool]:
+    """Starts programs until every process that has connected is gone. Returns once in each fork.
 
     Returns:
         The code to run there, and whether Python is to be finalized at its end.
     """
+    connected: list[socket.socket] = []
     while True:
+        [requests, *_], _, _ = select.select([listening, *connected], [], [])
+        if requests is listening:
+            connected.append(listening.accept()[0])
+            continue
         message, files, _, _ = socket.recv_fds(requests, 1 << 20, 3)
         if not message:
-            os._exit(0)
+            connected.remove(requests)
+            requests.close()
+            if not connected:
+                os._exit(0)
+            continue
         while end_of_a_child():
             pass
         out, err, status = files
         if os.fork() == 0:
             program = os.fork()
             if program == 0:
-                requests.close()
+                for each in (listening, *connected):
+                    each.close()
                 os.close(status)
                 return prepared(json.loads(message), out, err)
             os.write(status, struct.pack("i", program))
@@ -96,11 +111,13 @@ if __name__ == "__main__":
         module, _, function = name.partition(":")
         imported = importlib.import_module(module)
         if function:
-            getattr(imported, function)()
+            with contextlib.suppress(Exception):  # of a program that calls it, it is the error to show
+                getattr(imported, function)()
     # A fork shares the memory of PyTorch's objects until it writes there. The garbage collector would, at the latest
     # when the fork ends: that takes half a second.
     gc.collect()
     gc.freeze()
+    gc.enable()
     code, finalize = next_program(socket.socket(fileno=int(sys.argv[1])))
     # No variable here holds the module: it would outlive those that the program imports.
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -209,7 +209,7 @@ BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception, made_ou
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )  # fmt: skip
 def test_region_inside(body: Body, backend: str) -> None:
-    """In one graph, and with the bits of eager and of stock, wherever the compiled function is called."""
+    """In one graph, and with the bits of eager, ours and stock's, wherever the compiled function is called."""
 
     def run(region: Region) -> Any:
         args, inner = inputs(), regions_of(body, region)
@@ -217,7 +217,7 @@ def test_region_inside(body: Body, backend: str) -> None:
         def function(x: torch.Tensor, weights: Weights) -> Any:
             return body(inner, x, weights)
 
-        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        compiled = function if region is stock else torch.compile(function, backend=backend, fullgraph=True)
         results = []
         for place in (None, (region, {"dtype": HALF}), (region, {"enabled": False})):
             results.append(called_in(place, compiled, *args))
@@ -607,6 +607,7 @@ print("equal")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("inductor")
 def test_a_backward_in_a_region_that_the_compiled_function_opens() -> None:
     """Inductor compiles it with autocast off, and PyTorch runs it with autocast on. Under `cuda`, sum has a policy."""
     done = run_python(BACKWARD_INSIDE)  # a PyTorch built for CUDA warns that there is none

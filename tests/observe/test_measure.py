@@ -106,7 +106,7 @@ def test_sketches_survive_json_and_have_none_without_numbers() -> None:
     assert distance(*integers) is None
     assert distance(integers[0], integers[0]) == 0.0
     huge = Values.of(torch.full((3,), 1e200, dtype=torch.float64))
-    assert (huge.l2, huge.sketch, huge.count) == (None, (), 3)
+    assert (huge.l2, huge.sketch, huge.count) == (None, "", 3)
 
 
 def test_distances_of_one_element_and_with_nan() -> None:

@@ -76,7 +76,7 @@ def check_call(
     with autocast(device, lower, **options):
         for _ in range(2):
             held = tuple((source, to) for (_, to), (source, _) in kept.items())
-            planned = autocast_plan(op, args, kwargs, replace(state, cached=held))
+            planned = autocast_plan(op, args, kwargs, replace(state, cached=held)) if held else plan
             real = watched(functools.partial(op, *args, **kwargs), contextlib.nullcontext(), fake=fake)
             if planned.error is not None:
                 assert real[0] == [], label

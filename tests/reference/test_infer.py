@@ -74,7 +74,16 @@ class Recorder(TorchDispatchMode):
 
 def copied(tree: Any) -> Any:
     """Copies tensors as plain ones with their strides; memory that elements share, they go on sharing."""
-    return tree_map_only(torch.Tensor, lambda tensor: _copied(tensor.detach()), tree)
+    return mapped(lambda tensor: _copied(tensor.detach()), tree)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Maps the tensors of a call's arguments. `tree_map_only` takes longer than most of the functions."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)([mapped(function, each) for each in tree])
+    return {name: mapped(function, each) for name, each in tree.items()} if type(tree) is dict else tree
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -99,14 +108,18 @@ def recorded(most: int, limit: int = 1) -> dict[Any, list[RandomCall]]:
         if name.startswith("foreach_") and name.endswith("_db")
         for op in getattr(op_dbs, name)
     ]
-    sources: Iterable[tuple[Run, Iterable[OpInfo]]] = (
-        *((run, op_dbs.op_db) for run in (forward, backward, variants)),
-        *((run, foreach) for run in (forward, in_place)),
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for run, ops in sources:
-            for op, sample in samples(ops, run is backward, limit):
+        usual, lists = (list(samples(ops, False, limit)) for ops in (op_dbs.op_db, foreach))
+        sources: Iterable[tuple[Run, Iterable[tuple[OpInfo, SampleInput]]]] = (
+            (forward, usual),
+            (backward, samples(op_dbs.op_db, True, limit)),
+            (variants, usual),
+            (forward, lists),
+            (in_place, lists),
+        )
+        for run, made in sources:
+            for op, sample in made:
                 try:
                     with recorder:
                         run(op, sample)
@@ -131,14 +144,8 @@ def differs(inferred: Inference, op: Any, result: Any) -> str | None:
     return None
 
 
-def described(tree: Any) -> str:
-    """The arguments of a call, with dtype, shape and strides for tensors."""
-
-    def describe(tensor: torch.Tensor) -> str:
-        strides = tensor.stride() if tensor.layout is torch.strided else tensor.layout
-        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{strides}"
-
-    return str(tree_map_only(torch.Tensor, describe, tree))
+def described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride() if tensor.layout is torch.strided else tensor.layout
 
 
 def forward(op: OpInfo, sample: SampleInput) -> None:
@@ -211,7 +218,7 @@ def changed(call: RandomCall, rng: random.Random) -> RandomCall:
     changes = changes_of(call.op)
     outs = {a.name for a in signature_of(call.op).arguments if a.is_out}
     for name in sorted(outs & call.kwargs.keys()):
-        tree[1][name] = tree_map_only(torch.Tensor, lambda own: _output(own, tree, rng), tree[1][name])
+        tree[1][name] = mapped(lambda own: _output(own, tree, rng), tree[1][name])
     if rng.random() < 0.3:
         tree = _other_argument(signature_of(call.op), tree, rng)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
@@ -219,7 +226,7 @@ def changed(call: RandomCall, rng: random.Random) -> RandomCall:
         if not leaves:
             break
         chosen, change = rng.choice(leaves), rng.choice(changes)
-        tree = tree_map_only(torch.Tensor, lambda x: change(x, rng) if x is chosen else x, tree)  # noqa: B023
+        tree = mapped(lambda x: change(x, rng) if x is chosen else x, tree)  # noqa: B023
     return RandomCall(call.op, *tree, rng.choice(DEFAULT_DTYPES))
 
 
@@ -270,6 +277,7 @@ def _name(op: Any) -> str:
     return signature_of(op).name.split(".")[0].removesuffix("_")
 
 
+@functools.cache
 def _family(op: Any) -> str | None:
     name = _name(op)
     return next((entry.family for entry in rule_table().values() if entry.op.split(".")[0] == name), None)
@@ -408,7 +416,7 @@ class Comparison:
 
     def make(self, call: RandomCall) -> None:
         """Infers a call, makes it, and compares."""
-        name, shown = str(call.op), described((call.args, call.kwargs))
+        name, before = str(call.op), mapped(described, (call.args, call.kwargs))
         with default_dtype(call.default_dtype), torch.no_grad():
             try:
                 inferred: Any = infer(call.op, call.args, call.kwargs)
@@ -428,7 +436,7 @@ class Comparison:
             return
         self.compared[name] += 1
         if difference is not None:
-            self.wrong.setdefault(name, f"{shown}, default dtype {call.default_dtype}: {difference}")
+            self.wrong.setdefault(name, f"{before}, default dtype {call.default_dtype}: {difference}")
 
 
 @contextlib.contextmanager
@@ -516,7 +524,7 @@ def test_no_rule_loses_the_device() -> None:
                 on_cpu = infer(call.op, call.args, call.kwargs)
             except PromotionError:  # PyTorch refuses some of its own samples
                 continue
-            args, kwargs = tree_map_only(torch.Tensor, moved, (call.args, call.kwargs))
+            args, kwargs = mapped(moved, (call.args, call.kwargs))
             elsewhere = infer(call.op, args, kwargs)
             # CUDA's kernels keep the statistics of half precision in float32.
             if isinstance(on_cpu, Inference) and "statistics" not in on_cpu.rule:

@@ -11,9 +11,11 @@ other devices. No op depends on the data, so that nothing synchronizes.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import math
+import re
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,19 +26,24 @@ from torch_promote import _C
 from torch_promote.observe.ops import can_be_read, stored_values
 
 __all__ = [
-    "PROJECTIONS",
     "Format",
     "Numbers",
-    "digest_of",
+    "bits_of",
     "format_of",
+    "is_finite",
+    "is_sketch",
     "measure",
     "measure_by_ops",
     "readable",
     "unpack",
+    "unpack_sketch",
 ]
 
 #: The number of projections of a sketch.
 PROJECTIONS = 16
+#: The bits of a projection in a sketch, for dtypes of at most 2, 4 and 8 bytes. All are multiples of 6, a digit's bits.
+BITS = (30, 36, 54)
+_SKETCH = re.compile("|".join(f"[A-Za-z0-9+/]{{{(24 + PROJECTIONS * bits) // 6}}}" for bits in BITS) + "|")
 #: The elements of a row, its shift, and the rows of a piece, which bounds the memory; see the note in C++.
 _ROW, _SHIFT, _PIECE_ROWS = 1021, 631, 4096
 _PIECE = _ROW * _PIECE_ROWS
@@ -104,7 +111,7 @@ class Numbers(NamedTuple):
         above: The number of magnitudes from each of `Format.bounds` on.
         exponents: Pairs of exponent bits and the number of magnitudes that have them.
         squares: The sum of the squares of the finite numbers.
-        sketch: Their projections.
+        sketch: Their projections, as `pack` writes them; "" if one is beyond the range of float64.
     """
 
     largest: int
@@ -112,7 +119,50 @@ class Numbers(NamedTuple):
     above: Sequence[int]
     exponents: Sequence[tuple[int, int]]
     squares: float
-    sketch: tuple[float, ...] | list[float]
+    sketch: str
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Numbers:
+        """Returns the numbers from what `measure` returned."""
+        largest, smallest, first, size, *above, squares = _HEAD.unpack_from(data)
+        end = _HEAD.size + 8 * size
+        counts = memoryview(data)[_HEAD.size : end].cast("q")
+        places = [(place, number) for place, number in enumerate(counts, first) if number]
+        return cls(largest, smallest, above, places, squares, data[end:].decode())
+
+
+#: The ends, the first exponent and the number of exponents; `Numbers.above`; the sum of squares. The numbers of all
+#: exponents from the first to the last follow, and the sketch.
+_HEAD = struct.Struct("<4q8qd")
+_NONFINITE = struct.Struct("<q"), 10 * 8
+
+
+def is_finite(data: bytes) -> bool:
+    """Whether all numbers are finite that `measure` has counted."""
+    form, offset = _NONFINITE
+    return not form.unpack_from(data, offset)[0]
+
+
+def bits_of(dtype: torch.dtype) -> int:
+    """Returns the bits of a projection in the sketch of a tensor of this dtype."""
+    size = dtype.itemsize // (1 + dtype.is_complex)
+    return BITS[0] if size <= 2 else BITS[1] if size == 4 else BITS[2]
+
+
+def unpack_sketch(text: str) -> list[float]:
+    """Returns the projections of a sketch: Base64 of the exponent of their unit, and of integers of one of `BITS`."""
+    data = base64.b64decode(text)
+    bits = (len(data) - 3) * 8 // PROJECTIONS
+    number, half = int.from_bytes(data, "big"), 1 << (bits - 1)
+    exponent = (number >> PROJECTIONS * bits) - (1 << 23)
+    places = range((PROJECTIONS - 1) * bits, -1, -bits)
+    integers = ((number >> place & (2 * half - 1)) - half for place in places)
+    return [math.ldexp(one, exponent + 1 - bits) for one in integers]
+
+
+def is_sketch(text: str) -> bool:
+    """Whether a text is a sketch, or empty."""
+    return _SKETCH.fullmatch(text) is not None
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -129,18 +179,19 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if stored.is_complex():
         stored = torch.view_as_real(stored.resolve_conj())
-    return stored.resolve_neg() if stored.is_neg() else stored
+    stored = stored.resolve_neg() if stored.is_neg() else stored
+    return stored.clone() if stored._is_zerotensor() else stored
 
 
-def digest_of(elements: torch.Tensor) -> int:
-    """Returns the digest of a CPU tensor that `readable` returned."""
-    return _C.digest(elements) if elements.numel() else 0
+def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
+    """Returns what is counted of floating point numbers on a CPU, for `Numbers.from_bytes`.
 
-
-def measure(elements: torch.Tensor) -> Numbers:
-    """Returns what is counted of a CPU tensor of floating point numbers that `readable` returned."""
+    Args:
+        elements: What `readable` returned, made contiguous, with at least one element.
+        dtype: The dtype of its argument.
+    """
     bounds = format_of(elements.dtype).bounds
-    return Numbers(*_C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds))
+    return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))
 
 
 # --- On other devices
@@ -172,23 +223,25 @@ def measure_by_ops(elements: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def unpack(row: Sequence[int], dtype: torch.dtype) -> tuple[int, Numbers | None]:
+def unpack(row: Sequence[int], counted_as: torch.dtype, dtype: torch.dtype) -> tuple[str, Numbers | None]:
     """Returns the digest, and the numbers if there are any, from what `measure_by_ops` returned.
 
     Args:
         row: Its elements.
-        dtype: The dtype of the measured tensor.
+        counted_as: The dtype of its argument.
+        dtype: The dtype of the tensor.
     """
-    digest = row[0] & 0xFFFFFFFFFFFFFFFF
+    digest = f"{row[0] & 0xFFFFFFFFFFFFFFFF:016x}"
     if len(row) == 1:
         return digest, None
-    form = format_of(dtype)
+    form = format_of(counted_as)
     largest, smallest, *above = row[1 : 3 + len(form.bounds)]
     places = row[3 + len(form.bounds) :][: (form.infinity >> form.mantissa) + 1]
     sums = row[3 + len(form.bounds) + len(places) :]
     squares, *sketch = struct.unpack(f"<{len(sums)}d", struct.pack(f"<{len(sums)}q", *sums)) if sums else (math.nan,)
     pairs = [(place, number) for place, number in enumerate(places) if number]
-    return digest, Numbers(largest - (1 << form.mantissa), smallest + 1, above, pairs, squares, sketch)
+    packed = _C.pack_sketch(sketch, bits_of(dtype)) if math.isfinite(squares) else ""
+    return digest, Numbers(largest - (1 << form.mantissa), smallest + 1, above, pairs, squares, packed)
 
 
 class _Tables(NamedTuple):

@@ -5,7 +5,8 @@ Only the calls that the program made are followed, not the calls inside of them.
 wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
 changed without one (its tensor has another version), because compiled code or another library did it. So are the
 parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
-compared from there. A call that returns its argument, such as `contiguous()`, does not write.
+compared from there. A call that returns its argument, such as `contiguous()`, does not write. It and views have the
+values of what was written, if they have all its elements, and are not measured.
 
 NOTE [ Which call made it ]
 A call makes a NaN if nothing that it reads has one, and an infinite value if all that it reads is finite, unless the
@@ -18,6 +19,7 @@ A loss is a tensor on which `backward()` is called without a gradient: autograd 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -29,7 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -50,7 +52,7 @@ from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.recording_file import RecordingFile
-from torch_promote.observe.values import EMPTY, Values, ValuesCollector
+from torch_promote.observe.values import EMPTY, Row, Values, ValuesCollector, in_any_order
 
 __all__ = ["Recorder"]
 
@@ -71,12 +73,52 @@ class _Memory:
         written_by: The calls and sources whose values are in it, as in `Call.reads`.
         version: The version of its tensor at that time; -1 for an inference tensor, which has none.
         is_read: Whether it is a parameter or buffer that has been recorded as a source.
+        is_compiled: Whether compiled code has written it.
+        known: What is known of the tensor that the last of the calls has written.
     """
 
     reference: StorageWeakRef
     written_by: tuple[int, ...]
     version: int
     is_read: bool = False
+    is_compiled: bool = False
+    known: _Known | None = None
+
+
+class _Known(NamedTuple):
+    """What is known of a tensor, and so of views that have all of its elements.
+
+    Attributes:
+        place: Where it is in its storage, its number of elements, and its dtype.
+        is_contiguous: Whether it is contiguous, so that the values are in the order of the memory.
+        values: Its values.
+    """
+
+    place: tuple[int, int, torch.dtype]
+    is_contiguous: bool
+    values: Values | Row
+
+    def of_view(self, tensor: torch.Tensor) -> Values | Row | None:
+        """What is known of a view; None if it has to be measured."""
+        if not self.is_contiguous or self.place != _place_of(tensor):
+            return None
+        if tensor.is_contiguous():
+            return self.values
+        return in_any_order(self.values) if _is_dense(tensor) else None
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
+    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has each element of a part of its storage once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @dataclass(slots=True)
@@ -167,9 +209,12 @@ class Recorder:
         self._report.sources.append(Source(kind, name, info, EMPTY, before))
         if kind == "parameter" and not name:
             self._unnamed[source] = weakref.ref(tensor)
-        self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
+        found = self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
         if kind != "input" or not self._open.is_compiled:  # compiled code may write to it again, without a new version
-            self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
+            memory = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
+            if not self._open.is_compiled:
+                memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), found[0])
+            self._memory[storage._cdata] = memory
         return (source,)
 
     def _set_source(self, source: int, **changes: Any) -> None:
@@ -209,13 +254,14 @@ class Recorder:
         number, self._count = self._count, self._count + 1
         reads: tuple[tuple[int, ...], ...] = ()
         computes = False
+        memories: Sequence[_Memory | None] = ()
         if call.own:
             loss = self._loss_of(call, args)
             if loss is not None:
                 entry = self._calls_in(self._writers_of(loss)), len(self._steps)
                 self._measure([loss], lambda values: self._set_loss(values[0], *entry))
             reads = self._open.reads
-            computes = self._follow(number, call, reads, args, tensors)
+            computes, memories = self._follow(number, call, reads, args, tensors)
         else:
             for tensor in filter(has_storage, tensors):
                 reference = StorageWeakRef(tensor.untyped_storage())
@@ -224,23 +270,42 @@ class Recorder:
             self._file.add(number, call, reads, computes)
         if stored or computes:
             self._reads[number] = reads
-            measured = () if is_uninitialized(call.op) else tensors
-            self._collector.add(number, measured, is_view(call.name))
+            if is_uninitialized(call.op):
+                tensors = memories = ()
+            known = [self._known_of(tensor, memory) for tensor, memory in zip(tensors, memories, strict=False)]
+            found = self._collector.add(number, tensors, is_view(call.name), known)
+            for tensor, memory, values in zip(tensors, memories, found, strict=False):
+                if memory is not None and memory.known is None and memory.written_by[-1:] == (number,):
+                    memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), values)
 
-    def add_compiled(self, function: Any, args: list[Any]) -> None:
-        """Adds a call of a compiled function. It reads its arguments and the state of the module that runs."""
-        owner, where = getattr(function, "__self__", None), self._modules.innermost
-        module = owner if isinstance(owner, nn.Module) else where[0]
-        state = [] if module is None else [*module.parameters(), *module.buffers()]
-        tensors = [*tensors_in(args), *state]
-        infos = tuple(TensorInfo(*one) for one in infos_of((str(i), tensor) for i, tensor in enumerate(tensors)))
-        infos = tuple(dataclasses.replace(one, device=str(one.device), shape=tuple(one.shape)) for one in infos)
-        self._open.writes = frozenset()
-        self._open.reads = tuple(self._read(one, info, True) for one, info in zip(tensors, infos, strict=True))
-        call = Call(
-            COMPILED_FUNCTION, "", where[1], "forward", innermost_line(), infos, infos, (), (), None, "", True, 0
-        )
-        self.add(self._report.add(call) is not None, call, args, [])
+    def _known_of(self, tensor: torch.Tensor, memory: _Memory | None) -> Values | Row | None:
+        return None if memory is None or memory.known is None else memory.known.of_view(tensor)
+
+    def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
+        """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
+
+        Returns:
+            To be called with the result. The call is added then, as what has written the result.
+        """
+        running, path = self._modules.innermost
+        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running)]}.values())
+        inputs = _infos_of(tensors)
+        self._open.writes, self._open.is_compiled = frozenset(), False
+        reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
+        line = innermost_line()
+
+        def end(result: Any) -> None:
+            results = tensors_in([result])
+            written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
+            known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
+            self._open.reads, self._open.writes = reads, frozenset(written) - known
+            self._open.inside, self._open.is_compiled = {}, False
+            call = Call(
+                COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
+            )
+            self.add(self._report.add(call) is not None, call, args, results)
+
+        return end
 
     def _follow(
         self,
@@ -249,40 +314,50 @@ class Recorder:
         reads: tuple[tuple[int, ...], ...],
         args: Sequence[Any],
         tensors: Sequence[torch.Tensor],
-    ) -> bool:
-        """Notes what a call of the program has written. Returns whether it has computed anything."""
+    ) -> tuple[bool, list[_Memory | None]]:
+        """Notes what a call of the program has written.
+
+        Returns:
+            Whether it has computed anything, and the memory of each tensor that is not written without a new version.
+        """
         # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
         # they leave is read as a new source.
         is_collective = call.op.startswith("c10d::")
         if is_collective or (self._open.is_compiled and call.overload.endswith("out")):
             for tensor in filter(has_storage, tensors_in(args) if is_collective else tensors):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
-            return not is_collective
+            return not is_collective, []
+        memories: list[_Memory | None] = []
         uninitialized, wrote = is_uninitialized(call.op), False
         for tensor in tensors:
             if not has_storage(tensor):
                 wrote = wrote or not is_view(call.name)
+                memories.append(None)
                 continue
             storage, version = tensor.untyped_storage(), _version_of(tensor)
             reference = StorageWeakRef(storage)
             known = self._memory.get(reference.cdata)
             if known is not None and known.version == version and reference.cdata not in self._open.writes:
-                continue  # a view, or the argument itself
+                memories.append(known)  # a view, or the argument itself
+                continue
             wrote = True
             is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
             before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
             now = before if uninitialized else (*before, number)
-            self._memory[reference.cdata] = _Memory(reference, now, version, known is not None and known.is_read)
+            is_read = known is not None and known.is_read
+            memory = _Memory(reference, now, version, is_read, self._open.is_compiled)
+            self._memory[reference.cdata] = memory
+            memories.append(memory)
         for key, (reference, version) in self._open.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
         self._open.inside = {}
         if not wrote or uninitialized:
-            return False
+            return False, memories
         read = set(self._calls_in(one for read in reads for one in read))
         self._waiting[number] = read, not reads or asks_for_infinity(args)
-        return True
+        return True, [] if self._open.is_compiled else memories
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
         known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
@@ -342,10 +417,13 @@ class Recorder:
 
     # --- delivery
 
-    def _measure(self, tensors: Sequence[torch.Tensor], receive: Callable[[tuple[Values, ...]], None]) -> None:
+    def _measure(
+        self, tensors: Sequence[torch.Tensor], receive: Callable[[tuple[Values, ...]], None]
+    ) -> list[Values | Row]:
         key = next(self._keys)
         self._receivers[key] = receive
-        self._collector.add(key, tensors)
+        with unnoticed():  # also by modes of torch functions, if a step has ended
+            return self._collector.add(key, tensors)
 
     def _transfer(self) -> None:
         for source, reference in list(self._unnamed.items()):
@@ -376,9 +454,9 @@ class Recorder:
 
     def _find_faults(self, number: int, values: Sequence[Values]) -> None:
         waiting = self._waiting.pop(number, None)
-        has_nan = any(one.nans for one in values)
-        if waiting is None or not (has_nan or any(one.infs for one in values)):
+        if waiting is None or all(one.is_finite for one in values):
             return
+        has_nan = any(one.nans for one in values)
         reads, asked = waiting
         causes = [self._faults[read] for read in reads if read in self._faults]
         causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
@@ -411,6 +489,24 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def _referred_to(function: Any, running: nn.Module | None) -> list[torch.Tensor]:
+    """The tensors, parameters and buffers of a function in a module, other than those among its arguments."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    referred = [getattr(function, "__self__", running), *(names.get(name) for name in getattr(code, "co_names", ()))]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            referred.append(cell.cell_contents)
+    found: list[Any] = []
+    for one in referred:
+        found += [*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one]
+    return tensors_in(found)
+
+
+def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+    found = infos_of((str(i), tensor) for i, tensor in enumerate(tensors))
+    return tuple(TensorInfo(name, dtype, tuple(shape), str(device), odd) for name, dtype, shape, device, odd in found)
 
 
 def _version_of(tensor: torch.Tensor) -> int:

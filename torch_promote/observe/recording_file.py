@@ -26,7 +26,7 @@ from typing import Any
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import UNFINISHED, Call, Recording, Source, Step, TensorInfo
-from torch_promote.observe.values import Values, pack_sketch, unpack_sketch
+from torch_promote.observe.values import Values, check_sketch
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["SUFFIX", "RecordingFile", "check_reads", "is_recording", "read_recording"]
@@ -44,6 +44,10 @@ _OWN_FIELDS: dict[str, Any] = {
     "values": (),
     "reads": (),
 }
+#: Those of which calls of a kind have equal ones, but for the records of tensors.
+_KIND_FIELDS = tuple(
+    one.name for one in dataclasses.fields(Call) if one.name not in {*_OWN_FIELDS, "inputs", "ran_with", "outputs"}
+)
 
 
 class RecordingFile:
@@ -76,7 +80,7 @@ class RecordingFile:
         self._numbers: dict[str, dict[Any, int]] = {}
         self._calls: dict[int, tuple[Call, tuple[tuple[int, ...], ...], bool]] = {}  # those that are not written yet
         self._values: dict[int, tuple[Values, ...]] = {}
-        self._kinds: dict[Any, int] = {}
+        self._kinds: dict[Any, tuple[int, Call]] = {}  # with a call that keeps the records of its tensors
         self._sources = self._steps = 0
 
     def add(self, number: int, call: Call, reads: tuple[tuple[int, ...], ...], has_values: bool) -> None:
@@ -138,10 +142,8 @@ class RecordingFile:
         return number
 
     def _write_call(self, number: int, call: Call, reads: tuple[tuple[int, ...], ...], values: Any) -> None:
-        casts = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
-        kind = dataclasses.replace(call, casts=casts, **_OWN_FIELDS)
         line = [
-            self._number("kind", kind, lambda: self._kind(kind)),
+            self._number_of_kind(call),
             self._number("module", call.module, lambda: call.module),
             [[one if one < 0 else number - one for one in read] for read in reads],
             [self._number_of_values(one, call.phase != "optimizer") for one in values],
@@ -149,6 +151,19 @@ class RecordingFile:
         while line and line[-1] == []:
             line.pop()
         self._lines.append(_json(line))
+
+    def _number_of_kind(self, call: Call) -> int:
+        tensors = id(call.inputs), id(call.ran_with), id(call.outputs)  # shared records, whose hashes would take long
+        key = *tensors, *(getattr(call, name) for name in _KIND_FIELDS)
+        known = self._kinds.get(key)
+        if known is not None:
+            return known[0]
+        casts = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
+        kind = dataclasses.replace(call, casts=casts, **_OWN_FIELDS)
+        number = self._number("kind", kind, lambda: self._kind(kind))
+        if not casts:  # their numbers differ from call to call
+            self._kinds[key] = number, call
+        return number
 
     def _kind(self, call: Call) -> dict[str, Any]:
         data = call.to_dict(self._number_of_tensor)
@@ -160,7 +175,7 @@ class RecordingFile:
 
     def _number_of_values(self, values: Values, has_sketch: bool = True) -> int:
         """The number of values, with or without their sketch."""
-        sketch = pack_sketch(values.sketch) if has_sketch else ""
+        sketch = values.sketch if has_sketch else ""
         amax, l2 = (None if one is None else float(f"{one:.9g}") for one in (values.amax, values.l2))
         data = [values.digest, values.count, amax, l2, values.infs, values.nans, sketch]
         return self._number("values", tuple(data), lambda: encode(data))
@@ -318,8 +333,9 @@ def _at(found: list[Any], number: Any) -> Any:
 def _values_of(digest: Any, count: Any, amax: Any, l2: Any, infs: Any, nans: Any, sketch: Any) -> Values:
     numbers = {"amax": amax, "l2": l2, "infs": infs, "nans": nans}
     kinds = {"digest": str, "count": int, "amax": float | None, "l2": float | None, "infs": float, "nans": float}
-    read = decode_record(kinds, {"digest": digest, "count": count, **numbers})
-    return Values(**read, sketch=unpack_sketch(decode(str, sketch)))
+    read = decode_record(kinds | {"sketch": str}, {"digest": digest, "count": count, "sketch": sketch, **numbers})
+    check_sketch(read["sketch"])
+    return Values(**read)
 
 
 def _refuse(constant: str) -> float:

@@ -281,9 +281,13 @@ def _find(name: str) -> list[str]:
     if "." in name:
         full = name.removesuffix(".default")
         return [full] if _exists(full) else []
-    with_overload = f"{name}."
-    every = torch._C._dispatch_get_all_op_names()
-    return _defined(other for other in every if other.startswith(with_overload) or other == name)
+    try:
+        # Listing all ops takes milliseconds. TorchScript lists those of a name, and has ops that are its own.
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+    except (RuntimeError, TypeError):  # the text cannot be the name of an op
+        return []
+    overloads = (schema.name + (f".{schema.overload_name}" if schema.overload_name else "") for schema in schemas)
+    return [overload for overload in overloads if _exists(overload)]
 
 
 def _defined(names: Iterable[str]) -> list[str]:
