@@ -24,6 +24,7 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,7 @@ __all__ = [
     "cached_extension",
     "extension",
     "fits",
+    "is_cut_off",
     "main",
     "minor_version",
     "run",
@@ -73,6 +75,10 @@ _ROW = re.compile(r"^ROW\(\s*(\w+)\s*,", re.MULTILINE)
 _COMPILERS = ("c++", "g++", "clang++")
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _FAILED = 2
+_SET_FOLDER = (
+    "Set TORCH_PROMOTE_BUILD_DIR to a folder that you may write, for this command and for the programs that import "
+    "torch_promote."
+)
 
 
 class BuildError(Exception):
@@ -109,28 +115,43 @@ def shipped_extension(minor: str) -> Path:
     return _PACKAGE / "_extensions" / f"_C-torch{minor}{SUFFIX}"
 
 
-def cache_folder() -> Path:
-    """Returns the folder in which `torch-promote build` keeps what it compiled."""
+def cache_folder() -> Path | None:
+    """Returns the folder in which `torch-promote build` keeps what it compiled; None for a user without a home."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), _PACKAGE.name)
-    return Path(os.path.abspath(os.path.expanduser(os.environ.get("TORCH_PROMOTE_BUILD_DIR") or default)))
+    folder = os.path.expanduser(os.environ.get("TORCH_PROMOTE_BUILD_DIR") or default)
+    return None if folder.startswith("~") else Path(os.path.abspath(folder))
 
 
 def cached_extension(version: str) -> Path | None:
     """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not.
 
     The name has the full version, a hash of the sources, and the tag of Python and the platform. So an upgrade of any
-    of them never loads an old extension.
+    of them never loads an old extension. The hash is also of what tells two builds of one version apart, such as of a
+    checkout of PyTorch before and after an edit: its commit, and the size of its library.
 
     Returns:
-        The path, or None if the C++ sources are not installed.
+        The path, or None if the C++ sources are not installed, or there is no `cache_folder`.
     """
-    files = _source_files()
-    if not files:
+    import torch
+
+    files, folder = _source_files(), cache_folder()
+    if not files or folder is None:
         return None
-    digest = hashlib.sha256()
+    libraries = Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")
+    digest = hashlib.sha256(f"{torch.version.git_version} {[file.stat().st_size for file in libraries]}".encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return cache_folder() / f"_C-torch{version}-{digest.hexdigest()[:16]}{SUFFIX}"
+    return folder / f"_C-torch{version}-{digest.hexdigest()[:16]}{SUFFIX}"
+
+
+def is_cut_off(file: Path) -> bool:
+    """Whether an ELF file is shorter than its header says. Loading it would end the process."""
+    with file.open("rb") as opened:
+        header = opened.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF\x02\x01"):
+        return False
+    (start,), (size, number) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return file.stat().st_size < int(start + size * number)
 
 
 def _csrc() -> Path:
@@ -267,28 +288,29 @@ def _say(text: str) -> None:
 
 def _build(version: str, again: bool) -> tuple[Path, bool]:
     """Compiles an extension into the cache, and returns its path and whether it had to be compiled."""
+    begin = time.time()
     target = cached_extension(version)
+    if cache_folder() is None:
+        raise BuildError(f"this user has no home folder in which the extension could be kept. {_SET_FOLDER}")
     if target is None:
         raise BuildError(
             f"this installation has no C++ sources: neither {_PACKAGE / '_sources'} nor {_PACKAGE.parent / 'csrc'} "
             "exists. Install a wheel of torch_promote, or a checkout."
         )
-    if target.exists() and not again:
+    if not again and target.exists() and _why_not_loaded(target) is None:
         return target, False
     compiler = _find_compiler()
-    begin = time.time()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f"{target.name}.lock")):
             # Another process may have compiled it while this one waited.
-            if target.exists() and not (again and target.stat().st_mtime < begin):
+            if target.exists() and target.stat().st_mtime >= begin:
                 return target, False
             _compile(target, version, compiler)
     except OSError as error:
         raise BuildError(
             f"{error.filename or target.parent}: {error.strerror or error}. The extension is kept in "
-            f"{target.parent}. Set TORCH_PROMOTE_BUILD_DIR to a folder that you may write, for this command and for "
-            "the programs that import torch_promote."
+            f"{target.parent}. {_SET_FOLDER}"
         ) from error
     return target, True
 
@@ -327,9 +349,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(target: Path, version: str, compiler: str) -> None:
-    """Compiles in a temporary folder, in a process of its own, which also loads the result.
+    """Compiles in a temporary folder, in a process of its own.
 
-    The result appears in the cache at once, and only if it loads.
+    The result appears in the cache at once, and only if it loads from that folder.
     """
     log = target.with_name(f"{target.name}.log")
     with tempfile.TemporaryDirectory(prefix="torch_promote-") as folder, log.open("w") as output:
@@ -352,9 +374,18 @@ def _compile(target: Path, version: str, compiler: str) -> None:
                 "torch_promote supports PyTorch 2.11 and later, and was tested with 2.11 to 2.15."
             )
         (built,) = Path(folder).glob(f"built/torch_promote/*{SUFFIX}")
-        whole = target.with_name(f"{target.name}.{os.getpid()}")
-        shutil.copyfile(built, whole)
-        os.replace(whole, target)
+        whole = target.with_name(f"{os.getpid()}-{target.name}")
+        try:
+            shutil.copyfile(built, whole)
+            if why := _why_not_loaded(whole):
+                raise BuildError(
+                    f"the extension was compiled, but does not load with torch {version}: {why}. The log is {log}. If "
+                    f"{target.parent} is on a file system without execution (noexec), set TORCH_PROMOTE_BUILD_DIR to "
+                    "another folder."
+                )
+            os.replace(whole, target)
+        finally:
+            whole.unlink(missing_ok=True)
 
 
 def _wait(process: subprocess.Popen[bytes], text: str) -> None:
@@ -373,7 +404,7 @@ def _wait(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def _compile_here() -> None:
-    """Compiles the extension into `built/` of the working directory, and loads it, which must not fail."""
+    """Compiles the extension into `built/` of the working directory."""
     from setuptools import setup
     from torch.utils.cpp_extension import BuildExtension
 
@@ -385,12 +416,23 @@ def _compile_here() -> None:
         cmdclass={"build_ext": BuildExtension},
         script_args=["build_ext", "--build-lib", "built", "--build-temp", "objects"],
     )
-    (built,) = Path().glob(f"built/torch_promote/*{SUFFIX}")
-    spec = importlib.util.spec_from_file_location("torch_promote._C", built.resolve())
+
+
+def _why_not_loaded(file: Path) -> str | None:
+    """Returns why an extension does not load, and None if it does. Loading one that is cut off kills the process."""
+    command = [sys.executable, "-P", __file__, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env={**os.environ, _AUTOLOAD: "0"})
+    return None if done.returncode == 0 else [f"exit status {done.returncode}", *done.stderr.splitlines()][-1]
+
+
+def _load(file: str) -> None:
+    import torch  # noqa: F401  # its libraries, with which the extension is linked
+
+    spec = importlib.util.spec_from_file_location("torch_promote._C", file)
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 if __name__ == "__main__":
-    _compile_here()
+    _load(sys.argv[1]) if sys.argv[1:] else _compile_here()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -60,6 +61,11 @@ def check_extension() -> None:
         ExtensionError: No extension fits or loads, or another package owns the dispatch key AutocastPrivateUse1. Or the
             package was imported before, and deleted from `sys.modules`.
     """
+    with ending_the_command(ExtensionError):
+        _check_extension()
+
+
+def _check_extension() -> None:
     if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(
@@ -68,7 +74,7 @@ def check_extension() -> None:
             f"them."
         )
     extension = _load_extension()
-    if vars(extension).setdefault("_loader", check_extension) is not check_extension:
+    if vars(extension).setdefault("_loader", _check_extension) is not _check_extension:
         raise ExtensionError(
             "this process has imported torch_promote before and deleted it from sys.modules. Its kernels and hooks are "
             "registered with PyTorch for the life of the process, so it cannot be imported again. Keep the modules in "
@@ -86,9 +92,11 @@ def _load_extension() -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         try:
+            if building.is_cut_off(path):
+                raise ImportError("the file is cut off")
             extension = importlib.util.module_from_spec(spec)  # loading it registers the wrappers
             spec.loader.exec_module(extension)
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             failures.append(f"{path} does not load with it: {error}")
             if _is_registered():  # another file would register them twice
                 break
@@ -100,8 +108,8 @@ def _load_extension() -> ModuleType:
         return extension
     raise ExtensionError(
         f"torch {torch.__version__} is running, and {'; '.join(failures) or _what_there_is()}. `torch-promote build` "
-        f"compiles one for it, which takes a C++ compiler and a few minutes, and keeps it in {building.cache_folder()} "
-        "(TORCH_PROMOTE_BUILD_DIR changes the folder)."
+        "compiles one for it, which takes a C++ compiler and a few minutes, and keeps it in "
+        f"{building.cache_folder() or 'a folder of your choice'} (TORCH_PROMOTE_BUILD_DIR changes the folder)."
     )
 
 
@@ -109,7 +117,7 @@ def _extensions_that_fit() -> Iterator[Path]:
     built_with = _built_with()
     if built_with is not None and building.fits(built_with, torch.__version__):
         yield _FOLDER / f"_C{building.SUFFIX}"
-    if building.cache_folder().is_dir():  # reading the sources takes milliseconds
+    if os.path.isdir(building.cache_folder() or ""):  # reading the sources takes milliseconds
         cached = building.cached_extension(torch.__version__)
         if cached is not None and os.path.exists(cached):
             yield cached
@@ -159,23 +167,35 @@ def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
 
     Args:
         function: The function.
-        errors: Errors that end `python -m torch_promote` with status 2 and one line. For the script
-            `torch-promote`, _torch_promote_hooks.py does that.
+        errors: Those of `ending_the_command`.
     """
     from torch_promote import _C
 
     if vars(_C).get("_done"):
         return
-    try:
+    with ending_the_command(errors):
         function()
+    vars(_C)["_done"] = True
+
+
+@contextlib.contextmanager
+def ending_the_command(errors: type[Exception]) -> Iterator[None]:
+    """Ends `python -m torch_promote` with status 2 and one line if its import of the package raises one of the errors.
+
+    `python -m torch_promote build` compiles an extension instead. For the script `torch-promote`,
+    _torch_promote_hooks.py does both.
+    """
+    try:
+        yield
     except errors as error:
         # Whether this process is `python -m torch_promote`, which is importing the package.
         has_not_looked_for_it = sys.argv[:1] == ["-m"]
         if not (has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]):
             raise
+        if sys.argv[1:2] == ["build"]:
+            raise SystemExit(building.main(sys.argv[2:])) from None
         print(f"torch-promote: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    vars(_C)["_done"] = True
 
 
 def _is_registered() -> bool:

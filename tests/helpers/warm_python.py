@@ -7,6 +7,7 @@ Its arguments are the number of a socket on which it listens, and the names of m
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import io
@@ -110,7 +111,8 @@ if __name__ == "__main__":
         module, _, function = name.partition(":")
         imported = importlib.import_module(module)
         if function:
-            getattr(imported, function)()
+            with contextlib.suppress(Exception):  # of a program that calls it, it is the error to show
+                getattr(imported, function)()
     # A fork shares the memory of PyTorch's objects until it writes there. The garbage collector would, at the latest
     # when the fork ends: that takes half a second.
     gc.collect()

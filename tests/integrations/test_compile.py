@@ -607,6 +607,7 @@ print("equal")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("inductor")
 def test_a_backward_in_a_region_that_the_compiled_function_opens() -> None:
     """Inductor compiles it with autocast off, and PyTorch runs it with autocast on. Under `cuda`, sum has a policy."""
     done = run_python(BACKWARD_INSIDE)  # a PyTorch built for CUDA warns that there is none

@@ -167,7 +167,7 @@ def compiled_installed(overrides: dict[str, Any]) -> torch.dtype:
         return torch.compile(squared_in_a_region, fullgraph=True)(torch.ones(4, 4)).dtype
 
 
-@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "vector_instructions_are_known")
+@pytest.mark.usefixtures("nothing_installed", "fresh_dynamo", "inductor")
 @pytest.mark.parametrize("has_digest", [True, False])
 @pytest.mark.parametrize("compiled", [compiled_under, compiled_installed])
 def test_each_policy_has_entries_of_its_own(

@@ -65,7 +65,9 @@ def of_stock(name: str, mode: Any, backend: str | None) -> Any:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CALLS)
-def test_the_result_is_stocks(name: str, backend: str | None) -> None:
+def test_the_result_is_stocks(name: str, backend: str | None, request: pytest.FixtureRequest) -> None:
+    if backend == "inductor":
+        request.getfixturevalue(backend)
     for mode in (torch.no_grad, torch.inference_mode):
         assert_same(run(name, tp.my_autocast("cpu"), mode, backend), of_stock(name, mode, backend))
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,9 @@ def test_what_was_compiled_for_this_torch_precedes_what_the_wheel_has(
     with (installation.package / "_sources" / "cast" / "cast.cpp").open("a") as source:
         source.write("// edited\n")
     assert installation.file() == f"torch_promote/{SHIPPED}"
+    # So is that of another build of the same version.
+    of_an_edit = "import runpy; torch.version.git_version = '1a2b3c4'; print(" + CACHED + ")"
+    assert Path(installation.run(of_an_edit).stdout.strip()).name != cached.name
     # What an installation from the sources has compiled precedes both.
     installation.put(f"_C{building.SUFFIX}")
     installation.put("_built_with.json", json.dumps({"torch": torch.__version__}).encode())
@@ -176,6 +180,12 @@ def test_an_extension_that_does_not_load_is_an_error_and_the_next_one_is_tried(i
 # torch-promote build
 
 
+#: Code: nobody knows the home folder if HOME is empty.
+NO_HOME = """
+import os, pwd
+def unknown(user): raise KeyError(user)
+if not os.environ["HOME"]: pwd.getpwuid = unknown; del os.environ["HOME"]
+"""
 COMMAND = "sys.argv[:] = ['torch-promote', 'build']; from _torch_promote_hooks import main; sys.exit(main())"
 
 
@@ -215,6 +225,40 @@ def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path:
     assert not list(installation.package.rglob("*.so"))
 
 
+def test_what_is_kept_and_does_not_load_is_compiled_again(installation: Installation, tmp_path: Path) -> None:
+    installation.cache.mkdir()
+    cached = Path(installation.run("import runpy; print(" + CACHED + ")").stdout.strip())
+    whole = Path(_C.__file__).read_bytes()
+    cached.write_bytes(whole[: len(whole) // 2])  # to load it would kill the process
+    assert f"and {cached} does not load with it: the file is cut off. `torch-promote build` " in installation.error()
+    done = installation.run(COMMAND, CXX=compiler(tmp_path, "touch $out", f"cp {_C.__file__} $out"))
+    assert done.stdout == f"torch {torch.__version__}: compiled {cached}\n", done.stderr
+    assert installation.file() == f"cache/{cached.name}"
+
+
+def test_the_module_is_the_command(installation: Installation, tmp_path: Path) -> None:
+    """`python -m torch_promote` imports the package first."""
+
+    def run(command: str) -> tuple[int, str, str]:
+        env = environment(
+            TORCH_PROMOTE_BUILD_DIR=str(installation.cache),
+            CXX=compiler(tmp_path, "touch $out", f"cp {_C.__file__} $out"),
+            PYTHONPATH=str(installation.package.parent),
+        )
+        line = [sys.executable, "-m", "torch_promote", command]
+        done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, err = run("info")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("torch-promote: error: ")
+    assert "torch_promote has no extension for it: none has been built. `torch-promote build` compiles" in err
+    status, out, err = run("build")
+    assert (status, out.partition(" /")[0]) == (0, f"torch {torch.__version__}: compiled"), err
+    assert run("info")[0] == 0
+    assert run("build")[1].startswith(f"torch {torch.__version__}: the cache already has /")
+
+
 #: What prevents a compilation: variables of the environment, the compiler's line, and texts of the error.
 FAILURES = {
     "no compiler": ({"CXX": "", "PATH": "/nowhere"}, "", ["there is no C++ compiler: c++, g++, clang++ not found on"]),
@@ -232,7 +276,12 @@ FAILURES = {
     "an extension that does not load": (
         {},
         "touch $out",
-        ["(exit status 1):\n", "file too short", "The log is /"],
+        ["compiled, but does not load with torch", "file too short. The log is /", "cache is on a file system without"],
+    ),
+    "no home": (
+        {"TORCH_PROMOTE_BUILD_DIR": "", "XDG_CACHE_HOME": "", "HOME": ""},
+        "",
+        ["error: this user has no home folder in which the extension could be kept. Set TORCH_PROMOTE_BUILD_DIR to a"],
     ),
 }
 
@@ -241,7 +290,7 @@ FAILURES = {
 def test_a_failure_says_why_and_leaves_no_extension(
     installation: Installation, tmp_path: Path, variables: dict[str, str], compiles: str, texts: list[str]
 ) -> None:
-    done = installation.run(COMMAND, **{"CXX": compiler(tmp_path, compiles, "touch $out"), **variables})
+    done = installation.run(NO_HOME + COMMAND, **{"CXX": compiler(tmp_path, compiles, "touch $out"), **variables})
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "torch-promote: error: " in done.stderr

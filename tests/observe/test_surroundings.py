@@ -73,8 +73,10 @@ def test_compiled_functions() -> None:
 @pytest.mark.parametrize("place", ["around", "inside"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_what_a_trace_says_of_a_compiled_model(
-    backend: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if backend == "inductor":
+        request.getfixturevalue(backend)
     # A folder of another name than the default one, whose contents save time.
     Path(default_cache_dir()).mkdir(exist_ok=True)
     (tmp_path / "cache").symlink_to(default_cache_dir())

@@ -246,7 +246,7 @@ def test_a_gpu_without_float8_runs_in_lower_precision(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("policy", "rows"), [*((policy, 5) for policy in CONFIGS), ("float8", 1)])
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "inductor")
 def test_compiled_code_has_the_scaled_products_and_the_bits(policy: str, rows: int) -> None:
     linear = nn.Linear(32, 48)
     linear.x = nn.Parameter(torch.randn(rows, 32))  # so that its gradient is compared
