@@ -14,8 +14,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,14 @@ def copy_extension(built: Path, package: Path) -> None:
         shutil.copyfile(file, package / file.name)
 
 
+def readme() -> str:
+    """Returns README.md with absolute links, for PyPI, which has none of the files that the links name."""
+    url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\((?!https?:|#)", f"]({url}/blob/HEAD/", text)
+    return re.sub(r'(src|srcset)="(?!https?:)', rf'\1="{url}/raw/HEAD/', text)
+
+
 def read_licence_as_table() -> None:
     """Lets setuptools before 77 read pyproject.toml, in which the licence is the str that newer releases ask for.
 
@@ -112,6 +122,8 @@ if int(setuptools.__version__.partition(".")[0]) < 77:
     read_licence_as_table()
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[building.extension(GENERATED, "-Wall", "-Wextra", "-Werror")],
     cmdclass={"build_ext": Build, "build_py": BuildPython},
 )

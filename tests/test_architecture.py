@@ -21,6 +21,7 @@ ROOT_FILES = {
     "__init__.py",
     "__main__.py",
     "errors.py",
+    "types.py",
     "building.py",
     "loader.py",
     "extension.py",

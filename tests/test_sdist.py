@@ -70,6 +70,18 @@ def test_the_sdist_has_every_file_of_the_repository_and_no_other(sdist: Path) ->
     assert files - WRITTEN == {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
 
 
+def test_the_description_for_pypi_has_no_relative_links(sdist: Path) -> None:
+    with tarfile.open(sdist) as tar:
+        (name,) = (name for name in tar.getnames() if re.fullmatch(r"[^/]+/PKG-INFO", name))
+        file = tar.extractfile(name)
+        assert file is not None
+        text = file.read().decode()
+    assert "Description-Content-Type: text/markdown" in text
+    links = re.findall(r"""(?:\]\(|src="|srcset=")([^)"]+)""", text)
+    assert len(links) > 30
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
 def requirements(names: Iterable[str]) -> set[str]:
     """The installed packages that these need, themselves included."""
     found: set[str] = set()

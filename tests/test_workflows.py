@@ -92,7 +92,8 @@ def test_pre_commit_has_the_tools_of_make_lint() -> None:
     pinned = {tuple(each.split("==")) for hook in hooks for each in hook.get("additional_dependencies", ())}
     whole = "pyright[nodejs]"  # it judges the package as a whole, which takes too long for each commit
     assert pinned == {*lint.items()} - {("mypy", lint["mypy"]), (whole, lint[whole])}
-    assert {Path(hook["entry"].split()[0]).name for hook in hooks} == {*lint} - {whole}
+    assert {Path(hook["entry"].split()[0]).name for hook in hooks} == {*lint, "make"} - {whole}
+    assert [hook["stages"] for hook in hooks if hook["entry"] == "make lint"] == [["pre-push"]]
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     words = {Path(word).name for word in recipe.replace("$(PYRIGHT)", "pyright").split()}
     assert {name.partition("[")[0] for name in lint} <= words
@@ -119,9 +120,15 @@ def test_the_citation_names_this_version_and_repository() -> None:
     url = PYPROJECT["project"]["urls"]["Repository"]
     assert (citation["version"], citation["repository-code"]) == (torch_promote.__version__, url)
     assert citation["license"] == PYPROJECT["project"]["license"]
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "mkdocs.yml"):
+    named = set()
+    pages = *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/**/*.*"), ROOT / "mkdocs.yml"
+    for page in pages:
         text = page.read_text(encoding="utf-8")
-        assert {*re.findall(r"https://github\.com/[\w-]+/torch[_-]promote\b", text)} <= {url}, page
+        found = {*re.findall(r"https://github\.com/[\w-]+/torch[_-]promote\b", text)}
+        assert found <= {url}, page
+        named |= {page.name} if found else set()
+        assert not re.search("git clone [A-Z_]+", text), page
+    assert {"README.md", "mkdocs.yml"} <= named
 
 
 def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:

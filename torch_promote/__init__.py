@@ -4,8 +4,8 @@ Use `my_autocast` like `torch.autocast`. It gives the same bits, also works in c
 shows the cast policy of every op, which you can override.
 
 Names that a training loop does not need are loaded when they are first used. The errors are in `torch_promote.errors`,
-all of them subclasses of `TorchPromoteError`; the reference is `torch_promote.reference`; the command is
-`torch-promote`.
+all of them subclasses of `TorchPromoteError`; types for annotations are in `torch_promote.types`; the reference is
+`torch_promote.reference`; the command is `torch-promote`.
 
 Example:
     >>> import torch, torch_promote as tp
@@ -45,7 +45,7 @@ from torch_promote.regions.promotion import promotion
 from torch_promote.regions.region import Region as _Region
 
 if TYPE_CHECKING:
-    from torch_promote import reference
+    from torch_promote import reference, types
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.crosscheck import CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
@@ -121,6 +121,7 @@ __all__ = [
     "stock_autocast",
     "trace",
     "tune",
+    "types",
     "uninstall",
     "why",
 ]
@@ -149,8 +150,8 @@ _LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split
 
 
 def __getattr__(name: str) -> Any:
-    if name == "reference":
-        return importlib.import_module("torch_promote.reference")
+    if name in ("reference", "types"):
+        return importlib.import_module(f"torch_promote.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

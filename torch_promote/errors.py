@@ -7,6 +7,8 @@ TypeError, RuntimeError or ImportError catches it, too.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -100,7 +102,7 @@ class DtypeError(TorchPromoteError, TypeError):
 
 
 class DecoratorError(TorchPromoteError, TypeError):
-    """The decorated object is not callable."""
+    """The decorated object is not callable, or suspends, as a coroutine does, where the block cannot be suspended."""
 
 
 class PolicyError(TorchPromoteError, ValueError):
@@ -350,6 +352,48 @@ def check_flag(name: str, value: object) -> bool:
             f"{name} is a bool, got {shown(value)} of type {type(value).__name__}. Legal: True, False. {remedy}."
         )
     return value
+
+
+def body_of(function: Any) -> Any:
+    """Returns what runs when a callable is called: the function itself, or the `__call__` of its class."""
+    is_function = inspect.isroutine(function) or isinstance(function, functools.partial)
+    return function if is_function else type(function).__call__
+
+
+def check_decorated(usage: str, function: object, may_suspend: bool = False) -> None:
+    """Raises unless a block can be a decorator of an object.
+
+    Args:
+        usage: How to write the block: "with trace(...) as report:".
+        function: The object.
+        may_suspend: Whether coroutine functions and generator functions can be decorated. Calling one returns before
+            its body runs, so a plain block would be over by then.
+
+    Raises:
+        DecoratorError: The block cannot. It is a TypeError.
+
+    Example:
+        >>> check_decorated("with trace(...) as report:", len)
+    """
+    name = usage.removeprefix("with ").partition(":")[0].partition(" as ")[0]
+    if not callable(function):
+        raise DecoratorError(
+            f"{name} decorates a callable, got {type(function).__name__}. Decorate a function, or use it as a "
+            f"context manager: `{usage}`."
+        )
+    body = body_of(function)
+    kinds = {
+        "a coroutine function": inspect.iscoroutinefunction,
+        "a generator function": inspect.isgeneratorfunction,
+        "an asynchronous generator function": inspect.isasyncgenfunction,
+    }
+    kind = "" if may_suspend else next((kind for kind, is_one in kinds.items() if is_one(body)), "")
+    if kind:
+        called = getattr(function, "__qualname__", shown(function))
+        raise DecoratorError(
+            f"{name} cannot decorate {called}, {kind}: the block would end before its body runs. Write `{usage}` "
+            "inside the function, or around the code that runs it to its end."
+        )
 
 
 class StepError(TorchPromoteError, RuntimeError):

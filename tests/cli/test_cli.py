@@ -136,6 +136,10 @@ WRONG = [
     ("tune x.py:make --tolerance 1 --dtype x", "invalid choice: 'x'"),
     ("tune x.py:make --tolerance 1 -o mine.json", "mine.json: the file's name has to end in .toml."),
     # policies
+    ("policies softmax mm", "softmax mm. To show only some ops, write --op softmax. See `torch-promote policies"),
+    ("policies linalg_*", "To show only some ops, write --op 'linalg_*'."),
+    ("parity softmax", "To show only some ops, write --ops softmax."),
+    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. See"),
     ("policies --op *zzzz*", "--op '*zzzz*': "),
     ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),

@@ -4,117 +4,44 @@ A comment `# error` marks a line that has to be an error, for each of them.
 """
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, assert_type, overload
+from typing import Any, Literal, assert_type
 
 import torch
 from torch import Tensor, nn
 
 import torch_promote as tp
-from torch_promote.checking.why import Derivation
-from torch_promote.numerics.comparison import Site
-from torch_promote.numerics.find_nonfinite import Attempt
-from torch_promote.policy.policy import AppliedPolicy, PolicyDiff
 from torch_promote.reference import PromotionRule
-from torch_promote.regions.defaults import RegisteredPolicy
-from torch_promote.regions.installation import Installation
-from torch_promote.regions.module_policies import SetPolicies
-from torch_promote.regions.promotion import PromotionEvent, PromotionKind
+from torch_promote.types import (
+    AppliedPolicy,
+    Attempt,
+    CacheMode,
+    Derivation,
+    DeviceType,
+    Difference,
+    Explanation,
+    Installation,
+    InstalledBlock,
+    OpPolicy,
+    Phase,
+    PolicyDiff,
+    PolicyLike,
+    PromotionEvent,
+    PromotionKind,
+    RegisteredPolicy,
+    ReportBlock,
+    SetPolicies,
+    Site,
+)
 
-T = TypeVar("T", bound=nn.Module)
-
-
-# --- what can be decorated
-
-
-@tp.my_autocast("cpu", torch.bfloat16)
-def function(x: Tensor, /, scale: float = 1.0, *, name: str | None = None) -> Tensor:
-    return x * scale
-
-
-assert_type(function(torch.ones(1), 2.0, name="a"), Tensor)
-function("x")  # error
-function(torch.ones(1), scale="two")  # error
-function(torch.ones(1), nam="a")  # error
-function()  # error
-function.backward()  # error
-
-
-@tp.promotion("strict")
-def generic(model: T, *, copies: int) -> list[T]:
-    return [model] * copies
-
-
-assert_type(generic(nn.Linear(1, 1), copies=2), list[nn.Linear])
-generic(3, copies=2)  # error
-
-
-@overload
-def overloaded(x: Tensor) -> Tensor: ...
-@overload
-def overloaded(x: float) -> float: ...
-def overloaded(x: Tensor | float) -> Tensor | float:
-    return x
-
-
-half = tp.my_autocast("cpu")
-assert_type(half(overloaded)(1.0), float)
-assert_type(half(overloaded)(torch.ones(1)), Tensor)
-half(overloaded)("x")  # error
-
-
-@half
-async def coroutine(x: Tensor) -> float:
-    return float(x)
-
-
-@half
-def generator(x: Tensor) -> Generator[Tensor, int, str]:
-    sent = yield x
-    return str(sent)
-
-
-@half
-async def asynchronous_generator(count: int) -> AsyncIterator[Tensor]:
-    yield torch.ones(count)
-
-
-async def main() -> str:
-    assert_type(await coroutine(torch.ones(1)), float)
-    async for x in asynchronous_generator(3):
-        assert_type(x, Tensor)
-    async for _ in asynchronous_generator("3"):  # error
-        pass
-    await coroutine(3)  # error
-    return coroutine(torch.ones(1))  # error
-
-
-def delegate() -> Generator[Tensor, int, None]:
-    assert_type((yield from generator(torch.ones(1))), str)
-    assert_type(generator(torch.ones(1)).send(3), Tensor)
-    generator(torch.ones(1)).send("3")  # error
+# --- decorators; decorated_script.py has what they can decorate
 
 
 class Model(nn.Module):
     @tp.my_autocast("cpu", overrides={"softmax": "lower", torch.mm: torch.float32, "mm.out": tp.CastPolicy.keep})
     def forward(self, x: Tensor) -> Tensor:
         return x
-
-    @classmethod
-    @half
-    def build(cls, depth: int) -> "Model":
-        return cls()
-
-    @staticmethod
-    @half
-    def loss(x: Tensor) -> float:
-        return float(x)
-
-    @property
-    @half
-    def width(self) -> int:
-        return 3
 
     @tp.promotion("jax", on_promotion="warn", kinds=["any", PromotionKind.UP_TO_FLOAT64])
     async def serve(self, x: Tensor) -> Tensor:
@@ -124,49 +51,20 @@ class Model(nn.Module):
         return x
 
 
+@tp.my_autocast("cpu", torch.bfloat16)
+def function(x: Tensor, scale: float = 1.0) -> Tensor:
+    return x * scale
+
+
+@tp.promotion("strict")
+async def coroutine(x: Tensor) -> float:
+    return float(x)
+
+
 model = Model()
 assert_type(model.forward(torch.ones(1)), Tensor)
-assert_type(Model.build(3), Model)
-assert_type(Model.loss(torch.ones(1)), float)
-assert_type(model.width, int)
 assert_type(model.serve(torch.ones(1)).close(), None)
-assert_type(half(model)(torch.ones(1)), Tensor)
-assert_type(half(functools.partial(function, torch.ones(1)))(), Tensor)
-assert_type(half(lambda: 3)(), int)
-model.forward(3)  # error
-Model.build("3")  # error
-half(model).parameters()  # error
-half(3)  # error
-
-
-@tp.stock_autocast("cpu")
-def under_stock(x: int) -> str:
-    return str(x)
-
-
-@tp.installed_as(policy="off", cache="all")
-def under_installation(x: int) -> str:
-    return str(x)
-
-
-@tp.find_nonfinite(raise_at_first=True)
-def finite(x: int) -> str:
-    return str(x)
-
-
-@tp.trace(values=True)
-def traced(x: int) -> str:
-    return str(x)
-
-
-assert_type(under_stock(1), str)
-assert_type(under_installation(1), str)
-assert_type(finite(1), str)
-assert_type(traced(1), str)
-under_stock("1")  # error
-under_installation("1")  # error
-finite("1")  # error
-traced("1")  # error
+assert_type(tp.my_autocast("cpu")(functools.partial(function, torch.ones(1)))(), Tensor)
 
 # --- arguments
 
@@ -249,7 +147,10 @@ def step() -> Tensor:
 with tp.trace(model) as report:
     step()
 assert_type(report, tp.TraceReport)
+assert_type(report.calls[0].phase, Phase)
 assert_type(report.calls[0].phase, Literal["forward", "recompute", "backward", "optimizer"])
+assert_type(report.diff(report), Difference)
+assert_type(report.explain("head"), Explanation)
 assert_type(tp.TraceReport.load("a.json"), tp.TraceReport)
 print(report.cals)  # error
 print(tp.trace(model).calls)  # error
@@ -278,6 +179,16 @@ def on_promotion(event: PromotionEvent) -> None:
     assert_type(event.kind, PromotionKind)
 
 
+def own_region(
+    device: DeviceType, policy: PolicyLike, overrides: dict[str, OpPolicy], cache: CacheMode
+) -> tp.my_autocast:
+    return tp.my_autocast(device, policy=policy, overrides=overrides, cache=cache)
+
+
+own_region("cpu", "cuda", {"mm": "fp32"}, "all")
+own_region("gpu", "cuda", {}, "all")  # error
+tracing: ReportBlock[tp.TraceReport] = tp.trace(model)
+installing: InstalledBlock = tp.installed_as()
 tp.promotion("array_api", on_promotion)
 kept: Callable[[Tensor], Coroutine[Any, Any, float]] = coroutine
 

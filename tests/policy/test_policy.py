@@ -25,7 +25,7 @@ from torch_promote.policy.module_tables import entries_of
 from torch_promote.policy.named_policies import RECOGNIZED, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
-from torch_promote.policy.policy import Difference, Policy, PolicyDiff
+from torch_promote.policy.policy import Policy, PolicyDiff, PolicyDifference
 
 __all__ = ["path"]  # a fixture
 
@@ -46,7 +46,7 @@ def test_a_policy_has_no_entry_for_an_op_outside_the_table_until_it_is_overridde
     policy = Policy.stock().override({join: "fallthrough"}, "cpu")
     assert policy.lookup(join, "cpu") is CastPolicy.fallthrough
     assert policy.lookup(join, "cuda") is None
-    assert policy.diff("stock") == (Difference(join, "cpu", CastPolicy.fallthrough, None),)
+    assert policy.diff("stock") == (PolicyDifference(join, "cpu", CastPolicy.fallthrough, None),)
 
 
 def test_lookup_of_an_op_is_of_its_rows() -> None:
@@ -112,11 +112,11 @@ def test_diff_lists_both_sides_in_order_and_prints_as_a_table() -> None:
     theirs = Policy.stock().override({"mm.default": "keep"}, "cuda")
     found = mine.diff(theirs)
     assert found == (
-        Difference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
-        Difference("aten::mm", "cpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
-        Difference("aten::mm", "cuda", CastPolicy.fp32, CastPolicy.keep),
-        Difference("aten::mm", "mps", CastPolicy.fp32, CastPolicy.lower_precision_fp),
-        Difference("aten::mm", "xpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        PolicyDifference("aten::exp", "cpu", FP64, CastPolicy.fallthrough),
+        PolicyDifference("aten::mm", "cpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        PolicyDifference("aten::mm", "cuda", CastPolicy.fp32, CastPolicy.keep),
+        PolicyDifference("aten::mm", "mps", CastPolicy.fp32, CastPolicy.lower_precision_fp),
+        PolicyDifference("aten::mm", "xpu", CastPolicy.fp32, CastPolicy.lower_precision_fp),
     )
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert (again, again.names, type(again)) == (found, ("this policy", "the other"), PolicyDiff)
@@ -165,7 +165,7 @@ def test_a_policy_contains_its_overrides_and_the_later_wins(steps: list[Any]) ->
 def test_diff_and_equality_agree(first: Policy, second: Policy) -> None:
     there, back = first.diff(second), second.diff(first)
     assert (there == ()) == (first == second)
-    assert back == tuple(Difference(op, device, theirs, mine) for op, device, mine, theirs in there)
+    assert back == tuple(PolicyDifference(op, device, theirs, mine) for op, device, mine, theirs in there)
     for op, device, mine, theirs in there:
         assert (mine, theirs) == (first.lookup(exact_key(op), device), second.lookup(exact_key(op), device))
     changed = second

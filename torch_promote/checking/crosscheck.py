@@ -46,8 +46,8 @@ __all__ = [
     "VARIABLE",
     "Checker",
     "CrosscheckError",
+    "CrosscheckLevel",
     "CrosscheckReport",
-    "Level",
     "Mismatch",
     "crosscheck",
     "read_reports",
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-Level = Literal["dtype", "bits"]
+CrosscheckLevel = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 
 #: Set by the command alone: the level and the folder for the reports, such as "bits:/tmp/folder".
@@ -104,12 +104,12 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 
     __slots__ = ("level", "raise_on_mismatch")
 
-    def __init__(self, *, level: Level = "dtype", raise_on_mismatch: bool = False) -> None:
-        if level not in get_args(Level):
+    def __init__(self, *, level: CrosscheckLevel = "dtype", raise_on_mismatch: bool = False) -> None:
+        if level not in get_args(CrosscheckLevel):
             raise OptionError(
-                f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(Level)))}."
+                f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(CrosscheckLevel)))}."
             )
-        self.level: Level = level
+        self.level: CrosscheckLevel = level
         self.raise_on_mismatch: bool = check_flag("raise_on_mismatch", raise_on_mismatch)
 
     def __enter__(self) -> CrosscheckReport:
@@ -145,7 +145,7 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 def use_environment() -> None:
     """Opens a crosscheck in this thread, which lasts until the process ends, as `VARIABLE` says."""
     level, _, folder = os.environ[VARIABLE].partition(":")
-    block = crosscheck(level=cast(Level, level))
+    block = crosscheck(level=cast(CrosscheckLevel, level))
     report = block.__enter__()
 
     def write() -> None:
@@ -229,7 +229,7 @@ class Checker:
 
     innermost_only: ClassVar[bool] = True
     report: CrosscheckReport
-    level: Level
+    level: CrosscheckLevel
     raises: bool
     gaps: tuple[Gap, ...] = field(default_factory=lambda: known_gaps().calls)
     calls: _OfThread = field(default_factory=_OfThread)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
-from torch_promote.checking.crosscheck import CrosscheckReport, Level, Mismatch, crosscheck
+from torch_promote.checking.crosscheck import CrosscheckLevel, CrosscheckReport, Mismatch, crosscheck
 from torch_promote.checking.report import mismatch_text
 from torch_promote.errors import CrosscheckError
 from torch_promote.report.base import load_renderer
@@ -23,7 +23,7 @@ __all__ = ["CrosscheckPlugin", "report_of"]
 
 #: The name of the marker, and of the attribute that carries a test's counts on its teardown report.
 _NAME = "torch_promote_crosscheck"
-_LEVELS = ("off", *get_args(Level))
+_LEVELS = ("off", *get_args(CrosscheckLevel))
 #: The modules between an op and the check that raises for it.
 _OURS = ("torch_promote.checking.", "torch_promote.observe.")
 

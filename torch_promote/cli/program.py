@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -59,6 +60,10 @@ class _Parser(argparse.ArgumentParser):
         write(message) if file is sys.stdout else say(message.rstrip())
 
     def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ")
+        option = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
+        if words != message and option and not words.startswith("-"):
+            message += f". To show only some ops, write {option} {shlex.quote(words.split()[0])}"
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
         self.exit(_WRONG_COMMAND_LINE)
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import torch
 
 from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED, COMPILED_CALLS, Call
+from torch_promote.observe.events import COMPILED, COMPILED_CALLS, COMPILED_FUNCTION, Call
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.ops import find_overload
 from torch_promote.observe.values import Values, distance
@@ -413,7 +413,11 @@ class Walk:
             if not gap.tainted and self._is_tainted(side, k):
                 gap.tainted = True
         for one in self.gaps:
-            if self.event is None and self._is_replacement_that_differs(one):
+            if self.event is not None:
+                break
+            if self.one.compiled != self.other.compiled:
+                self._compare_compiled(one)
+            elif self._is_replacement_that_differs(one):
                 self._put(self._of_gap(one, None))
 
     def _put(self, event: Event) -> None:
@@ -584,12 +588,12 @@ class Walk:
         if error is None or has_rounded or error * share <= _COMPILED_ROUNDS * rounding_of(read):
             self.rounded.append((pair, error or 0.0))
             return None
-        weight = self._other_weight()
-        if weight is not None:
-            return weight
+        return self._other_weight() or self._other_input() or self._of_graph(gap, read.op, error)
+
+    def _of_graph(self, gap: Gap, reader: str, error: float) -> Event:
         side, calls = (self.one, gap.one) if gap.one else (self.other, gap.other)
         evidence = (
-            f"{read.op} reads what compiled code computed in one of the runs, and it differs by more than rounding.",
+            f"{reader} reads what compiled code computed in one of the runs, and it differs by more than rounding.",
         )
         return Event(
             "op",
@@ -600,6 +604,56 @@ class Walk:
             op="torch.compile",
             module=common_module(side.calls[k].module for k in calls),
         )
+
+    def _compare_compiled(self, gap: Gap) -> None:
+        """Compares what compiled functions return, which no later call reads, with what the other run computes."""
+        calls = [
+            [run.calls[k] for k in ks] for run, ks in zip((self.one, self.other), (gap.one, gap.other), strict=True)
+        ]
+        if self.one.compiled:
+            calls.reverse()
+        candidates = [one for call in calls[0] for one in zip(call.outputs, call.values, strict=False)]
+        for call in calls[1]:
+            if call.op != COMPILED_FUNCTION or (gap.tainted and self.rounded):
+                continue
+            if not call.outputs:  # PyTorch 2.11 does not tell what a compiled function returns
+                event = self._other_weight() or self._other_input()
+                if event is not None:
+                    self._put(event)
+                    return
+            for info, values in zip(call.outputs, call.values, strict=False):
+                fitting = [one for known, one in candidates if (known.dtype, known.shape) == (info.dtype, info.shape)]
+                errors = [error for one in fitting if (error := relative_error(one, values)) is not None]
+                if not errors or min(errors) == 0.0:
+                    continue
+                if min(errors) > _COMPILED_ROUNDS * rounding_of(call):
+                    event = self._other_weight() or self._other_input()
+                    self._put(event or self._of_graph(gap, "The program", min(errors)))
+                    return
+                self.rounded.append((Pair(gap.one[-1], gap.other[-1]), min(errors)))
+
+    def _other_input(self) -> Event | None:
+        """The first input of a forward that the other run does not have."""
+        for inputs in zip(self.one.inputs.values(), self.other.inputs.values(), strict=False):
+            found = [
+                next(
+                    (
+                        read
+                        for digest, read in known.items()
+                        if run.calls[read[0]].phase == "forward" and digest not in others
+                    ),
+                    None,
+                )
+                for run, known, others in zip(
+                    (self.one, self.other), inputs, (self.other.batches, self.one.batches), strict=True
+                )
+            ]
+            if None not in found:
+                (i, a), (j, b) = (one for one in found if one is not None)
+                error = relative_error(self.one.sources[-1 - a].values, self.other.sources[-1 - b].values)
+                one, other = (None, j) if self.one.compiled else (i, None)  # the call of the run whose calls are seen
+                return Event("input", one, other, error, sources=((a, b),))
+        return None
 
     def _other_weight(self) -> Event | None:
         """The first parameter or buffer that differs, with the call of the run that is not compiled that reads it."""

@@ -36,17 +36,17 @@ from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_devi
 
 __all__ = [
     "AppliedPolicy",
-    "Difference",
     "ModuleHandle",
     "ModulePolicyLike",
     "Policy",
     "PolicyDiff",
+    "PolicyDifference",
     "PolicyLike",
     "PolicyOfModule",
 ]
 
 
-class Difference(NamedTuple):
+class PolicyDifference(NamedTuple):
     """One difference between two policies.
 
     Attributes:
@@ -62,12 +62,8 @@ class Difference(NamedTuple):
     theirs: Value | str | None
 
 
-class PolicyDiff(tuple[Difference, ...]):
+class PolicyDiff(tuple[PolicyDifference, ...]):
     """The differences between two policies: a tuple that prints as a table, also in a notebook.
-
-    Args:
-        found: The differences.
-        names: What to call the two policies.
 
     Attributes:
         names: What the two policies are called.
@@ -81,8 +77,8 @@ class PolicyDiff(tuple[Difference, ...]):
 
     names: tuple[str, str]
 
-    def __new__(cls, found: Iterable[Difference], names: tuple[str, str]) -> PolicyDiff:
-        """Makes the tuple."""
+    def __new__(cls, found: Iterable[PolicyDifference], names: tuple[str, str]) -> PolicyDiff:
+        """Makes the tuple of differences between two policies that are called `names`."""
         made = super().__new__(cls, found)
         made.names = names
         return made
@@ -408,14 +404,15 @@ class Policy:
             'aten::mm'
         """
         theirs = Policy.of(other)
-        found: list[Difference] = []
+        found: list[PolicyDifference] = []
         mine, its = self._entries(), theirs._entries()
         for place in sorted({*mine, *its}):
             stock = stock_policy(*place)  # the policy of an entry that is missing
-            found.append(Difference(*place, mine.get(place, stock), its.get(place, stock)))
+            found.append(PolicyDifference(*place, mine.get(place, stock), its.get(place, stock)))
         tables = entries_of(self.modules), entries_of(theirs.modules)
         found += (
-            Difference(*place, *(table.get(place) for table in tables)) for place in sorted({**tables[0], **tables[1]})
+            PolicyDifference(*place, *(table.get(place) for table in tables))
+            for place in sorted({**tables[0], **tables[1]})
         )
         first, second = (None if policy.modules else policy._name for policy in (self, theirs))
         return PolicyDiff(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyError
+from torch_promote.errors import OptionError, PolicyError, check_decorated
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
@@ -47,6 +47,7 @@ __all__ = [
     "POLICY",
     "VARIABLES",
     "Installation",
+    "InstalledBlock",
     "asked_overrides",
     "install",
     "installed",
@@ -469,12 +470,22 @@ def installed() -> Installation | None:
     return _installation
 
 
-class _InstalledFor(contextlib.ContextDecorator):
-    """The context manager of `installed_as`. It is not a generator: PyTorch 2.15's Dynamo cannot resume at one."""
+class InstalledBlock(contextlib.ContextDecorator):  # not a generator: PyTorch 2.15's Dynamo cannot resume at one
+    """What `installed_as` returns: a context manager, which yields the installation, and a decorator."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self._before: list[Installation | None] = []
+
+    def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:  # type: ignore[override]
+        """Decorates a function: each of its calls is a block. Its signature stays.
+
+        Raises:
+            DecoratorError: It is a coroutine function or a generator function, or is not callable. It is a TypeError.
+        """
+        check_decorated("with installed_as(...):", func)
+        decorated: Callable[_P, _R] = super().__call__(func)
+        return decorated
 
     @_not_in_graphs
     def __enter__(self) -> Installation:
@@ -491,7 +502,7 @@ class _InstalledFor(contextlib.ContextDecorator):
 @_not_in_graphs
 def installed_as(
     *, policy: PolicyLike | None = None, overrides: Mapping[Any, OpPolicy] | None = None, cache: CacheMode | None = None
-) -> _InstalledFor:
+) -> InstalledBlock:
     """Calls `install` for the duration of a block, and restores the previous installation at its end. For tests.
 
     Like `install`, it affects the whole process, so blocks in several threads must not overlap.
@@ -514,7 +525,7 @@ def installed_as(
         >>> installed() is None
         True
     """
-    return _InstalledFor(Installation(policy, overrides, cache))
+    return InstalledBlock(Installation(policy, overrides, cache))
 
 
 AUTOCAST = "TORCH_PROMOTE_AUTOCAST"

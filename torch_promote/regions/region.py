@@ -15,7 +15,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from torch_promote import _C
 from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
-from torch_promote.errors import DecoratorError, RegionError
+from torch_promote.errors import RegionError, body_of, check_decorated
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
 from torch_promote.integrations.compile import skip_frames
@@ -86,7 +86,7 @@ _drive_asynchronously = types.coroutine(drive)
 
 def decorate(region: AbstractContextManager[Any], func: Any) -> Any:
     """Returns a function that runs `func` in `region`. Of a coroutine or generator, each step runs in the region."""
-    body = func if inspect.isroutine(func) or isinstance(func, functools.partial) else type(func).__call__
+    body = body_of(func)
     wrapper: Any
     if inspect.iscoroutinefunction(body):
 
@@ -205,12 +205,7 @@ class Region(RegionBase):
 
     def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorates a callable; see the class. Its signature stays, also that of a coroutine function or generator."""
-        if not callable(func):
-            name = type(self).__name__
-            raise DecoratorError(
-                f"{name}(...) decorates a callable, got {type(func).__name__}. Decorate a function, or use it as a "
-                f"context manager: `with {name}(...):`."
-            )
+        check_decorated(f"with {type(self).__name__}(...):", func, may_suspend=True)
         decorated: Callable[_P, _R] = decorate(self, func)
         return decorated
 

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from torch_promote.errors import RegionError
+from torch_promote.errors import RegionError, check_decorated
 
-__all__ = ["block"]
+__all__ = ["ReportBlock", "block"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Result = TypeVar("_Result")
 
 
-class _Block(contextlib._GeneratorContextManager[_R, None, None]):
-    """The block of a report. Whoever takes it for the report, or opens it again, is told what to write."""
+class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
+    """What `trace` and `find_nonfinite` return: a context manager, which yields a report, and a decorator.
+
+    Code that takes it for the report, or opens it again, gets an error that says what to write.
+    """
 
     def __enter__(self) -> _R:
         if "args" not in vars(self):  # contextlib has deleted them
             raise RegionError(f"this block was opened before. Write `{self._usage}` for each block.")
         return super().__enter__()
+
+    def __call__(self, func: Callable[_P, _Result]) -> Callable[_P, _Result]:  # type: ignore[override]
+        """Decorates a function: each of its calls is a block. Its signature stays.
+
+        Raises:
+            DecoratorError: It is a coroutine function or a generator function, or is not callable. It is a TypeError.
+        """
+        check_decorated(self._usage, func)
+        return super().__call__(func)
 
     @property
     def _name(self) -> str:
@@ -42,7 +56,7 @@ class _Block(contextlib._GeneratorContextManager[_R, None, None]):
             )
 
 
-def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, _Block[_R]]:
+def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
     """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again.
 
     Example:
@@ -54,7 +68,11 @@ def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, _Block[_R]]:
     """
 
     @functools.wraps(function)
-    def make(*args: _P.args, **kwargs: _P.kwargs) -> _Block[_R]:
-        return _Block(function, args, kwargs)  # type: ignore[arg-type]
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> ReportBlock[_R]:
+        return ReportBlock(function, args, kwargs)  # type: ignore[arg-type]
 
+    # help() would show what the generator yields.
+    signature = inspect.signature(function)
+    result = str(signature.return_annotation).replace("Iterator", "ReportBlock", 1)
+    make.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
     return make

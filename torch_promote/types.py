@@ -1,0 +1,75 @@
+"""Types for annotations: what functions and methods return, what reports consist of, and what arguments may be.
+
+The reports themselves are in `torch_promote`, and the types of the reference in `torch_promote.reference`. Importing
+this module imports the modules of the tools; `import torch_promote` does not.
+
+Example:
+    >>> import torch, torch_promote as tp
+    >>> from torch_promote.types import AppliedPolicy, CacheMode
+    >>> def prepare(model: torch.nn.Module, file: str) -> AppliedPolicy:
+    ...     return tp.Policy.load(file).apply_to(model)
+    >>> def region(cache: CacheMode = "all") -> tp.my_autocast:
+    ...     return tp.my_autocast("cpu", cache=cache)
+"""
+
+# `import X as X` says that this is the place to import X from.
+from torch_promote.checking.crosscheck import CrosscheckLevel as CrosscheckLevel
+from torch_promote.checking.report import Mismatch as Mismatch
+from torch_promote.checking.why import Derivation as Derivation
+from torch_promote.numerics.comparison import GradientError as GradientError
+from torch_promote.numerics.comparison import Metric as Metric
+from torch_promote.numerics.comparison import Site as Site
+from torch_promote.numerics.find_nonfinite import Attempt as Attempt
+from torch_promote.numerics.nonfinite_finder import BenignKind as BenignKind
+from torch_promote.numerics.nonfinite_finder import BenignNonfinite as BenignNonfinite
+from torch_promote.numerics.nonfinite_finder import NonfiniteKind as NonfiniteKind
+from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin as NonfiniteOrigin
+from torch_promote.numerics.scaler_steps import ScalerSteps as ScalerSteps
+from torch_promote.numerics.tuning import Candidate as Candidate
+from torch_promote.numerics.tuning import Certificate as Certificate
+from torch_promote.numerics.tuning import Direction as Direction
+from torch_promote.numerics.tuning import Level as Level
+from torch_promote.numerics.tuning import Trial as Trial
+from torch_promote.observe.difference import CallSide as CallSide
+from torch_promote.observe.difference import Difference as Difference
+from torch_promote.observe.difference import FirstCall as FirstCall
+from torch_promote.observe.difference import ModuleGrowth as ModuleGrowth
+from torch_promote.observe.difference import OnlyCall as OnlyCall
+from torch_promote.observe.difference import StepDifference as StepDifference
+from torch_promote.observe.events import Call as Call
+from torch_promote.observe.events import CallGroup as CallGroup
+from torch_promote.observe.events import Calls as Calls
+from torch_promote.observe.events import Cast as Cast
+from torch_promote.observe.events import CastGroup as CastGroup
+from torch_promote.observe.events import GroupTable as GroupTable
+from torch_promote.observe.events import Phase as Phase
+from torch_promote.observe.events import Source as Source
+from torch_promote.observe.events import Step as Step
+from torch_promote.observe.events import TensorInfo as TensorInfo
+from torch_promote.observe.explanation import Explanation as Explanation
+from torch_promote.observe.explanation import ExplanationRow as ExplanationRow
+from torch_promote.observe.policy_sources import UnusedOverride as UnusedOverride
+from torch_promote.observe.values import NonfiniteValues as NonfiniteValues
+from torch_promote.observe.values import TensorRange as TensorRange
+from torch_promote.observe.values import Values as Values
+from torch_promote.policy.named_policies import PolicyName as PolicyName
+from torch_promote.policy.op_table import CastPolicyName as CastPolicyName
+from torch_promote.policy.op_table import DeviceType as DeviceType
+from torch_promote.policy.op_table import DeviceTypes as DeviceTypes
+from torch_promote.policy.op_table import OpPolicy as OpPolicy
+from torch_promote.policy.policy import AppliedPolicy as AppliedPolicy
+from torch_promote.policy.policy import ModulePolicyLike as ModulePolicyLike
+from torch_promote.policy.policy import PolicyDiff as PolicyDiff
+from torch_promote.policy.policy import PolicyDifference as PolicyDifference
+from torch_promote.policy.policy import PolicyLike as PolicyLike
+from torch_promote.policy.policy import PolicyOfModule as PolicyOfModule
+from torch_promote.regions.autocast import CacheInfo as CacheInfo
+from torch_promote.regions.autocast import CacheMode as CacheMode
+from torch_promote.regions.defaults import RegisteredPolicy as RegisteredPolicy
+from torch_promote.regions.installation import Installation as Installation
+from torch_promote.regions.installation import InstalledBlock as InstalledBlock
+from torch_promote.regions.module_policies import SetPolicies as SetPolicies
+from torch_promote.regions.promotion import KindLike as KindLike
+from torch_promote.regions.promotion import PromotionEvent as PromotionEvent
+from torch_promote.regions.promotion import PromotionKind as PromotionKind
+from torch_promote.report.block import ReportBlock as ReportBlock
