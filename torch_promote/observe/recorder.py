@@ -58,6 +58,8 @@ __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
+#: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
+_CALLS_TO_WRITE = 4096
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer"]
 #: In-place ops that ignore what was in the tensor.
@@ -251,6 +253,8 @@ class Recorder:
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
+        if self._count % _CALLS_TO_WRITE == 0:
+            self._write_so_far()
         number, self._count = self._count, self._count + 1
         reads: tuple[tuple[int, ...], ...] = ()
         computes = False
@@ -406,7 +410,7 @@ class Recorder:
         names = list(named)
         self._measure([*gradients, *(named.values() if updated else [])], receive)
         self._rng = _generators()
-        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
+        self._report.environment = _environment()
 
     def close(self) -> None:
         """Called at the end of the block."""
@@ -425,7 +429,15 @@ class Recorder:
         with unnoticed():  # also by modes of torch functions, if a step has ended
             return self._collector.add(key, tensors)
 
-    def _transfer(self) -> None:
+    def _write_so_far(self) -> None:
+        if not self._count:
+            self._report.environment = _environment()  # the program has set it up by now
+        elif not self._collector.has_rows:
+            self._name_parameters()
+            if not self._unnamed:
+                self._transfer()
+
+    def _name_parameters(self) -> None:
         for source, reference in list(self._unnamed.items()):
             tensor = reference()
             kind, name = ("input", "") if tensor is None else self._name_of(tensor)
@@ -433,7 +445,11 @@ class Recorder:
                 del self._unnamed[source]
             if name:
                 self._set_source(source, kind=kind, name=name)
+
+    def _transfer(self) -> None:
+        self._name_parameters()
         self._collector.transfer()
+        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         if self._file is not None:
             self._file.flush(self._report)
 
