@@ -297,7 +297,7 @@ def _build(version: str, again: bool) -> tuple[Path, bool]:
             f"this installation has no C++ sources: neither {_PACKAGE / '_sources'} nor {_PACKAGE.parent / 'csrc'} "
             "exists. Install a wheel of torch_promote, or a checkout."
         )
-    if not again and target.exists() and _why_not_loaded(target) is None:
+    if not again and os.path.exists(target) and _why_not_loaded(target) is None:  # False where it may not look
         return target, False
     compiler = _find_compiler()
     try:

@@ -106,10 +106,11 @@ def _load_extension() -> ModuleType:
             vars(package)["_C"] = extension
         logging.getLogger(_PACKAGE).debug("torch %s: extension %s", torch.__version__, path)
         return extension
+    folder = building.cache_folder()
+    place = f"{folder} (TORCH_PROMOTE_BUILD_DIR changes the folder)" if folder else "$TORCH_PROMOTE_BUILD_DIR"
     raise ExtensionError(
         f"torch {torch.__version__} is running, and {'; '.join(failures) or _what_there_is()}. `torch-promote build` "
-        "compiles one for it, which takes a C++ compiler and a few minutes, and keeps it in "
-        f"{building.cache_folder() or 'a folder of your choice'} (TORCH_PROMOTE_BUILD_DIR changes the folder)."
+        f"compiles one for it, which takes a C++ compiler and a few minutes, and keeps it in {place}."
     )
 
 

@@ -6,8 +6,6 @@ import json
 import math
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +146,8 @@ def assert_is_a_picture(path: Path) -> None:
 
 def test_training_has_stocks_bits_and_no_more_casts(tmp_path: Path) -> None:
     plot, measured = tmp_path / "new folder" / "curves.png", tmp_path / "measured.json"
-    command = [sys.executable, EXAMPLES / "train_gpt.py", f"--steps={STEPS}", f"--plot={plot}", f"--json={measured}"]
-    variables = environment(MPLBACKEND="Agg")
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    arguments = [str(EXAMPLES / "train_gpt.py"), f"--steps={STEPS}", f"--plot={plot}", f"--json={measured}"]
+    done = Program(SCRIPT, *arguments, env=environment(MPLBACKEND="Agg"), compiler=True).wait(timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert "tp.my_autocast gave the bits of torch.autocast" in done.stdout
     assert_is_a_picture(plot)

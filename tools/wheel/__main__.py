@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,14 +142,12 @@ def test(wheel: Path, torches: Sequence[str], arguments: Sequence[str]) -> bool:
     for torch in torches:
         with tempfile.TemporaryDirectory(prefix="torch_promote-wheel-") as name:
             results[torch] = _test(wheel.resolve(), interpreter(torch), Path(name), arguments)
-    for torch, statuses in results.items():
-        print(
-            f"{torch}: " + ", ".join(f"{what} {'ok' if status == 0 else status}" for what, status in statuses.items())
-        )
-    return not any(status for statuses in results.values() for status in statuses.values())
+    for torch, ends in results.items():
+        print(f"{torch}: {', '.join(ends.values())}")
+    return all(" ok " in end for ends in results.values() for end in ends.values())
 
 
-def _test(wheel: Path, base: Path, folder: Path, arguments: Sequence[str]) -> dict[str, int]:
+def _test(wheel: Path, base: Path, folder: Path, arguments: Sequence[str]) -> dict[str, str]:
     """Installs the wheel beside a PyTorch, in a copy of the repository without the package's sources."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     tree = folder / "tree"
@@ -167,12 +166,18 @@ def _test(wheel: Path, base: Path, folder: Path, arguments: Sequence[str]) -> di
     env |= {"PATH": f"{python.parent}{os.pathsep}{without_compiler(folder / 'programs')}"}
     shown = "import torch, torch_promote._C as c; print(torch.__version__, 'extension:', c.__file__, c.TORCH_VERSION)"
     commands = {
+        "no compiler": ["sh", "-c", "! which c++ g++ cc gcc clang clang++"],
         "import": [python, "-c", shown],
         "info": [environment / "bin" / "torch-promote", "info"],
         "demo": [python, "examples/train_gpt.py"],
-        "tests": [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)],
+        "tests": [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider", *(arguments or TESTS)],
     }
-    return {what: subprocess.run(command, cwd=tree, env=env).returncode for what, command in commands.items()}
+    ends = {}
+    for what, command in commands.items():
+        begin = time.monotonic()
+        status = subprocess.run(command, cwd=tree, env=env).returncode
+        ends[what] = f"{what} {status or 'ok'} ({time.monotonic() - begin:.0f} s)"
+    return ends
 
 
 def main() -> int:

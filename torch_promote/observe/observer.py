@@ -60,7 +60,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
-from torch_promote.observe.surroundings import CompiledListener, watch_unseen
+from torch_promote.observe.surroundings import CompiledListener, tell_of_compiled, watch_unseen
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
 from torch_promote.regions.float8 import why_not
@@ -223,7 +223,7 @@ class CallObserver:
         parameters = (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None)
         self._numbers.forget_uses(parameters)
 
-    #: Called before compiled code runs: see `watch_unseen`.
+    #: Called for each call of a compiled function: see `watch_unseen`.
     compiled: CompiledListener | None = None
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | _Through | None:
@@ -231,7 +231,11 @@ class CallObserver:
         facts = self._facts.get(id(op))
         if facts is None:
             facts = _store(self._facts, id(op), OpFacts(op))
-        if facts.is_ignored or is_excluded(_PYTHON) or is_traced():
+        if facts.is_ignored or is_excluded(_PYTHON):
+            return None
+        if is_traced():
+            if self.compiled is not None:
+                tell_of_compiled()
             return None
         tokens = self._thread.tokens
         outer = tokens[-1] if tokens else None

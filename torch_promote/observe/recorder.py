@@ -19,6 +19,7 @@ A loss is a tensor on which `backward()` is called without a gradient: autograd 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -57,6 +58,8 @@ __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
+#: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
+_CALLS_TO_WRITE = 4096
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer"]
 #: In-place ops that ignore what was in the tensor.
@@ -72,6 +75,7 @@ class _Memory:
         written_by: The calls and sources whose values are in it, as in `Call.reads`.
         version: The version of its tensor at that time; -1 for an inference tensor, which has none.
         is_read: Whether it is a parameter or buffer that has been recorded as a source.
+        is_compiled: Whether compiled code has written it.
         known: What is known of the tensor that the last of the calls has written.
     """
 
@@ -79,6 +83,7 @@ class _Memory:
     written_by: tuple[int, ...]
     version: int
     is_read: bool = False
+    is_compiled: bool = False
     known: _Known | None = None
 
 
@@ -248,6 +253,8 @@ class Recorder:
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
+        if self._count % _CALLS_TO_WRITE == 0:
+            self._write_so_far()
         number, self._count = self._count, self._count + 1
         reads: tuple[tuple[int, ...], ...] = ()
         computes = False
@@ -278,20 +285,31 @@ class Recorder:
     def _known_of(self, tensor: torch.Tensor, memory: _Memory | None) -> Values | Row | None:
         return None if memory is None or memory.known is None else memory.known.of_view(tensor)
 
-    def add_compiled(self, function: Any, args: list[Any]) -> None:
-        """Adds a call of a compiled function. It reads its arguments and the state of the module that runs."""
-        owner, where = getattr(function, "__self__", None), self._modules.innermost
-        module = owner if isinstance(owner, nn.Module) else where[0]
-        state = [] if module is None else [*module.parameters(), *module.buffers()]
-        tensors = [*tensors_in(args), *state]
-        infos = tuple(TensorInfo(*one) for one in infos_of((str(i), tensor) for i, tensor in enumerate(tensors)))
-        infos = tuple(dataclasses.replace(one, device=str(one.device), shape=tuple(one.shape)) for one in infos)
-        self._open.writes = frozenset()
-        self._open.reads = tuple(self._read(one, info, True) for one, info in zip(tensors, infos, strict=True))
-        call = Call(
-            COMPILED_FUNCTION, "", where[1], "forward", innermost_line(), infos, infos, (), (), None, "", True, 0
-        )
-        self.add(self._report.add(call) is not None, call, args, [])
+    def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
+        """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
+
+        Returns:
+            To be called with the result. The call is added then, as what has written the result.
+        """
+        running, path = self._modules.innermost
+        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running)]}.values())
+        inputs = _infos_of(tensors)
+        self._open.writes, self._open.is_compiled = frozenset(), False
+        reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
+        line = innermost_line()
+
+        def end(result: Any) -> None:
+            results = tensors_in([result])
+            written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
+            known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
+            self._open.reads, self._open.writes = reads, frozenset(written) - known
+            self._open.inside, self._open.is_compiled = {}, False
+            call = Call(
+                COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
+            )
+            self.add(self._report.add(call) is not None, call, args, results)
+
+        return end
 
     def _follow(
         self,
@@ -330,7 +348,8 @@ class Recorder:
             is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
             before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
             now = before if uninitialized else (*before, number)
-            memory = _Memory(reference, now, version, known is not None and known.is_read)
+            is_read = known is not None and known.is_read
+            memory = _Memory(reference, now, version, is_read, self._open.is_compiled)
             self._memory[reference.cdata] = memory
             memories.append(memory)
         for key, (reference, version) in self._open.inside.items():  # such as the mask of a dropout
@@ -391,7 +410,7 @@ class Recorder:
         names = list(named)
         self._measure([*gradients, *(named.values() if updated else [])], receive)
         self._rng = _generators()
-        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
+        self._report.environment = _environment()
 
     def close(self) -> None:
         """Called at the end of the block."""
@@ -410,7 +429,15 @@ class Recorder:
         with unnoticed():  # also by modes of torch functions, if a step has ended
             return self._collector.add(key, tensors)
 
-    def _transfer(self) -> None:
+    def _write_so_far(self) -> None:
+        if not self._count:
+            self._report.environment = _environment()  # the program has set it up by now
+        elif not self._collector.has_rows:
+            self._name_parameters()
+            if not self._unnamed:
+                self._transfer()
+
+    def _name_parameters(self) -> None:
         for source, reference in list(self._unnamed.items()):
             tensor = reference()
             kind, name = ("input", "") if tensor is None else self._name_of(tensor)
@@ -418,7 +445,11 @@ class Recorder:
                 del self._unnamed[source]
             if name:
                 self._set_source(source, kind=kind, name=name)
+
+    def _transfer(self) -> None:
+        self._name_parameters()
         self._collector.transfer()
+        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         if self._file is not None:
             self._file.flush(self._report)
 
@@ -474,6 +505,24 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def _referred_to(function: Any, running: nn.Module | None) -> list[torch.Tensor]:
+    """The tensors, parameters and buffers of a function in a module, other than those among its arguments."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    referred = [getattr(function, "__self__", running), *(names.get(name) for name in getattr(code, "co_names", ()))]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            referred.append(cell.cell_contents)
+    found: list[Any] = []
+    for one in referred:
+        found += [*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one]
+    return tensors_in(found)
+
+
+def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+    found = infos_of((str(i), tensor) for i, tensor in enumerate(tensors))
+    return tuple(TensorInfo(name, dtype, tuple(shape), str(device), odd) for name, dtype, shape, device, odd in found)
 
 
 def _version_of(tensor: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.events import COMPILED_CALLS
 from torch_promote.observe.places import RunningModules
 
-__all__ = ["Listener", "watch_steps", "watch_unseen"]
+__all__ = ["Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]
 
 
 Listener = Callable[[Optimizer], None]
-CompiledListener = Callable[[Any, list[Any]], None]
-"""Gets a compiled function as the program wrote it, and its arguments."""
+CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None]]
+"""Gets a compiled function as the program wrote it, and its arguments, before a call of it. What it returns is called
+with the result, or with None if the call raised, or if PyTorch does not tell: PyTorch 2.11."""
 
 #: The file of the wrapper of compiled functions.
 _COMPILING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
@@ -90,11 +91,21 @@ _before: Any = None
 
 @dataclass(eq=False)
 class _Block:
-    """An open block: the id of its thread, who asks for calls of compiled functions, and their number."""
+    """An open block.
+
+    Attributes:
+        thread: The id of its thread.
+        tell: Who asks for calls of compiled functions.
+        compiled: The number of lookups of compiled code.
+        frames: Those of PyTorch's wrapper in the open calls of compiled functions, of which `tell` knows.
+        has_results: Whether PyTorch tells what they return.
+    """
 
     thread: int
     tell: CompiledListener | None = None
     compiled: int = 0
+    frames: list[Any] = field(default_factory=list)
+    has_results: bool = True
 
 
 @contextmanager
@@ -106,7 +117,7 @@ def watch_unseen(
     Args:
         sentences: The list to add to.
         modules: The modules of the block, to detect that its model did not run.
-        compiled: Called before compiled code runs, except in the call that compiles it.
+        compiled: Called once for each call of a compiled function.
 
     Example:
         >>> said = []
@@ -149,6 +160,7 @@ def watch_unseen(
                 f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
                 "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the "
                 "trace. To see all, call the uncompiled function."
+                + ("" if block.has_results else f" PyTorch {torch.__version__} does not tell what they return.")
             )
         if threads:
             sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
@@ -197,11 +209,47 @@ def _compiled_code_ran(hit: bool) -> Any:
     for block in tuple(_blocks):
         if block.thread == here:
             block.compiled += 1
-            frame: Any = sys._getframe(1)
-            while block.tell is not None and frame is not None:
-                if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == _COMPILING:
-                    known = frame.f_locals
-                    block.tell(known.get("fn"), [*known.get("args", ()), known.get("kwargs", {})])
-                    break
-                frame = frame.f_back
+    tell_of_compiled()
     return hit if _before is None else _before(hit)
+
+
+def tell_of_compiled() -> None:
+    """Tells the blocks of this thread of the compiled function that runs, or that is being compiled.
+
+    The first call, which compiles, looks nothing up. So observers call this as well if they see an op that is traced.
+    """
+    here = threading.get_ident()
+    blocks = [block for block in _blocks if block.thread == here and block.tell is not None]
+    frame: Any = sys._getframe(1) if blocks else None
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == _COMPILING:
+            for block in blocks:
+                if frame not in block.frames:
+                    _CompiledCall(block, frame)
+            return
+        frame = frame.f_back
+
+
+class _CompiledCall:
+    """A call of a compiled function. PyTorch's wrapper of it calls this at the end, as one of its clean-ups."""
+
+    def __init__(self, block: _Block, frame: Any) -> None:
+        known = frame.f_locals
+        self._block, self._frame = block, frame
+        assert block.tell is not None
+        self._end: Callable[[Any], None] | None = block.tell(
+            known.get("fn"), [*known.get("args", ()), known.get("kwargs", {})]
+        )
+        block.frames.append(frame)
+        block.has_results &= "result" in frame.f_code.co_varnames  # the wrapper's own variable
+        cleanups = known.get("cleanups")
+        if isinstance(cleanups, list):
+            cleanups.append(self)
+        else:
+            self()
+
+    def __call__(self) -> None:
+        frame, end, self._frame, self._end = self._frame, self._end, None, None  # which the frame refers to
+        if end is not None and self._block in _blocks:
+            self._block.frames.remove(frame)
+            end(frame.f_locals.get("result"))

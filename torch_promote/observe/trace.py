@@ -105,7 +105,7 @@ class _RecordingObserver(CallObserver):
     def __init__(self, *args: Any) -> None:
         *others, self._recorder = args
         super().__init__(*others)
-        self.compiled = self._recorder.add_compiled
+        self.compiled = self._recorder.begin_compiled
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         token = super().begin(op, args)
