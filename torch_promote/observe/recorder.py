@@ -21,8 +21,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
+import os
 import platform
 import random
 import sys
@@ -543,6 +545,33 @@ def _generators() -> dict[str, str]:
     return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
 
 
+#: Those of scaled_dot_product_attention, which their flags name.
+_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+#: Environment variables that select kernels.
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+
+
+@functools.cache
+def _cpu() -> str:
+    """The model of the CPU, by which libraries select kernels; "" if it is unknown."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
 def _environment() -> dict[str, str]:
     """Returns what the bits of results may depend on, other than the program."""
     backends: Any = torch.backends
@@ -550,11 +579,13 @@ def _environment() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpu": _cpu(),
         "cpu capability": backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
+        "sdpa": ", ".join(name for name in _KERNELS if getattr(backends.cuda, f"{name}_sdp_enabled")()),
         "cuda": torch.version.cuda or "none",
     }
     if torch.cuda.is_initialized():
@@ -565,5 +596,8 @@ def _environment() -> dict[str, str]:
             "cudnn.benchmark": backends.cudnn.benchmark,
             "cudnn.allow_tf32": backends.cudnn.allow_tf32,
             "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
+            "float16 reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+            "bfloat16 reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         }
+    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return {name: str(value) for name, value in found.items()}
