@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import stat
 import tempfile
 from pathlib import Path
@@ -62,16 +63,21 @@ def test_a_policy_file_runs_and_opens_nothing(tmp_path: Path, key: str, value: s
     assert output_of(PROGRAM, "policy", str(good), str(bad))
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz"])
 @pytest.mark.parametrize(
     "text", ["os.system", "<script>alert(1)</script>", "cos\\nsystem\\n(S'true'\\ntR.", "file:///x"]
 )
-def test_a_saved_trace_runs_and_opens_nothing(tmp_path: Path, text: str) -> None:
-    with tp.trace() as report, tp.my_autocast("cpu"):
+def test_a_saved_trace_runs_and_opens_nothing(tmp_path: Path, text: str, suffix: str) -> None:
+    good, bad = tmp_path / f"good{suffix}", tmp_path / f"bad{suffix}"
+    with tp.trace(record=tmp_path / "good.jsonl.gz") as report, tp.my_autocast("cpu"):
         torch.ones(2, 2) @ torch.ones(2, 2)
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    report.save(good)
-    bad.write_text(good.read_text(encoding="utf-8").replace("aten::m", text))
-    assert bad.read_text(encoding="utf-8") != good.read_text(encoding="utf-8")
+    is_recording = suffix.endswith("gz")
+    if not is_recording:
+        report.save(good)
+    data = gzip.decompress(good.read_bytes()) if is_recording else good.read_bytes()
+    changed = data.replace(b"aten::m", text.encode())
+    assert changed != data
+    bad.write_bytes(gzip.compress(changed) if is_recording else changed)
     assert output_of(PROGRAM, "trace", str(good), str(bad))
 
 

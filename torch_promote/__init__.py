@@ -1,4 +1,4 @@
-"""torch_promote: PyTorch autocast on its own dispatch key.
+"""PyTorch autocast on a dispatch key of its own.
 
 Use `my_autocast` like `torch.autocast`. It gives the same bits, also works in cases in which stock autocast fails, and
 shows the cast policy of every op, which you can override.

@@ -92,6 +92,7 @@ tp.Policy.named("fp23")  # error
 tp.trace(where="modules")  # error
 tp.tune(print, model=model, tolerance=1e-3, level="ops")  # error
 tp.tune(print, model=model, tolerance=1e-3, direction="fast")  # error
+tp.tune(print, model=model, tolerance=1e-3, direction="speed", formats=("lower", "float9"))  # error
 tp.crosscheck(level="bit")  # error
 tp.why("int8[3] + 1", autocast="gpu")  # error
 tp.why("int8[3] + 1", rule="jaks")  # error

@@ -22,6 +22,7 @@ from torch_promote.cli.program import main
 from torch_promote.observe.alignment import align
 from torch_promote.observe.difference import Difference
 from torch_promote.observe.trace_report import TraceReport
+from torch_promote.report.base import Tree, spell
 
 BATCHES = 3
 PLACE = 2  # the block that a change is planted in
@@ -49,23 +50,25 @@ class Block(nn.Module):
             y = functional.gelu(y.double()).to(y.dtype)
         else:
             y = functional.gelu(y)
-        return x + self.drop(self.down(y))
+        out: torch.Tensor = x + self.drop(self.down(y))
+        return out
 
 
 def record(change: str, folder: Path | None = None, *, autocast: bool = False, stock: bool = False) -> TraceReport:
     """Two training steps; with a folder, read from a file."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(change if i == PLACE else "") for i in range(4)))
+    blocks = [Block(change if i == PLACE else "") for i in range(4)]
+    model = nn.Sequential(*blocks)
     batches = list(torch.randn(BATCHES, 6, 8))
     if change == "weight":
         with torch.no_grad():
-            model[PLACE].up.weight.view(-1)[0] += 1e-3
+            blocks[PLACE].up.weight.view(-1)[0] += 1e-3
     elif change == "rows":
         batches = [batch.flip(0) for batch in batches]
     elif change == "order":
         batches = batches[::-1]
     torch.manual_seed(2 if change == "seed" else 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if change == "lr" else 0.1)
     overrides = {"gelu": "fp32"} if change == "override" else {}
     file = None if folder is None else folder / f"{len(list(folder.iterdir()))}.jsonl.gz"
     with tp.trace(model, values=True, record=file) as report:
@@ -128,7 +131,8 @@ class Small(nn.Module):
         y = self.norm(self.inp(x))
         y = functional.relu(y.float()).to(y.dtype) if self.change == "relu in float32" else functional.relu(y)
         y = self.rnn(y.flatten(2).transpose(1, 2))[0]
-        return y.sum(1) / y.shape[1] if self.change == "sum for mean" else y.mean(1)
+        out: torch.Tensor = y.sum(1) / y.shape[1] if self.change == "sum for mean" else y.mean(1)
+        return out
 
 
 #: Programs of one step in bfloat16: a dtype behind an op with several results; a target that is only read through
@@ -165,17 +169,98 @@ def test_equal_runs() -> None:
     assert difference.content().verdict.startswith("Equal")
 
 
-def test_uninitialized_memory_is_not_compared() -> None:
+def test_the_evidence_names_what_differs() -> None:
+    weight, rate = (" ".join(record("").diff(record(change)).evidence) for change in ("weight", "lr"))
+    assert f"differ: 1 of 16 that are read: {PLACE}.up.weight." in weight
+    assert "a number that the optimizer passes differs, such as its lr, weight_decay or betas." in rate
+
+
+UNINITIALIZED: dict[str, Callable[[], torch.Tensor]] = {
+    "empty": lambda: torch.empty(64),
+    "empty_like": lambda: torch.empty_like(torch.ones(64)),
+    "new_empty": lambda: torch.ones(1).new_empty(64),
+    "resize_": lambda: torch.empty(3).resize_(64),
+    "resize_as_": lambda: torch.empty(3).resize_as_(torch.ones(64)),
+}
+
+
+@pytest.mark.parametrize("case", UNINITIALIZED)
+def test_uninitialized_memory_is_not_compared(case: str) -> None:
     reports = []
-    for filled in (False, True):  # with NaN
-        torch.use_deterministic_algorithms(filled)
+    for deterministic in (False, True):  # fills it with NaN
+        torch.use_deterministic_algorithms(deterministic)
         try:
             with tp.trace(values=True) as report:
-                torch.empty(64).fill_(1.0).exp()
+                UNINITIALIZED[case]().fill_(1.0).exp()
         finally:
             torch.use_deterministic_algorithms(False)
         reports.append(report)
     assert reports[0].diff(reports[1]).equal
+
+
+def test_what_set_puts_into_a_tensor_is_an_input() -> None:
+    reports = []
+    for value in (1.0, 2.0):
+        storage = torch.full((64,), value).untyped_storage()
+        with tp.trace(values=True) as report:
+            torch.ones(3).set_(storage).exp()  # type: ignore[call-overload]
+        reports.append(report)
+    difference = reports[0].diff(reports[1])
+    assert difference.first is not None
+    assert (difference.kind, difference.first.op) == ("input", "aten::exp")
+    assert difference.evidence[0].startswith("It reads what aten::set_ has left in memory")
+
+
+def test_a_killed_run_is_compared_up_to_its_end(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole.jsonl.gz", tmp_path / "killed.jsonl.gz"
+    for change in ("", "bias"):
+        model = nn.Linear(4, 4)
+        nn.init.ones_(model.weight)
+        nn.init.constant_(model.bias, 1.0 if change else 0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tp.trace(model, record=whole):
+            for step in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                if step == 0 and not change:
+                    killed.write_bytes(whole.read_bytes())
+        one, other = TraceReport.load(killed), TraceReport.load(whole)
+        end = "ends after 1 step: its run was killed, or is still running."
+        for difference, name in ((one.diff(other), "A"), (other.diff(one), "B")):
+            kind, start = ("weight", "Different from step 0") if change else ("structure", "All results that both")
+            assert (difference.kind, difference.only_in_a, difference.only_in_b) == (kind, 0, 0)
+            assert difference.content().verdict.startswith(start)
+            assert difference.content().verdict.endswith(f" The recording of {name} {end}")
+            assert difference.to_dict()["unfinished"] == {name: 1}
+            assert difference.first is not None
+            assert difference.first.step == (0 if change else 1)
+            assert len(difference.steps) == 1
+        assert one.diff(one).equal
+
+
+def test_calls_that_depend_on_the_version_of_pytorch_alone() -> None:
+    """A line makes another call with equal results; if the program makes it, it is named."""
+
+    def report(*lines: str, version: str = "2.13.0") -> TraceReport:
+        program = compile("\n".join(lines), "program.py", "exec")
+        with tp.trace(values=True) as report:
+            exec(program, {"x": torch.ones(4), "torch": torch})
+        report.environment["torch"] = version
+        return report
+
+    one = report("x.fill_(2.0)", "y = x.exp()")
+    assert one.diff(report("x.fill_(torch.tensor(2.0))", "y = x.exp()", version="2.15.0")).equal
+    more = one.diff(report("x.fill_(2.0)", "y = x.clone().exp()", version="2.15.0"))
+    assert more.equal
+    assert more.evidence[0].startswith("Only B calls aten::clone, and all results have equal bits.")
+    added = report("x.fill_(2.0)", "y = x.clone()", "y = y.exp()", version="2.15.0")
+    assert one.diff(added).kind == "structure"
+
+
+def test_the_page_has_all_dtypes_of_both_sides() -> None:
+    [tree] = [part for part in record("").diff(record("double")).content().parts if isinstance(part, Tree)]
+    [branch] = [branch for branch in tree.branches if branch.path == f"{PLACE}"]
+    assert [spell(cell, "dtypes") for cell in branch.cells[1:]] == ["fp32", "fp64, fp32"]
 
 
 def test_ours_equals_stock() -> None:
@@ -286,7 +371,7 @@ def test_what_a_tolerance_excuses_is_said(tmp_path: Path, capsys: pytest.Capture
             files[1],
             "0.5",
             1,
-            "is within 0.5. 1 results, losses, gradients or parameters of one run alone have no error",
+            "is within 0.5. 1 result, loss, gradient or parameter of one run alone has no error, so no tolerance",
         ),
         (files[2], "0.5", 0, "is within 0.5."),
         (files[2], "1e-3", 1, "is over 0.001."),
@@ -391,10 +476,11 @@ def record_compiled(backend: str = "", change: str = "", weight: bool = False) -
     """Two training steps of a small model with layer norms, of which bias and weight have one shape."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(8), Block(change), nn.LayerNorm(8)).eval()
+    block = Block(change)
+    model = nn.Sequential(nn.LayerNorm(8), block, nn.LayerNorm(8)).eval()
     if weight:
         with torch.no_grad():
-            model[1].up.weight.view(-1)[0] += 1e-3
+            block.up.weight.view(-1)[0] += 1e-3
     x = torch.randn(6, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     run = torch.compile(model, backend=backend) if backend else model
@@ -433,11 +519,12 @@ def record_one_call(backend: str, change: str) -> TraceReport:
     """One call of a function whose result nothing reads."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU())
+    last = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), last, nn.GELU())
     x = torch.randn(4, 8)
     if change == "weight":
         with torch.no_grad():
-            model[2].weight[0, 0] += 1e-3
+            last.weight[0, 0] += 1e-3
     elif change == "input":
         x = torch.randn(4, 8)
 

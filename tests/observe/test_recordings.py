@@ -228,19 +228,22 @@ def test_without_values_nothing_is_read() -> None:
 
 
 def test_compiled_functions() -> None:
-    """The arguments are sources of a call, from the second call on: the first one compiles."""
+    """The arguments are sources of a call, also of the first, which compiles; the second reads the same ones."""
+    torch._dynamo.reset()
     model, x = nn.Linear(6, 3), torch.ones(4, 6)
     compiled = torch.compile(model, backend="aot_eager")
-    compiled(x)
     with tp.trace(values=True) as report:
-        compiled(x).sum().backward()
-    [call] = [call for call in report.calls if call.op == COMPILED_FUNCTION]
-    found = [report.sources[-1 - one[0]] for one in call.reads]
-    assert [(source.kind, source.name) for source in found] == [
-        ("input", ""),
-        ("parameter", "weight"),
-        ("parameter", "bias"),
-    ]
+        for _ in range(2):
+            compiled(x).sum().backward()
+    calls = [call for call in report.calls if call.op == COMPILED_FUNCTION]
+    assert len(calls) == 2
+    for call in calls:
+        found = [report.sources[-1 - one[0]] for one in call.reads]
+        assert [(source.kind, source.name) for source in found] == [
+            ("input", ""),
+            ("parameter", "weight"),
+            ("parameter", "bias"),
+        ]
     assert list(report.ends[-1].gradients) == ["weight", "bias"]
 
 
@@ -365,6 +368,38 @@ def test_a_killed_run_leaves_what_it_had_recorded(path: Path) -> None:
     assert read.steps == len(read.ends) == 3
     [said] = read.not_seen
     assert said.endswith(f"the file ends after 3 steps and {len(read.calls)} calls.")
+
+
+def test_a_run_without_steps_is_written_as_it_goes(path: Path) -> None:
+    model = net().eval()
+    with torch.no_grad(), tp.trace(model, record=path) as report:
+        for _ in range(1000):
+            model(torch.ones(4, 6))
+        so_far = TraceReport.load(path)
+    assert len(so_far.calls) == 4096 * (len(report.calls) // 4096)
+    assert [call.values for call in own_calls(so_far)] == [
+        call.values for call in own_calls(TraceReport.load(path))[: len(own_calls(so_far))]
+    ]
+    assert {source.name for source in so_far.sources if source.kind != "input"} >= {"0.weight", "1.running_mean"}
+
+
+def test_settings_are_those_that_the_program_runs_with(path: Path) -> None:
+    """The command opens the block before the program runs."""
+    found = []
+    try:
+        with tp.trace(record=path) as report:
+            torch.set_float32_matmul_precision("high")
+            torch.ones(2).exp()
+            found.append(dict(report.environment))
+            torch.set_float32_matmul_precision("medium")
+            parameter = nn.Parameter(torch.ones(2))
+            parameter.exp().sum().backward()
+            torch.optim.SGD([parameter], 0.1).step()
+            torch.set_float32_matmul_precision("highest")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    found += [report.environment, TraceReport.load(path).environment]
+    assert [one["float32 matmul precision"] for one in found] == ["high", "medium", "medium"]
 
 
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:

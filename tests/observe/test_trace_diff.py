@@ -91,6 +91,21 @@ def test_calls_of_one_trace_alone() -> None:
     ]
 
 
+def test_a_call_that_is_inserted_shifts_no_other() -> None:
+    def run(inserted: bool) -> TraceReport:
+        with tp.trace() as report:
+            y = X.double() * 3 if inserted else X
+            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                y = X.to(dtype) * 2
+                y.exp()
+        return report
+
+    changes = run(False).diff(run(True)).changes
+    assert {(one.what, one.op, one.number) for one in changes if one.op.startswith("aten::mul")} == {
+        ("only after", "aten::mul.Tensor", 0)
+    }
+
+
 def test_text_and_dict() -> None:
     difference = traced(model()).diff(traced(model(), overrides={"softmax": "fp32"}))
     [table] = difference.content().parts

@@ -120,8 +120,11 @@ def _status(difference: Difference, tolerance: float | None) -> int:
     verdict = "within" if difference.largest <= tolerance else "over"
     text = f"the largest relative L2 error, {spell_number(difference.largest)}, is {verdict} {spell_number(tolerance)}"
     if difference.unmatched and not within:
-        what = f"{difference.unmatched:,} results, losses, gradients or parameters"
-        text += f". {what} of one run alone have no error, so no tolerance covers them"
+        alone = "1 result, loss, gradient or parameter of one run alone has no error, so no tolerance covers it"
+        if difference.unmatched > 1:
+            what = f"{difference.unmatched:,} results, losses, gradients or parameters"
+            alone = f"{what} of one run alone have no error, so no tolerance covers them"
+        text += f". {alone}"
     say(f"torch-promote: {text}.")
     return int(not within)
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ from torch_promote.numerics.step_state import is_compiled
 from torch_promote.numerics.trials import FirstRuns, Judge, ResumeFile, Run, Trials, worst
 from torch_promote.numerics.tuning import Certificate, Direction, Level, Trial, Tuning
 from torch_promote.policy.dtype_names import parse_dtype, why_not_cast
-from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, spell_policy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, CastPolicyName, spell_policy
 from torch_promote.policy.overrides import parse_policy
 from torch_promote.policy.policy import Policy
 
@@ -65,7 +65,7 @@ def tune(
     budget: int = 60,
     level: Level = "op",
     direction: Direction = "accuracy",
-    formats: tuple[str, str] | None = None,
+    formats: tuple[Literal["fp32", "lower"], CastPolicyName] | None = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,

@@ -1,13 +1,15 @@
-"""The attributes of calls that differ between two traces, aligned by module, overload and running number."""
+"""The attributes of calls that differ between two traces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from torch_promote.observe.alignment import align
 from torch_promote.observe.events import TENSORS, Call
+from torch_promote.observe.run import is_unfinished
 from torch_promote.reference.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -46,32 +48,67 @@ class Change:
 
 
 def changes_of(before: Recording, after: Recording) -> tuple[list[Change], int]:
-    """Compares the calls of two traces.
-
-    A call of the first trace is compared with the call of the second that has the same phase, module, overload and
-    index among such calls. Times, threads, shapes and sizes in bytes are ignored.
+    """Compares the calls of two traces, which are aligned by module and phase. Times, threads and shapes are ignored.
 
     Returns:
         The differences, and the number of calls in both traces.
     """
     # Calls that a trace did not store would appear to be only in the other one.
-    complete = not (before.dropped or after.dropped)
-    places: dict[tuple[str, str, str], tuple[list[Call], list[Call]]] = {}
+    complete = not any(report.dropped or is_unfinished(report) for report in (before, after))
+    places: dict[tuple[str, str], tuple[list[Call], list[Call]]] = {}
     for side, report in enumerate((before, after)):
         for call in report.calls:
-            places.setdefault((call.phase, call.module, call.name), ([], []))[side].append(call)
+            places.setdefault((call.phase, call.module), ([], []))[side].append(call)
     changes: list[tuple[bool, int, Change]] = []  # with whether only the second has the call, and its start
     compared = 0
-    for place, calls in places.items():
-        for number, (one, other) in enumerate(zip_longest(*calls)):
-            compared += one is not None and other is not None
-            if (one is not None and other is not None) or complete:
-                last = other or one
-                assert last is not None
-                found = (Change(*place, number, last.line, *values) for values in _differences(one, other))
-                changes += [(one is None, (one or last).start, change) for change in found]
+    for place, (ones, others) in places.items():
+        partner = _partners(ones, others)
+        compared += len(partner)
+        numbers = _numbers(ones), _numbers(others)
+        for i, one in enumerate(ones):
+            other = others[partner[i]] if i in partner else None
+            if other is not None or complete:
+                changes += [(False, one.start, change) for change in _changes(one, other, place, numbers[0][i])]
+        alone = set(range(len(others))).difference(partner.values()) if complete else ()
+        for j in alone:
+            changes += [(True, others[j].start, change) for change in _changes(None, others[j], place, numbers[1][j])]
     changes.sort(key=lambda change: change[:2])
     return [change for _, _, change in changes], compared
+
+
+def _partners(ones: Sequence[Call], others: Sequence[Call]) -> dict[int, int]:
+    """The indices of the second trace's calls by those of the same calls in the first."""
+    one, other = ([call.name for call in calls] for calls in (ones, others))
+    pairs = align(one, other, (_contents(ones), _contents(others)))
+    taken = {i for i, _ in pairs}, {j for _, j in pairs}
+    waiting: dict[str, list[int]] = {}  # calls in another order
+    for j in reversed(range(len(other))):
+        if j not in taken[1]:
+            waiting.setdefault(other[j], []).append(j)
+    left = (i for i, name in enumerate(one) if i not in taken[0] and waiting.get(name))
+    return {**dict(pairs), **{i: waiting[one[i]].pop() for i in left}}
+
+
+def _contents(calls: Sequence[Call]) -> list[tuple[str, ...]]:
+    """What the results of calls have in memory; () without values."""
+    found = (tuple(values.digest for values in call.values) for call in calls)
+    return [digests if all(digests) else () for digests in found]
+
+
+def _numbers(calls: Sequence[Call]) -> list[int]:
+    """The indices of calls among those of the same op."""
+    counts: Counter[str] = Counter()
+    found = []
+    for call in calls:
+        found.append(counts[call.name])
+        counts[call.name] += 1
+    return found
+
+
+def _changes(one: Call | None, other: Call | None, place: tuple[str, str], number: int) -> Iterator[Change]:
+    call = other or one
+    assert call is not None
+    yield from (Change(*place, call.name, number, call.line, *values) for values in _differences(one, other))
 
 
 def _differences(one: Call | None, other: Call | None) -> Iterator[tuple[str, str, str]]:

@@ -129,6 +129,10 @@ class ModuleGrowth:
     dtypes_a: tuple[str, ...]
     dtypes_b: tuple[str, ...]
 
+    def shown_dtypes(self) -> tuple[str, str]:
+        """Both sides' dtypes, as one text each: a cell shows the first of several texts alone."""
+        return ", ".join(self.dtypes_a), ", ".join(self.dtypes_b)
+
 
 @dataclass(frozen=True, slots=True)
 class OnlyCall:
@@ -179,6 +183,8 @@ class Difference(Report):
         errors: Of the compared calls whose results differ, the numbers and the relative errors. Results of one trace
             alone that stand in the same place, and that no compared call reads, are compared as well.
         environment: What differs in versions, devices and settings: by name, the values of both.
+        unfinished: By run, "A" or "B", the number of steps in a recording without an end, because the run was killed or
+            is still running. The other one is compared up to there.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -208,6 +214,7 @@ class Difference(Report):
     growth: list[ModuleGrowth] = field(default_factory=list)
     errors: list[tuple[int, float]] = field(default_factory=list)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unfinished: dict[str, int] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -246,8 +253,18 @@ class Difference(Report):
     # --- with values
 
     def _verdict(self) -> str:
+        ends = (
+            f" The recording of {name} ends after {steps:,} step{'s' * (steps != 1)}: its run was killed, or is "
+            "still running."
+            for name, steps in self.unfinished.items()
+        )
+        return "".join([self._sentence(), *ends])
+
+    def _sentence(self) -> str:
         if self.equal:
             return "Equal: all results have equal bits."
+        if self.unfinished and self.kind == "structure" and not self.only:
+            return "All results that both recordings have are equal."
         first = self.first
         if self.kind == "rounding":
             return "No call is to blame: the results differ by rounding alone, on different kernels."
@@ -336,13 +353,13 @@ class Difference(Report):
         forward = [one for one in self.growth if (one.step, one.phase) == (step, "forward")]
         shares = heat_shares([one.relative_l2 or 0.0 for one in forward])
         branches = [
-            Branch(one.module, (one.relative_l2 or None, one.dtypes_a, one.dtypes_b), ({"heat": share},))
+            Branch(one.module, (one.relative_l2 or None, *one.shown_dtypes()), ({"heat": share},))
             for one, share in zip(forward, shares, strict=True)
         ]
         kinds = Column("relative L2", "number"), *_SIDES
         yield Tree("Modules", kinds, branches, ("error",), note=f"The forward of step {step}.")
         rows = [
-            (module_name(one.module), one.phase, one.calls, one.relative_l2, one.dtypes_a, one.dtypes_b)
+            (module_name(one.module), one.phase, one.calls, one.relative_l2, *one.shown_dtypes())
             for one in differing
             if one.step == step
         ]

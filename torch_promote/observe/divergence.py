@@ -15,256 +15,35 @@ before the first call of the model to initialize a parameter is not compared: th
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
-or setting) results may round differently, and a relative L2 error of up to (4 + sqrt(n)) units in the last place of the
-result's dtype is attributed to that; n is the number of terms that an element may be summed from, at most. The walk
-then goes on behind such a call, without the events that a rounding error sets off in the calls that read it.
+or setting) results may round differently. A relative L2 error of up to 8 units in the last place of the result's dtype,
+and sqrt(n) of float32's, in which sums of lower precision are computed, is attributed to that; n is the number of terms
+that an element may be summed from, at most. The walk then goes on behind such a call, without the events that a
+rounding error sets off in the calls that read it.
 """
 
 from __future__ import annotations
 
-import bisect
-import functools
-import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED, COMPILED_CALLS, COMPILED_FUNCTION, Call
-from torch_promote.observe.findings import is_uninitialized, is_view
-from torch_promote.observe.ops import find_overload
-from torch_promote.observe.values import Values, distance
+from torch_promote.observe.events import COMPILED_FUNCTION
+from torch_promote.observe.run import Run, is_close, is_random, relative_error, rounding_of
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording, Source, TensorInfo
+    from torch_promote.observe.events import Call, Source
+    from torch_promote.observe.values import Values
 
-__all__ = [
-    "Event",
-    "Gap",
-    "Kind",
-    "Pair",
-    "Run",
-    "Walk",
-    "common_module",
-    "is_close",
-    "is_random",
-    "relative_error",
-    "rounding_of",
-]
+__all__ = ["Event", "Gap", "Kind", "Pair", "Walk", "common_module"]
 
 Kind: TypeAlias = Literal["policy", "input", "weight", "op", "rounding", "structure"]
 """What explains the difference between two runs."""
 
-_CONVERSIONS = re.compile(
-    r"aten::(to|_to_copy|type_as|_autocast_to_\w+|_unsafe_view|_reshape_alias|lift|lift_fresh|lift_fresh_copy|contiguous)$"
-)
-_COPIES = ("aten::contiguous",)  # transparent to what is read, and calls of their own if only one run has them
-_RANDOM = re.compile(
-    r"\w+::_?(fused_|native_)?(alpha_|feature_)?(dropout|bernoulli|rand|normal|uniform|multinomial|poisson|exponential"
-    r"|geometric|cauchy|log_normal|random|rrelu|binomial|sample_dirichlet|standard_gamma)"
-)
 #: Compiled functions round more often, and less, than the calls that they replace.
 _COMPILED_ROUNDS = 16.0
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_conversion(op: str) -> bool:
-    return _CONVERSIONS.match(op) is not None
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_transparent(name: str) -> bool:
-    op = name.partition(".")[0]
-    return (_is_conversion(op) and op not in _COPIES) or is_view(name)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_random(name: str) -> bool:
-    """Whether an op draws random numbers.
-
-    Example:
-        >>> is_random("aten::dropout"), is_random("aten::uniform_"), is_random("aten::mul.Tensor")
-        (True, True, False)
-    """
-    if _RANDOM.match(name):
-        return True
-    try:
-        return torch.Tag.nondeterministic_seeded in find_overload(name).tags
-    except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):
-        return False  # an op of another PyTorch release or the program
-
-
-# --- numbers
-
-
-def relative_error(one: Values, other: Values) -> float | None:
-    """The relative L2 norm of the difference of two tensors, estimated from their sketches.
-
-    Returns:
-        None if one of them has no sketch, such as a tensor of integers; inf if they differ in their number of elements,
-        infinite values or NaN.
-
-    Example:
-        >>> import torch
-        >>> relative_error(Values.of(torch.ones(4)), Values.of(torch.ones(4)))
-        0.0
-    """
-    if one.digest and one.digest == other.digest:
-        return 0.0
-    if one.l2 is None or other.l2 is None:
-        return None
-    if (one.count, one.infs, one.nans) != (other.count, other.infs, other.nans):
-        return math.inf
-    found = distance(one, other)
-    if found is None:
-        return None
-    size = max(one.l2, other.l2)
-    return found / size if size else 0.0
-
-
-def rounding_of(call: Call) -> float:
-    """The relative L2 error of a call's results that other rounding explains: see NOTE [ What counts as rounding ]."""
-    dtypes = [info.dtype for info in call.outputs if info.dtype.is_floating_point or info.dtype.is_complex]
-    unit = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    results = max((math.prod(info.shape) for info in call.outputs), default=1) or 1
-    terms = max(
-        (max([*info.shape, math.prod(info.shape[1:]), math.prod(info.shape) // results]) for info in call.inputs),
-        default=1,
-    )
-    return unit * (4 + math.sqrt(terms))
-
-
-def is_close(error: float | None, call: Call) -> bool:
-    """Whether other rounding explains an error of a call's results."""
-    return error is not None and error <= rounding_of(call)
-
-
-# --- one run
-
-
-class Run:
-    """A recording, prepared for the comparison.
-
-    Attributes:
-        calls: Its calls.
-        sources: Its sources.
-        own: The indices of the calls that the program made, without those of compiled code, and those that only
-            allocate memory, such as torch.empty.
-        steps: The number of optimizer steps before each call.
-        initial: The indices of calls that only initialize parameters.
-        compiled: Whether compiled functions ran.
-        gradients: For each step, the largest L2 norm of a gradient.
-    """
-
-    def __init__(self, recording: Recording) -> None:
-        self.calls: Sequence[Call] = recording.calls
-        self.sources: Sequence[Source] = recording.sources
-        own = (i for i, call in enumerate(self.calls) if call.own and call.said_by != COMPILED)
-        self.own: list[int] = [i for i in own if not is_uninitialized(self.calls[i].op)]
-        ends = [end.calls for end in recording.ends[:-1]]
-        self.steps: list[int] = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
-        self.initial: frozenset[int] = self._initial()
-        norms = ([one.l2 or 0.0 for one in end.gradients.values()] for end in recording.ends)
-        self.gradients: list[float] = [max(found, default=0.0) for found in norms]
-        self.compiled: bool = any(one.startswith(COMPILED_CALLS) for one in recording.not_seen) or any(
-            call.said_by == COMPILED for call in self.calls
-        )
-        #: Digests of the inputs that calls of a step read, with the step.
-        self.batches: dict[str, set[int]] = {}
-        #: Those that the forward reads.
-        self.read_forward: set[str] = set()
-        self.named: dict[str, Source] = {source.name: source for source in reversed(self.sources) if source.name}
-        #: By step, the digests of the inputs in the order of their first calls, with the call and the source.
-        self.inputs: dict[int, dict[str, tuple[int, int]]] = {}
-        for i in self.own:
-            for writer in (writer for read in self.calls[i].reads for writer in read):
-                root = self.chain(writer)[-1]
-                if root < 0 and self.sources[-1 - root].kind == "input":
-                    digest = self.sources[-1 - root].values.digest
-                    self.batches.setdefault(digest, set()).add(self.steps[i])
-                    if self.calls[i].phase == "forward":  # a backward also reads what an op has saved for itself
-                        self.read_forward.add(digest)
-                    if not self.is_transparent(i):
-                        self.inputs.setdefault(self.steps[i], {}).setdefault(digest, (i, root))
-
-    def _initial(self) -> frozenset[int]:
-        waiting = [i for source in self.sources if source.kind != "input" for i in source.written_by]
-        found: set[int] = set()
-        while waiting:
-            i = waiting.pop()
-            if i >= 0 and i not in found and i < len(self.calls):
-                found.add(i)
-                waiting += [writer for read in self.calls[i].reads for writer in read]
-        return frozenset(found)
-
-    def is_transparent(self, i: int) -> bool:
-        """Whether a call is a view or a conversion."""
-        return _is_transparent(self.calls[i].name)
-
-    def digests(self, writer: int, info: TensorInfo | None = None) -> tuple[str, ...]:
-        """The digests of what a call or source left in memory.
-
-        Args:
-            writer: As in `Call.reads`.
-            info: The tensor that is read: of several results, those that fit it count.
-        """
-        return tuple(values.digest for values in self.values_of(writer, info))
-
-    def values_of(self, writer: int, info: TensorInfo | None = None) -> tuple[Values, ...]:
-        """The values of what a call or source left in memory, with the arguments of `digests`."""
-        if writer < 0:
-            return (self.sources[-1 - writer].values,)
-        call = self.calls[writer]
-        if info is not None and len(call.values) > 1:
-            pairs = list(zip(call.outputs, call.values, strict=False))
-            fitting = [values for one, values in pairs if (one.dtype, one.shape) == (info.dtype, info.shape)]
-            fitting = fitting or [values for one, values in pairs if math.prod(one.shape) == math.prod(info.shape)]
-            if fitting:
-                return tuple(fitting)
-        return call.values
-
-    def chain(self, writer: int) -> list[int]:
-        """A writer, and if it is a conversion what it has converted, and so on."""
-        found = [writer]
-        while writer >= 0 and (_is_conversion(self.calls[writer].op) or self.is_transparent(writer)):
-            reads = self.calls[writer].reads
-            if not reads or len(reads[0]) != 1:
-                break
-            writer = reads[0][0]
-            found.append(writer)
-        return found
-
-    def contents(self, i: int, place: int, *, converted: bool) -> tuple[str, ...]:
-        """The digests of an input of a call; () if they are unknown.
-
-        Args:
-            i: The call.
-            place: The index of the input.
-            converted: False: the digests of what was converted to that.
-        """
-        call = self.calls[i]
-        found: list[str] = []
-        for writer in call.reads[place] if place < len(call.reads) else ():
-            chain = [writer] if converted else self.chain(writer)
-            info = call.inputs[place] if len(chain) == 1 else self.calls[chain[-2]].inputs[0]
-            found += self.digests(chain[-1], info)
-        return tuple(found) if all(found) else ()
-
-    def results(self, i: int) -> tuple[str, ...]:
-        """The digests of a call's results; () if they are unknown."""
-        found = tuple(values.digest for values in self.calls[i].values)
-        return found if all(found) else ()
-
-    def inner(self, i: int) -> list[str]:
-        """The names of the calls inside of a call, which stand before it."""
-        found = []
-        while i > 0 and not self.calls[i - 1].own:
-            i -= 1
-            found.append(self.calls[i].name)
-        return found[::-1]
 
 
 # --- two runs
@@ -326,36 +105,39 @@ class Walk:
         one: The first run.
         other: The second run.
         may_round: Whether other kernels may have run, so that a small error is rounding.
+        complete: Whether each recording has all calls of its run.
 
     Attributes:
         pairs: The calls that both runs made, without transparent ones, in the order of the first run.
-        gaps: The others.
+        gaps: The others, without those in `tail`.
+        tail: The calls behind the end of the other run's recording; None if there are none.
         event: The first event that explains the difference; None if there is none.
         rounded: The calls whose results differ by rounding, on equal inputs.
         errors: For each pair, the relative error of its results.
     """
 
-    def __init__(self, one: Run, other: Run, may_round: bool) -> None:
+    def __init__(self, one: Run, other: Run, may_round: bool, complete: tuple[bool, bool]) -> None:
         self.one: Run = one
         self.other: Run = other
+        self.runs: tuple[Run, Run] = one, other
         self._may_round = may_round
         self.pairs: list[Pair] = []
         self.gaps: list[Gap] = []
+        self.tail: Gap | None = None
         self.event: Event | None = None
         self.rounded: list[tuple[Pair, float]] = []
         self.errors: list[float | None] = []
         self._views: list[Pair] = []  # equal inputs, other contents
         self._equal: tuple[set[int], set[int]] = set(), set()  # calls with equal results
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
-        self._changed: set[int] = set()  # ids of gaps that change what later calls read
-        self._walk()
+        self._walk(complete)
 
     # --- the order
 
     def _aligned(self) -> dict[int, int]:
         """The calls of the first run that the second made as well."""
         places: dict[tuple[int, str, str, bool], tuple[list[int], list[int]]] = {}
-        for side, run in enumerate((self.one, self.other)):
+        for side, run in enumerate(self.runs):
             for i in run.own:
                 if i not in run.initial:
                     call = run.calls[i]
@@ -390,7 +172,7 @@ class Walk:
                 for j in after.get(i, ()):
                     yield None, j
 
-    def _walk(self) -> None:
+    def _walk(self, complete: tuple[bool, bool]) -> None:
         gap: Gap | None = None
         for i, j in self._order():
             if i is not None and j is not None:
@@ -412,6 +194,8 @@ class Walk:
             self._gap_of[side][k] = gap
             if not gap.tainted and self._is_tainted(side, k):
                 gap.tainted = True
+        if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
+            self.tail = self.gaps.pop()
         for one in self.gaps:
             if self.event is not None:
                 break
@@ -428,17 +212,14 @@ class Walk:
 
     def _see_view(self, pair: Pair) -> None:
         one, other = self.one.results(pair.one), self.other.results(pair.other)
-        if one and other and one != other and not self._places(pair, converted=False):
-            dtypes = [
-                [info.dtype for info in run.calls[k].outputs] for run, k in ((self.one, pair[0]), (self.other, pair[1]))
-            ]
-            if dtypes[0] == dtypes[1]:
-                self._views.append(pair)
+        dtypes = (_dtypes(run.calls[k], "outputs") for run, k in zip(self.runs, pair, strict=True))
+        if one and other and one != other and len({*dtypes}) == 1 and not self._places(pair, converted=False):
+            self._views.append(pair)
 
     def _see(self, pair: Pair) -> None:
         one, other = self.one.calls[pair.one], self.other.calls[pair.other]
         results = self.one.results(pair.one), self.other.results(pair.other)
-        dtypes = [tuple(info.dtype for info in call.outputs) for call in (one, other)]
+        dtypes = _dtypes(one, "outputs"), _dtypes(other, "outputs")
         same = results[0] == results[1] and dtypes[0] == dtypes[1]
         error = 0.0 if same else self.error_of(pair)
         self.pairs.append(pair)
@@ -453,6 +234,8 @@ class Walk:
             differing = []  # equal but for conversions
         if same:
             differing = [place for place in differing if self._is_comparable(pair, place)]
+        elif is_random(one.name):  # such as uniform_() of memory that is not initialized
+            differing = [place for place in differing if self._is_defined(pair, place)]
         if differing:
             event = self._of_inputs(pair, differing, error)
             if event is not None:
@@ -489,27 +272,30 @@ class Walk:
     def _is_comparable(self, pair: Pair, place: int) -> bool:
         """Whether what wrote an input has as many elements in both runs. Otherwise, the runs read it by other views."""
         one, other = self._written(pair, place)
-        return len(one) != 1 or len(other) != 1 or one[0].count == other[0].count
+        same_size = len(one) != 1 or len(other) != 1 or one[0].count == other[0].count
+        return same_size and self._is_defined(pair, place)
+
+    def _is_defined(self, pair: Pair, place: int) -> bool:
+        """Whether calls or the program have put into memory what an input has."""
+        return not any(
+            run.undefined.intersection(run.calls[k].reads[place]) for run, k in zip(self.runs, pair, strict=True)
+        )
 
     def _written(self, pair: Pair, place: int) -> tuple[tuple[Values, ...], tuple[Values, ...]]:
         """What the last call that wrote an input computed, in both runs."""
-        found: list[tuple[Values, ...]] = []
-        for run, k in ((self.one, pair.one), (self.other, pair.other)):
-            call = run.calls[k]
-            found.append(run.values_of(run.chain(call.reads[place][-1])[-1], call.inputs[place]))
-        return found[0], found[1]
-
-    def _writers(self, side: int, i: int, place: int) -> set[int]:
-        run = (self.one, self.other)[side]
-        return {k for writer in run.calls[i].reads[place] for k in run.chain(writer)}
+        one, other = (
+            run.values_of(run.chain(run.calls[k].reads[place][-1])[-1], run.calls[k].inputs[place])
+            for run, k in zip(self.runs, pair, strict=True)
+        )
+        return one, other
 
     def _is_tainted(self, side: int, i: int) -> bool:
         """Whether a call reads what differs between the runs."""
-        run, other = (self.one, self.other) if side == 0 else (self.other, self.one)
+        run, other = self.runs[side], self.runs[1 - side]
         for read in run.calls[i].reads:
             for writer in read:
                 root = run.chain(writer)[-1]
-                if root >= 0 and root not in self._equal[side] and root not in run.initial:
+                if root >= 0 and not (root in self._equal[side] or root in run.initial or root in run.undefined):
                     gap = self._gap_of[side].get(root)
                     if gap is None or gap.tainted:
                         return True
@@ -531,28 +317,29 @@ class Walk:
         sources: list[tuple[int, int]] = []
         clean = [True, True]
         for place in differing:
-            writers = self._writers(0, pair.one, place), self._writers(1, pair.other, place)
-            for side, run in ((0, self.one), (1, self.other)):
-                for k in writers[side]:
+            for side, run in enumerate(self.runs):
+                for k in {k for writer in run.calls[pair[side]].reads[place] for k in run.chain(writer)}:
                     gap = self._gap_of[side].get(k)
                     if gap is not None:
-                        self._changed.add(id(gap))
                         found = self._input_error(pair, place)
                         if self.one.compiled != self.other.compiled:
                             return self._of_compiled(gap, pair, place)
                         if gap.tainted and self.rounded:
                             return None
                         return self._of_gap(gap, found if found is not None else error)
+                    if k in run.undefined:
+                        what = f"It reads what {run.calls[k].op} has left in memory, and no recorded call has computed."
+                        return Event("input", pair.one, pair.other, error, evidence=(what,))
                     if k >= 0 and k not in self._equal[side] and k == run.chain(k)[-1]:
                         clean[side] = False
             roots = [
                 [run.chain(writer)[-1] for writer in run.calls[k].reads[place]]
-                for run, k in ((self.one, pair.one), (self.other, pair.other))
+                for run, k in zip(self.runs, pair, strict=True)
             ]
             sources += [(a, b) for a, b in zip(*roots, strict=False) if a < 0 and b < 0 and self._differ(a, b)]
         contents = [
             sorted(run.contents(k, place, converted=False) for place in range(len(run.calls[k].reads)))
-            for run, k in ((self.one, pair.one), (self.other, pair.other))
+            for run, k in zip(self.runs, pair, strict=True)
         ]
         if contents[0] == contents[1] or (any(clean) and self._is_rewired(pair, differing, sources)):
             what = (
@@ -607,9 +394,7 @@ class Walk:
 
     def _compare_compiled(self, gap: Gap) -> None:
         """Compares what compiled functions return, which no later call reads, with what the other run computes."""
-        calls = [
-            [run.calls[k] for k in ks] for run, ks in zip((self.one, self.other), (gap.one, gap.other), strict=True)
-        ]
+        calls = [[run.calls[k] for k in ks] for run, ks in zip(self.runs, (gap.one, gap.other), strict=True)]
         if self.one.compiled:
             calls.reverse()
         candidates = [one for call in calls[0] for one in zip(call.outputs, call.values, strict=False)]
@@ -644,9 +429,7 @@ class Walk:
                     ),
                     None,
                 )
-                for run, known, others in zip(
-                    (self.one, self.other), inputs, (self.other.batches, self.one.batches), strict=True
-                )
+                for run, known, others in zip(self.runs, inputs, (self.other.batches, self.one.batches), strict=True)
             ]
             if None not in found:
                 (i, a), (j, b) = (one for one in found if one is not None)
@@ -664,7 +447,7 @@ class Walk:
             places = -1 - self.one.sources.index(one), -1 - self.other.sources.index(other)
             readers = [
                 next((k for k in run.own if any(place in read for read in run.calls[k].reads)), None)
-                for run, place in ((self.one, places[0]), (self.other, places[1]))
+                for run, place in zip(self.runs, places, strict=True)
             ]
             reader, its = (None, readers[1]) if self.one.compiled else (readers[0], None)
             if reader is not None or its is not None:
@@ -694,26 +477,20 @@ class Walk:
                 return False
             if not self._is_known(one, self.other) or not self._is_known(other, self.one):
                 return False
-        for side, run, k in ((0, self.one, pair.one), (1, self.other, pair.other)):
-            other_run = (self.other, self.one)[side]
-            for place in differing:
-                for writer in run.calls[k].reads[place]:
-                    root = run.chain(writer)[-1]
-                    if root < 0 and not self._is_known(run.sources[-1 - root], other_run):
-                        return False
+        for side, run in enumerate(self.runs):
+            for writer in (writer for place in differing for writer in run.calls[pair[side]].reads[place]):
+                root = run.chain(writer)[-1]
+                if root < 0 and not self._is_known(run.sources[-1 - root], self.runs[1 - side]):
+                    return False
         return True
 
     def _of_sources(self, pair: Pair, sources: list[tuple[int, int]]) -> Event:
-        def info(side: int, place: int) -> Source:
-            return (self.one, self.other)[side].sources[-1 - place]
-
-        weights = [(a, b) for a, b in sources if info(0, a).kind != "input"]
+        weights = [(a, b) for a, b in sources if self.one.sources[-1 - a].kind != "input"]
         unseen = self._other_weight() if weights and self.one.compiled != self.other.compiled else None
         if unseen is not None:
             return unseen
-        inputs = [(a, b) for a, b in sources if info(0, a).kind == "input"]
-        chosen = weights or inputs
-        one, other = info(0, chosen[0][0]), info(1, chosen[0][1])
+        a, b = (weights or sources)[0]
+        one, other = self.one.sources[-1 - a], self.other.sources[-1 - b]
         error = relative_error(one.values, other.values)
         if one.info.dtype is not other.info.dtype and error is not None and error < 1e-2:
             return Event("policy", pair.one, pair.other, error, one.name if weights else "", (), tuple(sources))
@@ -759,15 +536,10 @@ class Walk:
 
     def _of_gap(self, gap: Gap, error: float | None) -> Event:
         if not (gap.one and gap.other):
-            side = "A" if gap.one else "B"
-            evidence = (f"Only {side} makes this call, and what is read after it differs.",)
+            evidence = (f"{self.described(gap)}, and what is read after it differs.",)
             return Event("structure", *self.first_of(gap), error, evidence=evidence)
         one, other = self.one.calls[gap.one[-1]], self.other.calls[gap.other[-1]]
-        names = [
-            ", ".join(dict.fromkeys(run.calls[k].op for k in calls))
-            for run, calls in ((self.one, gap.one), (self.other, gap.other))
-        ]
-        evidence = (f"A calls {names[0]} where B calls {names[1]}.",)
+        evidence = (f"{self.described(gap)}.",)
         kind: Kind = "policy" if _dtypes(one, "outputs") != _dtypes(other, "outputs") else "op"
         found = self.error_of(Pair(gap.one[-1], gap.other[-1]))
         return Event(kind, gap.one[-1], gap.other[-1], error if found is None else found, evidence=evidence)
@@ -779,9 +551,19 @@ class Walk:
         last = self.one.results(gap.one[-1]), self.other.results(gap.other[-1])
         counts = [
             [values.count for values in run.calls[calls[-1]].values]
-            for run, calls in ((self.one, gap.one), (self.other, gap.other))
+            for run, calls in zip(self.runs, (gap.one, gap.other), strict=True)
         ]
         return bool(last[0] and last[1] and last[0] != last[1] and counts[0] == counts[1])
+
+    def described(self, gap: Gap) -> str:
+        """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
+        calls = [[run.calls[k] for k in found] for run, found in zip(self.runs, (gap.one, gap.other), strict=True)]
+        ops = [", ".join(dict.fromkeys(call.op for call in found)) for found in calls]
+        if ops[0] == ops[1]:  # other overloads
+            ops = [", ".join(dict.fromkeys(call.name for call in found)) for found in calls]
+        if not (gap.one and gap.other):
+            return f"Only {'A' if gap.one else 'B'} calls {ops[0] or ops[1]}"
+        return f"A calls {ops[0]} where B calls {ops[1]}"
 
     def first_of(self, gap: Gap) -> tuple[int | None, int | None]:
         """The first call of a gap in each run."""

@@ -26,6 +26,7 @@ __all__ = [
     "COMPILED_CALLS",
     "COMPILED_FUNCTION",
     "RAN_LOWER",
+    "UNFINISHED",
     "Call",
     "CallGroup",
     "Calls",
@@ -53,6 +54,8 @@ RAN_LOWER = "; ran as lower_precision_fp: "
 COMPILED_FUNCTION = "torch.compile"
 #: The start of the sentence in `not_seen` if compiled functions ran.
 COMPILED_CALLS = "Calls of compiled functions: "
+#: That of the sentence if a recording has no end.
+UNFINISHED = "The recorded program was killed, or is still running: "
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.

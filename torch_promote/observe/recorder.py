@@ -21,8 +21,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
+import os
 import platform
 import random
 import sys
@@ -58,6 +60,8 @@ __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
+#: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
+_CALLS_TO_WRITE = 4096
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer"]
 #: In-place ops that ignore what was in the tensor.
@@ -251,6 +255,8 @@ class Recorder:
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
+        if self._count % _CALLS_TO_WRITE == 0:
+            self._write_so_far()
         number, self._count = self._count, self._count + 1
         reads: tuple[tuple[int, ...], ...] = ()
         computes = False
@@ -406,7 +412,7 @@ class Recorder:
         names = list(named)
         self._measure([*gradients, *(named.values() if updated else [])], receive)
         self._rng = _generators()
-        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
+        self._report.environment = _environment()
 
     def close(self) -> None:
         """Called at the end of the block."""
@@ -425,7 +431,15 @@ class Recorder:
         with unnoticed():  # also by modes of torch functions, if a step has ended
             return self._collector.add(key, tensors)
 
-    def _transfer(self) -> None:
+    def _write_so_far(self) -> None:
+        if not self._count:
+            self._report.environment = _environment()  # the program has set it up by now
+        elif not self._collector.has_rows:
+            self._name_parameters()
+            if not self._unnamed:
+                self._transfer()
+
+    def _name_parameters(self) -> None:
         for source, reference in list(self._unnamed.items()):
             tensor = reference()
             kind, name = ("input", "") if tensor is None else self._name_of(tensor)
@@ -433,7 +447,11 @@ class Recorder:
                 del self._unnamed[source]
             if name:
                 self._set_source(source, kind=kind, name=name)
+
+    def _transfer(self) -> None:
+        self._name_parameters()
         self._collector.transfer()
+        self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         if self._file is not None:
             self._file.flush(self._report)
 
@@ -527,6 +545,33 @@ def _generators() -> dict[str, str]:
     return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
 
 
+#: Those of scaled_dot_product_attention, which their flags name.
+_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+#: Environment variables that select kernels.
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+
+
+@functools.cache
+def _cpu() -> str:
+    """The model of the CPU, by which libraries select kernels; "" if it is unknown."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
 def _environment() -> dict[str, str]:
     """Returns what the bits of results may depend on, other than the program."""
     backends: Any = torch.backends
@@ -534,11 +579,13 @@ def _environment() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "cpu": _cpu(),
         "cpu capability": backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
+        "sdpa": ", ".join(name for name in _KERNELS if getattr(backends.cuda, f"{name}_sdp_enabled")()),
         "cuda": torch.version.cuda or "none",
     }
     if torch.cuda.is_initialized():
@@ -549,5 +596,8 @@ def _environment() -> dict[str, str]:
             "cudnn.benchmark": backends.cudnn.benchmark,
             "cudnn.allow_tf32": backends.cudnn.allow_tf32,
             "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
+            "float16 reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+            "bfloat16 reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         }
+    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return {name: str(value) for name, value in found.items()}

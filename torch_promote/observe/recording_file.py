@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import Call, Recording, Source, Step, TensorInfo
+from torch_promote.observe.events import UNFINISHED, Call, Recording, Source, Step, TensorInfo
 from torch_promote.observe.values import Values, check_sketch
 from torch_promote.report.codec import decode, decode_record, encode
 
@@ -262,8 +262,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     if end is None or rest or not decompressor.eof:
         report.steps = len(report.ends)
         report.not_seen.append(
-            f"The recorded program was killed, or is still running: the file ends after {len(report.ends):,} steps and "
-            f"{len(report.calls):,} calls."
+            f"{UNFINISHED}the file ends after {len(report.ends):,} steps and {len(report.calls):,} calls."
         )
 
 

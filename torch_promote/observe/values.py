@@ -346,6 +346,9 @@ class ValuesCollector:
     Args:
         deliver: Called with the number of a call and the values of its outputs.
         most: The maximum number of results that wait for a transfer.
+
+    Attributes:
+        has_rows: Whether a transfer would synchronize with a device.
     """
 
     def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 32_768) -> None:
@@ -354,6 +357,7 @@ class ValuesCollector:
         self._waiting: list[tuple[int, list[Values | Row]]] = []
         self._known: _Known = {}
         self._results = 0
+        self.has_rows = False
         self._lock = threading.RLock()  # a signal handler may run ops
 
     def add(
@@ -379,6 +383,7 @@ class ValuesCollector:
             for tensor, result in zip(tensors, known or (None,) * len(tensors), strict=True)
         ]
         with self._lock:
+            self.has_rows = self.has_rows or any(isinstance(one, Row) for one in found)
             self._waiting.append((number, found))
             self._results += len(found)
         if self._results >= self._most:
@@ -410,7 +415,7 @@ class ValuesCollector:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
         with self._lock:
-            waiting, self._waiting, self._results = self._waiting, [], 0
+            waiting, self._waiting, self._results, self.has_rows = self._waiting, [], 0, False
         with unnoticed():
             rows = _transfer([one.row for _, measured in waiting for one in measured if isinstance(one, Row)])
         for number, measured in waiting:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change, changes_of
 from torch_promote.observe.difference import CallSide, Difference, FirstCall, ModuleGrowth, OnlyCall, StepDifference
-from torch_promote.observe.divergence import Event, Kind, Pair, Run, Walk, is_random, relative_error, rounding_of
+from torch_promote.observe.divergence import Event, Kind, Pair, Walk
 from torch_promote.observe.events import Step
+from torch_promote.observe.run import Run, is_random, is_unfinished, relative_error, rounding_of
 from torch_promote.report.base import module_name, spell_number
 from torch_promote.report.codec import encode
 
@@ -28,6 +29,8 @@ __all__ = ["compare_traces"]
 _OF_NO_EFFECT = frozenset({"python", "rank"})
 #: The error of losses, gradients and parameters that compiled code may cause by rounding.
 _MOST_OF_COMPILED = 2e-2
+#: The maximum number of parameters that a sentence names.
+_MOST_NAMES = 3
 
 
 def compare_traces(before: Recording, after: Recording) -> Difference:
@@ -39,8 +42,10 @@ def compare_traces(before: Recording, after: Recording) -> Difference:
         found = Difference(changes, compared, dropped, environment=environment)
         return replace(found, **_explain_changes(changes))
     one, other = Run(before), Run(after)
-    walk = Walk(one, other, bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled)
-    only = _only(walk, complete=not dropped)
+    may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
+    complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
+    walk = Walk(one, other, may_round, complete)
+    only = _only(walk)
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
     unread, unmatched = _compare_unread(before, after, walk) if not dropped else ([], 0)
     found = Difference(
@@ -56,6 +61,7 @@ def compare_traces(before: Recording, after: Recording) -> Difference:
         growth=_growth(walk),
         errors=sorted(errors + unread),
         unmatched=unmatched + _unmatched_ends(before, after),
+        unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
     )
     return replace(found, **_Verdict(walk, found).fields())
 
@@ -92,15 +98,12 @@ def _explain_changes(changes: Sequence[Change]) -> dict[str, Any]:
     }
 
 
-def _only(walk: Walk, *, complete: bool) -> list[OnlyCall]:
+def _only(walk: Walk) -> list[OnlyCall]:
     found = []
-    last = max((pair.one for pair in walk.pairs), default=-1), max((pair.other for pair in walk.pairs), default=-1)
     for gap in walk.gaps:
-        for name, run, calls, end in (("A", walk.one, gap.one, last[0]), ("B", walk.other, gap.other, last[1])):
-            for i in calls:
-                call = run.calls[i]
-                if complete or i < end:
-                    found.append(OnlyCall(name, call.name, call.module, call.phase, run.steps[i], call.line))
+        for name, run, calls in (("A", walk.one, gap.one), ("B", walk.other, gap.other)):
+            for call, step in ((run.calls[i], run.steps[i]) for i in calls):
+                found.append(OnlyCall(name, call.name, call.module, call.phase, step, call.line))
     return found
 
 
@@ -240,6 +243,9 @@ class _Verdict:
                     "kind": "op",
                     "evidence": ["Losses, gradients or parameters differ; no recorded call does.", *evidence],
                 }
+            if walk.gaps:
+                places = f"Places where the versions of PyTorch make other calls: {len(walk.gaps):,}."
+                evidence.append(f"{walk.described(walk.gaps[0])}, and all results have equal bits. {places}")
             return {"evidence": evidence}
         kind, more = event.kind, list(event.evidence)
         if event.sources:
@@ -247,7 +253,7 @@ class _Verdict:
         return {
             "kind": kind,
             "first": self._first(event, kind),
-            "evidence": [*more, *self._of_environment(kind), *evidence],
+            "evidence": [*more, *self._of_environment(event, kind), *evidence],
         }
 
     def _other_event(self, compiled: bool) -> Event | None:
@@ -264,21 +270,31 @@ class _Verdict:
             return walk.reordered()
         for gap in walk.gaps:
             if self._counts(gap):
-                side = "both" if gap.one and gap.other else "A" if gap.one else "B"
-                text = "Other calls take their place, and their results have equal bits."
-                text = text if side == "both" else f"Only {side} makes it, and what is read after it has equal bits."
-                one, other = walk.first_of(gap)
-                return Event("structure", one, other, 0.0, evidence=(text,))
+                text = f"{walk.described(gap)}, and what is read after it has equal bits."
+                return Event("structure", *walk.first_of(gap), 0.0, evidence=(text,))
+        if walk.tail is not None and found.unfinished:
+            text = "All results up to there have equal bits."
+            return Event("structure", *walk.first_of(walk.tail), evidence=(text,))
         return None
 
     def _counts(self, gap: Gap) -> bool:
-        """Whether calls of one run alone are the program's: what a backward calls depends on PyTorch's version."""
-        calls = [self._walk.one.calls[i] for i in gap.one] + [self._walk.other.calls[i] for i in gap.other]
-        if self._found.dropped and not (gap.one and gap.other):
-            return False
-        if "torch" in self._found.environment:
-            return any(call.phase in ("forward", "recompute") for call in calls)
-        return True
+        """Whether calls of one run alone are the program's. Others depend on PyTorch's version.
+
+        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
+        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
+        """
+        if "torch" not in self._found.environment:
+            return True
+        made = [
+            {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
+            for run, calls in zip(self._walk.runs, (gap.one, gap.other), strict=True)
+        ]
+        if gap.one and gap.other:
+            return made[0] != made[1]
+        run, calls, lines = (self._walk.one, gap.one, made[0]) if gap.one else (self._walk.other, gap.other, made[1])
+        start, end = bisect.bisect_left(run.own, calls[0]), bisect.bisect_right(run.own, calls[-1])
+        around = {run.calls[i].line for i in (*run.own[max(start - 1, 0) : start], *run.own[end : end + 1])}
+        return not lines <= around
 
     def _first(self, event: Event, kind: Kind) -> FirstCall:
         walk = self._walk
@@ -334,7 +350,8 @@ class _Verdict:
             ]
         if kind == "weight":
             count = len(walk.one.named.keys() & walk.other.named.keys())
-            evidence = [f"Parameters and buffers that differ: {len(weights):,} of {count:,} that are read."]
+            names = ", ".join(weights[:_MOST_NAMES]) + (", ..." if len(weights) > _MOST_NAMES else "")
+            evidence = [f"Parameters and buffers that differ: {len(weights):,} of {count:,} that are read: {names}."]
             if self._draws_differ():
                 evidence.append("They were initialized with other random numbers.")
             return kind, [*evidence, *(["Inputs differ, too."] if batches else [])]
@@ -375,15 +392,19 @@ class _Verdict:
         ]
         return any(one and other and one != other for one, other in zip(*draws, strict=False))
 
-    def _of_environment(self, kind: Kind) -> Iterator[str]:
+    def _of_environment(self, event: Event, kind: Kind) -> Iterator[str]:
+        call = None if event.one is None else self._walk.one.calls[event.one]
         if kind == "op" and self._selecting:
             yield f"These differ between the runs: {self._selecting}."
+        elif kind == "op" and call is not None and call.phase == "optimizer":
+            yield (
+                "Versions, devices and settings are equal: a number that the optimizer passes differs, such as its lr, "
+                "weight_decay or betas. Recordings do not have such arguments."
+            )
         elif kind == "op":
             yield "Versions, devices and settings are equal: the program calls another kernel or other arguments."
-        if kind == "input":
-            first = self._walk.event
-            if first is not None and not first.sources:
-                yield from self._of_rng()
+        if kind == "input" and not event.sources:
+            yield from self._of_rng()
 
     def _of_rounding(self) -> Iterator[str]:
         walk = self._walk
