@@ -174,6 +174,21 @@ def test_parameters_and_buffers_are_sources_even_if_the_block_has_initialized_th
     assert reads_of(report, "batch_norm", 1)[3:] == [["batch_norm"], ["batch_norm"]]
 
 
+def test_tensors_with_the_ids_of_buffers_that_are_gone_are_not_theirs() -> None:
+    model = nn.Module()
+    for number in range(100):
+        model.register_buffer(f"b{number}", torch.ones(3))
+    ids, found = {id(one) for one in model.buffers()}, []
+    with tp.trace(model, values=True) as report:
+        torch.stack(list(model.buffers()))
+        model._buffers.clear()
+        for _ in range(200):
+            found.append(torch.randn(3))
+            found[-1].exp()
+    assert ids & {id(one) for one in found}
+    assert {source.kind for source in report.sources} == {"buffer"}
+
+
 def test_a_parameter_that_is_read_before_the_model_runs_has_its_name() -> None:
     model = net()
 

@@ -204,7 +204,7 @@ class Recorder:
             before = known.written_by
             is_parameter = isinstance(tensor, nn.Parameter)
             is_initialized = is_parameter and storage._cdata in self._open.writes
-            if known.is_read or is_initialized or not (is_parameter or id(tensor) in self._names):
+            if known.is_read or is_initialized or not (is_parameter or self._known_name(tensor) is not None):
                 return before
         if not counts:
             return ()
@@ -227,12 +227,13 @@ class Recorder:
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[Literal["parameter", "buffer", "input"], str]:
         """What a tensor is, and its path if it belongs to the model. The model is searched once a step at most."""
-        if id(tensor) not in self._names and self._named_at != len(self._steps):
+        if self._known_name(tensor) is None and self._named_at != len(self._steps):
             self._name_tensors()
-        known = self._names.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1:]
-        return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
+        return self._known_name(tensor) or (("parameter" if isinstance(tensor, nn.Parameter) else "input"), "")
+
+    def _known_name(self, tensor: torch.Tensor) -> tuple[_Kind, str] | None:
+        known = self._names.get(id(tensor))  # perhaps of a tensor that has been destroyed
+        return known[1:] if known is not None and known[0]() is tensor else None
 
     def _name_tensors(self) -> None:
         found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
