@@ -72,12 +72,10 @@ def _has_values(recording: Recording) -> bool:
 
 def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]]:
     first, second = ({"torch": report.torch_version, **report.environment} for report in (one, other))
-    names = dict.fromkeys([*first, *second])
-    return {
-        name: (first.get(name, "unknown"), second.get(name, "unknown"))
-        for name in names
-        if first.get(name) != second.get(name)
-    }
+    differing = (name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name))
+    # A recording has the environment variables that were set; one of another version of this package may lack others.
+    missing = {name: "not set" if name.isupper() else "unknown" for name in differing}
+    return {name: (first.get(name, text), second.get(name, text)) for name, text in missing.items()}
 
 
 def _explain_changes(changes: Sequence[Change]) -> dict[str, Any]:
@@ -379,8 +377,7 @@ class _Verdict:
     def _draws_differ(self) -> bool:
         """Whether parameters were initialized with other random numbers in the recordings."""
         draws = [
-            [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)]
-            for run in self._walk.runs
+            [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)] for run in self._walk.runs
         ]
         return any(one and other and one != other for one, other in zip(*draws, strict=False))
 
