@@ -3,7 +3,8 @@
 NOTE [ Which call wrote it ]
 Only the calls that the program made are followed, not the calls inside of them. A call reads what the calls before it
 wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
-changed without one (its tensor has another version), because compiled code or another library did it. So are the
+changed without one (its tensor has another version, or NumPy shares it and the values are others), because compiled
+code or another library did it. So are the
 parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
 compared from there. A call that returns its argument, such as `contiguous()`, does not write. It and views have the
 values of what was written, if they have all its elements, and are not measured.
@@ -39,6 +40,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch_promote import _C
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_FUNCTION,
@@ -93,12 +95,12 @@ class _Known(NamedTuple):
     """What is known of a tensor, and so of views that have all of its elements.
 
     Attributes:
-        place: Where it is in its storage, its number of elements, and its dtype.
+        place: Where it is in its storage, its number of elements, its dtype, and what a lazy view would change.
         is_contiguous: Whether it is contiguous, so that the values are in the order of the memory.
         values: Its values.
     """
 
-    place: tuple[int, int, torch.dtype]
+    place: tuple[int, int, torch.dtype, bool, bool]
     is_contiguous: bool
     values: Values | Row
 
@@ -111,8 +113,16 @@ class _Known(NamedTuple):
         return in_any_order(self.values) if _is_dense(tensor) else None
 
 
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
-    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype
+def _is_changed(tensor: torch.Tensor, memory: _Memory) -> bool:
+    """Whether a tensor on a CPU has other values than were written, because NumPy has written to its memory."""
+    if memory.known is None or memory.is_read or tensor.untyped_storage().resizable():  # not if it is shared
+        return False
+    known = memory.known.of_view(tensor)
+    return isinstance(known, Values) and _C.is_measurable(tensor) and known.digest != _C.digest(tensor)
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype, bool, bool]:
+    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -125,7 +135,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-@dataclass(slots=True)
+@dataclass  # without slots, which all threads would share
 class _Open(threading.local):
     """The open call of the program in a thread.
 
@@ -200,7 +210,7 @@ class Recorder:
         storage = tensor.untyped_storage()
         known, version = self._memory.get(storage._cdata), _version_of(tensor)
         before: tuple[int, ...] = ()
-        if known is not None and known.version == version:
+        if known is not None and known.version == version and not _is_changed(tensor, known):
             before = known.written_by
             is_parameter = isinstance(tensor, nn.Parameter)
             is_initialized = is_parameter and storage._cdata in self._open.writes
