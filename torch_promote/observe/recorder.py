@@ -30,6 +30,7 @@ import platform
 import random
 import sys
 import threading
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -304,7 +305,7 @@ class Recorder:
             To be called with the result. The call is added then, as what has written the result.
         """
         running, path = self._modules.innermost
-        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running)]}.values())
+        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
         self._open.writes, self._open.is_compiled = frozenset(), False
         reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
@@ -519,16 +520,30 @@ class Recorder:
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
 
 
-def _referred_to(function: Any, running: nn.Module | None) -> list[torch.Tensor]:
-    """The tensors, parameters and buffers of a function in a module, other than those among its arguments."""
+def _referred_to(function: Any, running: nn.Module | None, args: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors, parameters and buffers of a function in a module, other than the tensors among its arguments."""
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    referred = [getattr(function, "__self__", running), *(names.get(name) for name in getattr(code, "co_names", ()))]
+    referred = [*args, getattr(function, "__self__", running)]
+    referred += [names.get(name) for name in getattr(code, "co_names", ())]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
             referred.append(cell.cell_contents)
     found: list[Any] = []
     for one in referred:
-        found += [*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one]
+        parts: Iterable[Any] = (one,)
+        if isinstance(one, list | tuple | dict):
+            parts = one.values() if isinstance(one, dict) else one
+        elif isinstance(one, functools.partial):
+            parts = one.func, *one.args, *one.keywords.values()
+        elif not isinstance(one, nn.Module | torch.Tensor | type | types.ModuleType):
+            parts = getattr(one, "__dict__", {}).values()  # such as those of a trainer
+            parts = [part for part in parts if isinstance(part, nn.Module | torch.Tensor)]
+        for part in parts:
+            if isinstance(part, nn.Module):
+                for module in nn.Module.modules(part):
+                    found += [*module._parameters.values(), *module._buffers.values()]
+            else:
+                found.append(part)
     return tensors_in(found)
 
 
