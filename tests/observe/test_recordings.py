@@ -199,6 +199,59 @@ def test_parameters_and_buffers_are_sources_even_if_the_block_has_initialized_th
     assert reads_of(report, "batch_norm", 1)[3:] == [["batch_norm"], ["batch_norm"]]
 
 
+def test_an_initialization_may_read_what_it_has_written() -> None:
+    """As trunc_normal_ does from PyTorch 2.13 on. The parameter is a source when the model reads it."""
+
+    def program() -> None:
+        model = nn.Linear(6, 3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.masked_fill_(parameter > 0.1, 0.1).masked_fill_(parameter.isnan().any(), 0)
+            model(torch.ones(2, 6))
+
+    report = traced(program)
+    assert [(one.kind, one.name) for one in report.sources if one.kind != "input"] == [
+        ("parameter", "weight"),
+        ("parameter", "bias"),
+    ]
+    assert reads_of(report, "linear") == [["ones"], ["parameter weight"], ["parameter bias"]]
+
+
+def test_the_states_of_generators_are_those_that_a_program_draws_with() -> None:
+    """torch-promote trace opens its block before the program sets its seed."""
+
+    def states(seed: int) -> list[str]:
+        torch.seed()
+        with tp.trace(values=True) as report:
+            zeros = torch.zeros(3)
+            torch.manual_seed(seed)
+            parameter = nn.Parameter(torch.randn(3) + zeros)
+            optimizer = torch.optim.SGD([parameter], 0.1)
+            for _ in range(2):
+                nn.functional.dropout(parameter).sum().backward()
+                optimizer.step()
+        return [end.rng["cpu"] for end in report.ends]
+
+    one, same, other = states(1), states(1), states(2)
+    assert one == same
+    assert len({*one, *other}) == 4
+
+
+def test_tensors_with_the_ids_of_buffers_that_are_gone_are_not_theirs() -> None:
+    model = nn.Module()
+    for number in range(100):
+        model.register_buffer(f"b{number}", torch.ones(3))
+    ids, found = {id(one) for one in model.buffers()}, []
+    with tp.trace(model, values=True) as report:
+        torch.stack(list(model.buffers()))
+        model._buffers.clear()
+        for _ in range(200):
+            found.append(torch.randn(3))
+            found[-1].exp()
+    assert ids & {id(one) for one in found}
+    assert {source.kind for source in report.sources} == {"buffer"}
+
+
 def test_a_parameter_that_is_read_before_the_model_runs_has_its_name() -> None:
     model = net()
 

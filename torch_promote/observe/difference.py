@@ -94,7 +94,8 @@ class StepDifference:
         worst_gradient: That parameter.
         parameters: The largest error of a parameter after the step.
         worst_parameter: That parameter.
-        rng: The random number generators whose states differed at its begin: "cpu", "cuda:0", "python", "numpy".
+        rng: The random number generators whose states differed when it first drew random numbers, or at its end: "cpu",
+            "cuda:0", "python", "numpy".
     """
 
     step: int

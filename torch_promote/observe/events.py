@@ -277,8 +277,8 @@ class Step:
         losses: The values of the losses since the step before.
         gradients: The values of the gradients by the names of the parameters.
         parameters: The values of the parameters that the optimizer has updated, by name.
-        rng: Digests of the states of the random number generators at the step's begin: "cpu", "cuda:0", "python",
-            "numpy".
+        rng: Digests of the states of the random number generators when the step first drew random numbers, or at its
+            end: "cpu", "cuda:0", "python", "numpy".
     """
 
     calls: int

@@ -182,7 +182,7 @@ class Recorder:
         self._steps: list[int] = []  # the number of calls at the end of each step
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
-        self._rng = _generators()
+        self._rng: dict[str, str] | None = None  # when the step first drew random numbers
         report.environment = _environment()
 
     # --- calls
@@ -190,6 +190,8 @@ class Recorder:
     def begin(self, call: OpenCall) -> None:
         """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
         facts = call.facts
+        if self._rng is None and _draws(facts.op):  # by now, a program has set its seed
+            self._rng = _generators()
         self._open.inside = {}  # of a call that raised
         self._open.is_compiled = call.said_by == COMPILED
         writes = written(facts.op, call.args) if writes_of(facts.op) else ()
@@ -214,8 +216,9 @@ class Recorder:
         if known is not None and known.version == version and not _is_changed(tensor, known):
             before = known.written_by
             is_parameter = isinstance(tensor, nn.Parameter)
-            is_initialized = is_parameter and storage._cdata in self._open.writes
-            if known.is_read or is_initialized or not (is_parameter or id(tensor) in self._names):
+            if known.is_read or not (is_parameter or self._known_name(tensor) is not None):
+                return before
+            if is_parameter and (storage._cdata in self._open.writes or self._is_initializing()):
                 return before
         if not counts:
             return ()
@@ -232,18 +235,23 @@ class Recorder:
             self._memory[storage._cdata] = memory
         return (source,)
 
+    def _is_initializing(self) -> bool:
+        """Whether code like that of torch.nn.init runs, which may read what it has written: without grad, no module."""
+        return not torch.is_grad_enabled() and self._modules.innermost[0] is None
+
     def _set_source(self, source: int, **changes: Any) -> None:
         sources = self._report.sources
         sources[-1 - source] = dataclasses.replace(sources[-1 - source], **changes)
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[Literal["parameter", "buffer", "input"], str]:
         """What a tensor is, and its path if it belongs to the model. The model is searched once a step at most."""
-        if id(tensor) not in self._names and self._named_at != len(self._steps):
+        if self._known_name(tensor) is None and self._named_at != len(self._steps):
             self._name_tensors()
-        known = self._names.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1:]
-        return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
+        return self._known_name(tensor) or (("parameter" if isinstance(tensor, nn.Parameter) else "input"), "")
+
+    def _known_name(self, tensor: torch.Tensor) -> tuple[_Kind, str] | None:
+        known = self._names.get(id(tensor))  # perhaps of a tensor that has been destroyed
+        return known[1:] if known is not None and known[0]() is tensor else None
 
     def _name_tensors(self) -> None:
         found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
@@ -412,7 +420,7 @@ class Recorder:
             if parameter.grad is not None:
                 named[self._name_of(parameter)[1] or f"parameter {number}"] = parameter
         gradients = [one.grad for one in named.values() if one.grad is not None]
-        end, rng = self._count, self._rng
+        end, rng = self._count, self._rng or _generators()
 
         def receive(values: tuple[Values, ...]) -> None:
             losses, self._new_losses = tuple(self._new_losses), []
@@ -422,7 +430,7 @@ class Recorder:
 
         names = list(named)
         self._measure([*gradients, *(named.values() if updated else [])], receive)
-        self._rng = _generators()
+        self._rng = None
         self._report.environment = _environment()
 
     def close(self) -> None:
@@ -554,6 +562,12 @@ def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def _draws(op: torch._ops.OpOverload) -> bool:
+    """Whether an op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _generators() -> dict[str, str]:

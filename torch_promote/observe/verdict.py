@@ -340,7 +340,8 @@ class _Verdict:
             for name, source in walk.one.named.items()
             if name in walk.other.named and source.values.digest != walk.other.named[name].values.digest
         ]
-        batches = walk.one.read_forward != walk.other.read_forward
+        reads = walk.one.read_forward, walk.other.read_forward
+        batches = bool(reads[0] - reads[1] and reads[1] - reads[0])
         rng = [step.step for step in self._found.steps if set(step.rng) - {"python", "numpy"}]
         seeded = bool(rng and rng[0] == 0) or self._draws_differ()
         if weights and batches and seeded:
