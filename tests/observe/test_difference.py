@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import gzip
 import itertools
@@ -11,6 +12,7 @@ import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -565,6 +567,44 @@ def test_the_arguments_and_the_result_of_the_call_that_compiles(backends: tuple[
         is_seen = "eager" in backends or ("" in backends and change != "op")
         named = "aten::mul" if change == "op" else "aten::linear"
         assert (op, parameter) == (named if is_seen else "torch.compile", "2.weight" if change == "weight" else None)
+
+
+class Trainer:
+    """Has a model, as many programs' own classes do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.gain = model, torch.tensor(2.0)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model(x) * self.gain
+        return out
+
+
+#: Functions that get at a model in other ways than a closure, a global and `self` of a module.
+WAYS: dict[str, Callable[[nn.Module, Callable[..., Any]], Callable[[torch.Tensor], Any]]] = {
+    "a bound method": lambda model, compiled: compiled(Trainer(model).run),
+    "a method": lambda model, compiled: functools.partial(compiled(Trainer.run), Trainer(model)),
+    "an argument": lambda model, compiled: functools.partial(compiled(lambda model, x: model(x) * 2), model),
+    "a keyword": lambda model, compiled: functools.partial(compiled(lambda x, model: model(x) * 2), model=model),
+    "a partial function": lambda model, compiled: compiled(functools.partial(lambda model, x: model(x) * 2, model)),
+    "a list": lambda model, compiled: functools.partial(compiled(lambda parts, x: parts[0](x) * 2), [model]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_how_a_compiled_function_gets_at_a_model(way: str) -> None:
+    def run(change: float) -> TraceReport:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        with torch.no_grad():
+            model[2].weight[0, 0] += change
+        function = WAYS[way](model, functools.partial(torch.compile, backend="aot_eager"))
+        with tp.trace(model, values=True) as report:
+            function(torch.ones(4, 8)).sum()
+        return report
+
+    assert told(run(0).diff(run(1e-3))) == ("weight", "torch.compile", "", "2.weight")
 
 
 def test_a_compiled_call_that_raises_and_one_that_returns_keep_nothing() -> None:

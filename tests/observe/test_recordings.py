@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import COMPILED_FUNCTION, Call, Source
+from torch_promote.observe.recorder import _Open
 from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, distance
@@ -101,6 +103,18 @@ def behind_the_back(x: torch.Tensor) -> None:
     x.sin()
 
 
+def read_by_numpy(x: torch.Tensor) -> None:
+    y = x.exp()
+    y.numpy().sum()
+    y.sin()
+
+
+def written_by_numpy(x: torch.Tensor) -> None:
+    y = x.exp()
+    y.numpy()[0] = 9
+    y.view(-1).sin()
+
+
 def a_list(x: torch.Tensor) -> None:
     ys = [x.exp(), x.cos()]
     torch._foreach_add_(ys, 1)
@@ -117,6 +131,8 @@ def a_list(x: torch.Tensor) -> None:
         (a_copying_reshape, [["reshape"]]),
         (into_out, [["exp"]]),
         (behind_the_back, [["input"]]),
+        (read_by_numpy, [["exp"]]),
+        (written_by_numpy, [["input"]]),
         (a_list, [["_foreach_add_"]]),
         (torch.inference_mode()(through_views), [["exp"]]),
     ],
@@ -125,6 +141,15 @@ def a_list(x: torch.Tensor) -> None:
 def test_what_a_call_reads(program: Callable[..., object], expected: list[list[str]]) -> None:
     report = traced(program, torch.eye(2))
     assert reads_of(report, "sin") == expected
+
+
+def test_what_a_thread_reads_is_unknown_to_others() -> None:
+    mine = _Open(((1,),))
+    mine.reads = ((2,),)
+    thread = threading.Thread(target=lambda: setattr(mine, "reads", ()))
+    thread.start()
+    thread.join()
+    assert mine.reads == ((2,),)
 
 
 def test_memory_that_changed_unseen_is_read_anew() -> None:

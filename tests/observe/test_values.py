@@ -237,6 +237,11 @@ def test_calls_get_the_values_of_their_results_and_the_program_notices_nothing()
     assert linear.exponents
 
 
+def test_an_attribute_that_another_thread_has_computed_meanwhile() -> None:
+    values = Values.of(torch.ones(2))
+    assert values.amax == Values.__getattr__(values, "amax")  # type: ignore[attr-defined]
+
+
 def _views() -> None:
     x = torch.randn(4, 6) * 2
     for view in (x.view(24), x.t(), x.detach().reshape(2, 12), x.unsqueeze(0).permute(2, 0, 1), x.mT.contiguous().mT):
@@ -256,6 +261,7 @@ def _parts_and_overlaps() -> None:
     x.chunk(2)[0].view(-1)
     torch.view_as_real(torch.randn(8, dtype=torch.complex64) * 2)
     torch.view_as_complex(torch.randn(8, 2) * 2).conj().imag.exp()
+    torch._neg_view(torch.randn(8) * 2).exp()
 
 
 def _in_place() -> None:

@@ -3,7 +3,8 @@
 NOTE [ Which call wrote it ]
 Only the calls that the program made are followed, not the calls inside of them. A call reads what the calls before it
 wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
-changed without one (its tensor has another version), because compiled code or another library did it. So are the
+changed without one (its tensor has another version, or NumPy shares it and the values are others), because compiled
+code or another library did it. So are the
 parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
 compared from there. A call that returns its argument, such as `contiguous()`, does not write. It and views have the
 values of what was written, if they have all its elements, and are not measured.
@@ -29,6 +30,7 @@ import platform
 import random
 import sys
 import threading
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +41,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch_promote import _C
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_FUNCTION,
@@ -93,12 +96,12 @@ class _Known(NamedTuple):
     """What is known of a tensor, and so of views that have all of its elements.
 
     Attributes:
-        place: Where it is in its storage, its number of elements, and its dtype.
+        place: Where it is in its storage, its number of elements, its dtype, and what a lazy view would change.
         is_contiguous: Whether it is contiguous, so that the values are in the order of the memory.
         values: Its values.
     """
 
-    place: tuple[int, int, torch.dtype]
+    place: tuple[int, int, torch.dtype, bool, bool]
     is_contiguous: bool
     values: Values | Row
 
@@ -111,8 +114,16 @@ class _Known(NamedTuple):
         return in_any_order(self.values) if _is_dense(tensor) else None
 
 
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype]:
-    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype
+def _is_changed(tensor: torch.Tensor, memory: _Memory) -> bool:
+    """Whether a tensor on a CPU has other values than were written, because NumPy has written to its memory."""
+    if memory.known is None or memory.is_read or tensor.untyped_storage().resizable():  # not if it is shared
+        return False
+    known = memory.known.of_view(tensor)
+    return isinstance(known, Values) and _C.is_measurable(tensor) and known.digest != _C.digest(tensor)
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype, bool, bool]:
+    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -125,7 +136,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-@dataclass(slots=True)
+@dataclass  # without slots, which all threads would share
 class _Open(threading.local):
     """The open call of the program in a thread.
 
@@ -202,7 +213,7 @@ class Recorder:
         storage = tensor.untyped_storage()
         known, version = self._memory.get(storage._cdata), _version_of(tensor)
         before: tuple[int, ...] = ()
-        if known is not None and known.version == version:
+        if known is not None and known.version == version and not _is_changed(tensor, known):
             before = known.written_by
             is_parameter = isinstance(tensor, nn.Parameter)
             if known.is_read or not (is_parameter or self._known_name(tensor) is not None):
@@ -302,7 +313,7 @@ class Recorder:
             To be called with the result. The call is added then, as what has written the result.
         """
         running, path = self._modules.innermost
-        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running)]}.values())
+        tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
         self._open.writes, self._open.is_compiled = frozenset(), False
         reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
@@ -517,16 +528,30 @@ class Recorder:
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
 
 
-def _referred_to(function: Any, running: nn.Module | None) -> list[torch.Tensor]:
-    """The tensors, parameters and buffers of a function in a module, other than those among its arguments."""
+def _referred_to(function: Any, running: nn.Module | None, args: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors, parameters and buffers of a function in a module, other than the tensors among its arguments."""
     code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    referred = [getattr(function, "__self__", running), *(names.get(name) for name in getattr(code, "co_names", ()))]
+    referred = [*args, getattr(function, "__self__", running)]
+    referred += [names.get(name) for name in getattr(code, "co_names", ())]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
             referred.append(cell.cell_contents)
     found: list[Any] = []
     for one in referred:
-        found += [*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one]
+        parts: Iterable[Any] = (one,)
+        if isinstance(one, list | tuple | dict):
+            parts = one.values() if isinstance(one, dict) else one
+        elif isinstance(one, functools.partial):
+            parts = one.func, *one.args, *one.keywords.values()
+        elif not isinstance(one, nn.Module | torch.Tensor | type | types.ModuleType):
+            parts = getattr(one, "__dict__", {}).values()  # such as those of a trainer
+            parts = [part for part in parts if isinstance(part, nn.Module | torch.Tensor)]
+        for part in parts:
+            if isinstance(part, nn.Module):
+                for module in nn.Module.modules(part):
+                    found += [*module._parameters.values(), *module._buffers.values()]
+            else:
+                found.append(part)
     return tensors_in(found)
 
 

@@ -238,7 +238,7 @@ class _CompiledCall:
         self._block, self._frame = block, frame
         assert block.tell is not None
         self._end: Callable[[Any], None] | None = block.tell(
-            known.get("fn"), [*known.get("args", ()), known.get("kwargs", {})]
+            known.get("fn"), [*known.get("args", ()), *known.get("kwargs", {}).values()]
         )
         block.frames.append(frame)
         block.has_results &= "result" in frame.f_code.co_varnames  # the wrapper's own variable

@@ -111,18 +111,18 @@ class Values:
             """Computes the attributes of measured values, of which most are never asked for."""
             if name not in Values.__slots__ or name == "_measured":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            data, dtype = self._measured
-            for one, value in _evaluate(self.digest, Numbers.from_bytes(data), dtype).items():
-                object.__setattr__(self, one, value)
-            object.__setattr__(self, "_measured", None)
-            return getattr(self, name)
+            measured = self._measured
+            if measured is not None:  # another thread may have computed them since
+                for one, value in _evaluate(self.digest, Numbers.from_bytes(measured[0]), measured[1]).items():
+                    object.__setattr__(self, one, value)
+                object.__setattr__(self, "_measured", None)
+            return object.__getattribute__(self, name)
 
     @property
     def is_finite(self) -> bool:
         """Whether there is no inf and no NaN."""
-        if self._measured is not None:
-            return measure.is_finite(self._measured[0])
-        return not (self.infs or self.nans)
+        measured = self._measured
+        return not (self.infs or self.nans) if measured is None else measure.is_finite(measured[0])
 
     @property
     def overflows(self) -> float:
@@ -335,8 +335,9 @@ def in_any_order(measured: Values | Row) -> Values | Row:
     """What is known of the same elements in another order: no digest and no sketch."""
     if isinstance(measured, Row):
         return measured._replace(is_ordered=False)
-    if measured._measured is not None:
-        return _lazy("", *measured._measured)
+    data = measured._measured
+    if data is not None:
+        return _lazy("", *data)
     return dataclasses.replace(measured, digest="", sketch="")
 
 
