@@ -276,7 +276,7 @@ def test_an_unreadable_recording(run: Run) -> None:
     (path,) = Path("stored").iterdir()
     lines = gzip.decompress(path.read_bytes())
     for data, said in (
-        (b"nothing", "cannot read the recording *: it is no gzip file, *"),
+        (b"nothing", "cannot read the recording *: it is not a gzip file, *"),
         (gzip.compress(lines.replace(b'"version":1', b'"version":99')), "cannot read * its version is 99, and this *"),
     ):
         path.write_bytes(data)
