@@ -46,7 +46,7 @@ def main() -> int:
         torch_promote cannot be imported. Ctrl-C during the imports ends the process with 130.
     """
     if sys.argv[1:2] == ["build"]:  # compiles what the package needs to be imported
-        status: int = _load_building().main(sys.argv[2:])
+        status: int = _load_building()["main"](sys.argv[2:])
         return status
     import signal
 
@@ -66,20 +66,15 @@ def main() -> int:
     return program.main()
 
 
-def _load_building() -> Any:
-    """Returns torch_promote/building.py, without the package."""
+def _load_building() -> dict[str, Any]:
+    """Returns the functions of torch_promote/building.py, without the package."""
     import importlib.util
+    import runpy
 
     package = importlib.util.find_spec("torch_promote")
     assert package is not None
     assert package.origin is not None
-    path = os.path.join(os.path.dirname(package.origin), "building.py")
-    spec = importlib.util.spec_from_file_location("torch_promote_building", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runpy.run_path(os.path.join(os.path.dirname(package.origin), "building.py"))
 
 
 # --- import torch

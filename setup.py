@@ -11,14 +11,15 @@ compiler and the linker, last, so that they override the others: `make coverage`
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import setuptools
@@ -32,18 +33,8 @@ ROOT = Path(__file__).resolve().parent
 GENERATED = Path("build") / f"generated-{torch.__version__}"
 
 
-def load_building() -> Any:
-    """Returns torch_promote/building.py, without the package, which needs the extension."""
-    path = ROOT / "torch_promote" / "building.py"
-    spec = importlib.util.spec_from_file_location("torch_promote_building", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-building = load_building()
+#: Without the package, which needs the extension.
+building = SimpleNamespace(**runpy.run_path(str(ROOT / "torch_promote" / "building.py")))
 
 
 class BuildPython(build_py):  # type: ignore[misc]

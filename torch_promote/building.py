@@ -126,8 +126,8 @@ def cached_extension(version: str) -> Path | None:
     """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not.
 
     The name has the full version, a hash of the sources, and the tag of Python and the platform. So an upgrade of any
-    of them never loads an old extension. The hash is also of what tells two builds of one version apart, such as of a
-    checkout of PyTorch before and after an edit: its commit, and the size of its library.
+    of them never loads an old extension. The hash also covers what distinguishes two builds of one version of PyTorch,
+    such as of a checkout before and after an edit: the commit, and the size of the library.
 
     Returns:
         The path, or None if the C++ sources are not installed, or there is no `cache_folder`.

@@ -1,4 +1,4 @@
-"""Loads the extension, or raises an error with the reason; and its dispatch key, on which its kernels are."""
+"""Loads the extension, or raises an error with the reason; and the dispatch key of the extension's kernels."""
 
 from __future__ import annotations
 

@@ -177,6 +177,20 @@ def test_the_evidence_names_what_differs() -> None:
     assert "a number that the optimizer passes differs, such as its lr, weight_decay or betas." in rate
 
 
+def test_an_environment_variable_that_one_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = []
+    for value in (None, "COMPATIBLE"):
+        if value is not None:
+            monkeypatch.setenv("MKL_CBWR", value)
+        with tp.trace(values=True) as report:
+            torch.ones(2).exp()
+        reports.append(report)
+    del reports[0].environment["sdpa"]  # as in a file of an earlier version
+    environment = reports[0].diff(reports[1]).environment
+    assert environment["MKL_CBWR"] == ("not set", "COMPATIBLE")
+    assert environment["sdpa"][0] == "unknown"
+
+
 UNINITIALIZED: dict[str, Callable[[], torch.Tensor]] = {
     "empty": lambda: torch.empty(64),
     "empty_like": lambda: torch.empty_like(torch.ones(64)),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-import torch
-
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
@@ -102,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 level=arguments.level,
                 direction=arguments.direction,
                 formats=arguments.formats,
-                dtype=None if arguments.dtype is None else getattr(torch, arguments.dtype),
+                dtype=arguments.dtype,
                 seed=arguments.seed,
                 resume=arguments.resume,
                 restore=target.restore,

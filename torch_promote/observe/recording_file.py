@@ -44,7 +44,7 @@ _OWN_FIELDS: dict[str, Any] = {
     "values": (),
     "reads": (),
 }
-#: Those of which calls of a kind have equal ones, but for the records of tensors.
+#: The fields that are equal in all calls of a kind, besides the records of tensors.
 _KIND_FIELDS = tuple(
     one.name for one in dataclasses.fields(Call) if one.name not in {*_OWN_FIELDS, "inputs", "ran_with", "outputs"}
 )
@@ -54,7 +54,7 @@ class RecordingFile:
     """Writes a recording.
 
     Args:
-        path: The file, which an earlier one is replaced by when the first step ends.
+        path: The file. It replaces an existing one when something is first written to it.
 
     Raises:
         OptionError: The file cannot be written. It is a ValueError.
@@ -243,7 +243,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     try:
         data = decompressor.decompress(Path(path).read_bytes())
     except zlib.error as error:
-        raise ValueError(f"it is no gzip file, or was changed: {error}") from error
+        raise ValueError(f"it is not a gzip file, or was changed: {error}") from error
     *lines, rest = data.split(b"\n")  # a part of a line is what was written when the program was killed
     header = json.loads(lines[0]) if lines else {}
     if not isinstance(header, dict) or header.get("format") != _FORMAT:

@@ -14,8 +14,8 @@ from torch_promote.observe.difference import CallSide, Difference, FirstCall, Mo
 from torch_promote.observe.divergence import Event, Kind, Pair, Walk
 from torch_promote.observe.events import Step
 from torch_promote.observe.run import Run, is_random, is_unfinished, relative_error, rounding_of
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name, spell_number
-from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
     from torch_promote.observe.divergence import Gap
@@ -72,12 +72,10 @@ def _has_values(recording: Recording) -> bool:
 
 def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]]:
     first, second = ({"torch": report.torch_version, **report.environment} for report in (one, other))
-    names = dict.fromkeys([*first, *second])
-    return {
-        name: (first.get(name, "unknown"), second.get(name, "unknown"))
-        for name in names
-        if first.get(name) != second.get(name)
-    }
+    differing = (name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name))
+    # A recording has the environment variables that were set; one of another version of this package may lack others.
+    missing = {name: "not set" if name.isupper() else "unknown" for name in differing}
+    return {name: (first.get(name, text), second.get(name, text)) for name, text in missing.items()}
 
 
 def _explain_changes(changes: Sequence[Change]) -> dict[str, Any]:
@@ -158,9 +156,8 @@ def _unmatched_ends(before: Recording, after: Recording) -> int:
     found = 0
     for one, other in zip_longest(before.ends, after.ends, fillvalue=Step(0)):
         found += abs(len(one.losses) - len(other.losses))
-        found += len(one.gradients.keys() ^ other.gradients.keys()) + len(
-            one.parameters.keys() ^ other.parameters.keys()
-        )
+        found += len(one.gradients.keys() ^ other.gradients.keys())
+        found += len(one.parameters.keys() ^ other.parameters.keys())
     return found
 
 
@@ -172,14 +169,10 @@ def _growth(walk: Walk) -> list[ModuleGrowth]:
     found = []
     for (step, phase, module), places in groups.items():
         errors = [error for place in places if (error := walk.errors[place]) is not None]
-        dtypes = [
-            tuple(
-                dict.fromkeys(
-                    str(encode(info.dtype)) for place in places for info in run.calls[walk.pairs[place][side]].outputs
-                )
-            )
-            for side, run in enumerate((walk.one, walk.other))
-        ]
+        dtypes = []
+        for side, run in enumerate(walk.runs):
+            outputs = (info for place in places for info in run.calls[walk.pairs[place][side]].outputs)
+            dtypes.append(tuple(dict.fromkeys(dtype_name(info.dtype) for info in outputs)))
         found.append(ModuleGrowth(step, phase, module, len(places), max(errors, default=None), *dtypes))
     return found
 
@@ -300,7 +293,7 @@ class _Verdict:
         walk = self._walk
         pair = event.one, event.other
         sides: list[CallSide | None] = []
-        for run, i in zip((walk.one, walk.other), pair, strict=True):
+        for run, i in zip(walk.runs, pair, strict=True):
             call = None if i is None else run.calls[i]
             sides.append(None if call is None else CallSide(call.dtypes, call.policy_name, call.said_by, call.line))
         run, i = (walk.one, pair[0]) if pair[0] is not None else (walk.other, pair[1])
@@ -333,7 +326,8 @@ class _Verdict:
             dtypes = walk.one.sources[-1 - a].info.dtype, walk.other.sources[-1 - b].info.dtype
             what = event.parameter or "Its input"
             return kind, [
-                f"{what} is {encode(dtypes[0])} in A and {encode(dtypes[1])} in B, with equal numbers but for rounding."
+                f"{what} is {dtype_name(dtypes[0])} in A and {dtype_name(dtypes[1])} in B, with equal numbers but for "
+                "rounding."
             ]
         weights = [
             name
@@ -364,16 +358,12 @@ class _Verdict:
 
     def _of_batch(self, event: Event) -> Iterator[str]:
         walk = self._walk
-        a, b = next((a, b) for a, b in event.sources)
+        a, b = event.sources[0]
         one, other = walk.one.sources[-1 - a], walk.other.sources[-1 - b]
         yield f"Its input {one.info.name} has other contents, and comes from outside of the recorded calls."
-        steps = (
-            sorted(walk.other.batches.get(one.values.digest, ())),
-            sorted(walk.one.batches.get(other.values.digest, ())),
-        )
-        for name, found, theirs in (("A", steps[0], "B"), ("B", steps[1], "A")):
-            if found:
-                yield f"What {name} reads here, {theirs} reads in step {found[0]}: batches come in another order."
+        for name, source, theirs, run in (("A", one, "B", walk.other), ("B", other, "A", walk.one)):
+            if steps := run.batches.get(source.values.digest):
+                yield f"What {name} reads here, {theirs} reads in step {min(steps)}: batches come in another order."
                 return
         x, y = one.values, other.values
         if x.amax is not None and x.amax == y.amax and x.l2 and y.l2 and math.isclose(x.l2, y.l2, rel_tol=1e-9):
@@ -388,8 +378,7 @@ class _Verdict:
     def _draws_differ(self) -> bool:
         """Whether parameters were initialized with other random numbers in the recordings."""
         draws = [
-            [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)]
-            for run in (self._walk.one, self._walk.other)
+            [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)] for run in self._walk.runs
         ]
         return any(one and other and one != other for one, other in zip(*draws, strict=False))
 

@@ -85,8 +85,7 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"
-    row = op if isinstance(op, Row) else rows_by_name().get(op)
-    if row is None and _moves_data(str(op), schema):
+    if not isinstance(op, Row) and moves_data(op):
         return (
             "it returns its argument's data, or memory of the same dtype, and computes nothing, and the kernels of "
             "other ops call it and read the result in the dtype that they passed. Override the op that computes with "
@@ -96,6 +95,7 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         if not any(str(argument.real_type) == "Optional[ScalarType]" for argument in arguments):
             return "its schema has no optional dtype argument"
         return None if arguments[0].type.kind() == "TensorType" else "its first argument is not a Tensor"
+    row = op if isinstance(op, Row) else rows_by_name().get(op)
     if policy is CastPolicy.fp32_append_dtype and not (row is not None and row.redispatch_overload):
         return "the op table names no overload of it that takes an output dtype"
     return None
@@ -104,7 +104,18 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
 def moves_data(op: str) -> bool:
     """Whether an overload returns its argument's data, or memory of the same dtype, and computes nothing."""
     schema = schema_of(op)
-    return schema is not None and op not in rows_by_name() and _moves_data(op, schema)
+    if schema is None or op in rows_by_name():
+        return False
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
+        return True
+    namespace, _, name = op.partition("::")
+    name, _, overload = name.partition(".")
+    if namespace not in ("aten", "prims"):
+        return False
+    if _MOVES_DATA.fullmatch(name):
+        return True
+    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload or "default", None)
+    return name.endswith("_copy") and torch.Tag.view_copy in getattr(found, "tags", ())
 
 
 def legal_text(policies: Iterable[CastPolicy]) -> str:
@@ -113,19 +124,6 @@ def legal_text(policies: Iterable[CastPolicy]) -> str:
     if not names:
         return ""
     return f" Legal: {', '.join(names)}{' or a floating dtype' if 'fp32' in names else ''}."
-
-
-def _moves_data(name: str, schema: Any) -> bool:
-    op, _, overload = name.partition(".")
-    namespace, _, op = op.partition("::")
-    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
-        return True
-    if namespace not in ("aten", "prims"):
-        return False
-    if _MOVES_DATA.fullmatch(op):
-        return True
-    found = getattr(getattr(getattr(torch.ops, namespace), op, None), overload or "default", None)
-    return op.endswith("_copy") and torch.Tag.view_copy in getattr(found, "tags", ())
 
 
 def _holds_tensors(kind: Any) -> bool:

@@ -39,7 +39,7 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
 
     @property
     def _name(self) -> str:
-        return str(getattr(vars(self).get("gen"), "__name__", ""))  # a copy in the making has no attributes
+        return str(getattr(vars(self).get("gen"), "__name__", ""))  # copy.copy looks up names first
 
     @property
     def _usage(self) -> str:
