@@ -9,7 +9,7 @@ import pytest
 
 from cuda_stand_in import for_pytest
 
-collect_ignore = ["helpers/user_script.py"]  # a program for type checkers, with errors
+collect_ignore = ["helpers/user_script.py", "helpers/decorated_script.py"]  # programs for type checkers, with errors
 
 for_pytest.start_if_asked()  # before anything imports torch
 
