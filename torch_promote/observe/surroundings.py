@@ -26,13 +26,13 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.events import COMPILED_CALLS
 from torch_promote.observe.places import RunningModules
 
-__all__ = ["Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]
+__all__ = ["CompiledListener", "Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]
 
 
 Listener = Callable[[Optimizer], None]
 CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None]]
 """Gets a compiled function as the program wrote it, and its arguments, before a call of it. What it returns is called
-with the result, or with None if the call raised, or if PyTorch does not tell: PyTorch 2.11."""
+with the result, or with None if the call raised, or if PyTorch does not say: PyTorch 2.11."""
 
 #: The file of the wrapper of compiled functions.
 _COMPILING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
@@ -160,7 +160,7 @@ def watch_unseen(
                 f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
                 "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the "
                 "trace. To see all, call the uncompiled function."
-                + ("" if block.has_results else f" PyTorch {torch.__version__} does not tell what they return.")
+                + ("" if block.has_results else f" PyTorch {torch.__version__} does not say what they return.")
             )
         if threads:
             sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
@@ -231,7 +231,11 @@ def tell_of_compiled() -> None:
 
 
 class _CompiledCall:
-    """A call of a compiled function. PyTorch's wrapper of it calls this at the end, as one of its clean-ups."""
+    """A call of a compiled function. PyTorch's wrapper of it calls this at the end, as one of its clean-ups.
+
+    Source: `compile_wrapper` in torch/_dynamo/eval_frame.py, of whose variables this reads `fn`, `args`, `kwargs`,
+    `cleanups` and `result`.
+    """
 
     def __init__(self, block: _Block, frame: Any) -> None:
         known = frame.f_locals
