@@ -363,6 +363,25 @@ def test_what_one_run_alone_has_is_not_tolerated(case: str) -> None:
     assert one.diff(one).is_within(0.0)
 
 
+def test_other_shapes_are_named() -> None:
+    def record(rows: int) -> TraceReport:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.ones(rows, 4)
+        with tp.trace(model, values=True) as report:
+            model(x)
+        return report
+
+    difference = record(2).diff(record(5))
+    assert difference.first is not None
+    assert difference.first.a is not None
+    assert difference.first.b is not None
+    assert difference.first.a.shapes == "[2, 4], [3, 4], [3] -> [2, 3]"
+    assert difference.first.b.shapes == "[5, 4], [3, 4], [3] -> [5, 3]"
+    assert any(one.startswith("Calls with other shapes: 2 of 2.") for one in difference.evidence)
+    assert "shapes  [2, 4], [3, 4], [3] -> [2, 3]  [5, 4], [3, 4], [3] -> [5, 3]" in str(difference)
+    assert "shapes" not in str(record(2).diff(record(2)))
+
+
 def test_a_saved_difference_is_read_again(tmp_path: Path) -> None:
     difference = record("").diff(record("weight"))
     difference.save(tmp_path / "difference.json")

@@ -39,12 +39,14 @@ class CallSide:
 
     Attributes:
         dtypes: The dtypes of inputs, of cast inputs if they differ, and of outputs, as `Call.dtypes`.
+        shapes: The shapes of inputs and outputs: "[8, 16], [4, 16] -> [8, 4]".
         policy: The name of its policy; "" without one.
         said_by: Who set it.
         line: "path:number" of the program's line.
     """
 
     dtypes: str
+    shapes: str
     policy: str
     said_by: str
     line: str
@@ -304,7 +306,15 @@ class Difference(Report):
         first = self.first
         if first is not None:
             sides = first.a, first.b
-            attributes = {"dtypes": "dtypes", "policy": "policy", "set by": "said_by", "line": "line"}
+            attributes = {
+                "dtypes": "dtypes",
+                "shapes": "shapes",
+                "policy": "policy",
+                "set by": "said_by",
+                "line": "line",
+            }
+            if first.a is None or first.b is None or first.a.shapes == first.b.shapes:
+                del attributes["shapes"]
             rows: list[tuple[Cell, ...]] = [
                 (name, *("-" if side is None else getattr(side, attribute) or "none" for side in sides))
                 for name, attribute in attributes.items()

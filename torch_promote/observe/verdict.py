@@ -19,7 +19,7 @@ from torch_promote.report.base import module_name, spell_number
 
 if TYPE_CHECKING:
     from torch_promote.observe.divergence import Gap
-    from torch_promote.observe.events import Phase, Recording
+    from torch_promote.observe.events import Call, Phase, Recording
     from torch_promote.observe.values import Values
 
 __all__ = ["compare_traces"]
@@ -206,6 +206,12 @@ def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[floa
     return errors.get(worst), worst if errors.get(worst) else ""
 
 
+def _shapes(call: Call) -> str:
+    """The shapes of a call's inputs and outputs."""
+    inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (call.inputs, call.outputs))
+    return f"{inputs or 'none'} -> {outputs or 'none'}"
+
+
 class _Verdict:
     """Puts together what a walk has found."""
 
@@ -246,7 +252,7 @@ class _Verdict:
         return {
             "kind": kind,
             "first": self._first(event, kind),
-            "evidence": [*more, *self._of_environment(event, kind), *evidence],
+            "evidence": [*more, *self._of_shapes(), *self._of_environment(event, kind), *evidence],
         }
 
     def _other_event(self, compiled: bool) -> Event | None:
@@ -295,7 +301,10 @@ class _Verdict:
         sides: list[CallSide | None] = []
         for run, i in zip(walk.runs, pair, strict=True):
             call = None if i is None else run.calls[i]
-            sides.append(None if call is None else CallSide(call.dtypes, call.policy_name, call.said_by, call.line))
+            if call is None:
+                sides.append(None)
+            else:
+                sides.append(CallSide(call.dtypes, _shapes(call), call.policy_name, call.said_by, call.line))
         run, i = (walk.one, pair[0]) if pair[0] is not None else (walk.other, pair[1])
         if i is None:
             return FirstCall(event.op, "", event.module or "", "forward", 0, 0, "", event.error)
@@ -381,6 +390,17 @@ class _Verdict:
             [run.results(i) for i in sorted(run.initial) if is_random(run.calls[i].name)] for run in self._walk.runs
         ]
         return any(one and other and one != other for one, other in zip(*draws, strict=False))
+
+    def _of_shapes(self) -> Iterator[str]:
+        walk = self._walk
+        pairs = [(walk.one.calls[pair.one], walk.other.calls[pair.other]) for pair in walk.pairs]
+        others = [(one, other) for one, other in pairs if _shapes(one) != _shapes(other)]
+        if others:
+            one, other = others[0]
+            yield (
+                f"Calls with other shapes: {len(others):,} of {len(pairs):,}. The first is {one.op} in "
+                f"{module_name(one.module)}: {_shapes(one)} in A, {_shapes(other)} in B."
+            )
 
     def _of_environment(self, event: Event, kind: Kind) -> Iterator[str]:
         call = None if event.one is None else self._walk.one.calls[event.one]
