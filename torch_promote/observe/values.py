@@ -358,7 +358,7 @@ class ValuesCollector:
         self._waiting: list[tuple[int, list[Values | Row]]] = []
         self._known: _Known = {}
         self._results = 0
-        self.has_rows = False
+        self.has_rows: bool = False
         self._lock = threading.RLock()  # a signal handler may run ops
 
     def add(
