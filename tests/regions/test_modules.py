@@ -8,6 +8,7 @@ import gc
 import inspect
 import io
 import pickle
+import sys
 import threading
 import types
 import weakref
@@ -377,6 +378,14 @@ def test_compiled(policy: Any, what: str, around: Any, fresh_dynamo: None) -> No
         assert result[0].dtype is expected_dtype(policy)
 
 
+#: The same happens to a `forward` that the program itself replaces.
+notices_forward = pytest.mark.skipif(
+    torch.__version__.startswith("2.11") and sys.version_info[:3] == (3, 13, 0),
+    reason="PyTorch 2.11 on Python 3.13.0 does not notice that the forward of a compiled module has changed",
+)
+
+
+@notices_forward
 def test_compiled_again_when_the_policy_changes(fresh_dynamo: None) -> None:
     model = model_of()
     call = compiled(model)
@@ -471,6 +480,7 @@ def test_traced_by_fx() -> None:
     torch.fx.symbolic_trace(model)
 
 
+@notices_forward
 @pytest.mark.parametrize("key", ["2", "_orig_mod.2", "[2-9]", "**.2"])
 def test_names_are_those_of_the_original_model(key: str) -> None:
     model = torch.compile(model_of(), backend="eager")
