@@ -21,6 +21,7 @@ from torch.nn import functional
 
 import torch_promote as tp
 from torch_promote.cli.program import main
+from torch_promote.errors import OptionError
 from torch_promote.observe.alignment import align
 from torch_promote.observe.difference import Difference
 from torch_promote.observe.trace_report import TraceReport
@@ -361,6 +362,24 @@ def test_what_one_run_alone_has_is_not_tolerated(case: str) -> None:
     assert one.diff(other).is_within(1e-3) is expected
     assert other.diff(one).is_within(1e-3) is expected
     assert one.diff(one).is_within(0.0)
+
+
+@pytest.mark.parametrize("tolerance", [-1e-3, float("nan"), float("inf"), "1e-3", None])
+def test_tolerances_that_are_none(tolerance: Any) -> None:
+    with tp.trace(values=True) as report:
+        torch.ones(2).exp()
+    with pytest.raises(OptionError, match="`tolerance` is a finite number of 0 or more"):
+        report.diff(report).is_within(tolerance)
+
+
+def test_a_tolerance_needs_values() -> None:
+    reports = []
+    for op in (torch.exp, torch.sin):
+        with tp.trace() as report:
+            op(torch.ones(2))
+        reports.append(report)
+    with pytest.raises(OptionError, match="values=True"):
+        reports[0].diff(reports[1]).is_within(0.1)
 
 
 def test_other_shapes_are_named() -> None:

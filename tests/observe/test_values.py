@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -172,6 +174,17 @@ def test_layouts_and_views() -> None:
     assert statistics(tensor.to_sparse_csr()) == expected
     assert Values.of(torch.nested.nested_tensor([tensor[0], tensor[1, :2]])).count == 8
     assert Values.of(torch.nested.nested_tensor([tensor[0], tensor[1, :2]], layout=torch.jagged)).count == 8
+
+
+def test_values_are_computed_when_they_are_asked_for_and_copied_as_others() -> None:
+    tensor = torch.randn(2000)
+    for alike in (copy.copy, copy.deepcopy, lambda values: pickle.loads(pickle.dumps(values)), dataclasses.replace):
+        assert alike(Values.of(tensor)) == Values.of(tensor)
+    fields = dataclasses.asdict(Values.of(tensor))
+    assert fields["digest"] == Values.of(tensor).digest
+    assert not [name for name in fields if name.startswith("_")]
+    with pytest.raises(AttributeError, match="no attribute 'maximum'"):
+        _ = Values.of(tensor).maximum  # type: ignore[attr-defined]
 
 
 def test_small_dtypes() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from torch_promote.errors import OptionError
 from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change
 from torch_promote.observe.divergence import Kind
 from torch_promote.observe.events import Phase
@@ -239,7 +241,17 @@ class Difference(Report):
 
         Calls of one trace alone count by what they change in the calls that read their results. Results that no
         compared call reads, and losses, gradients and parameters, have to be in both traces.
+
+        Args:
+            tolerance: The largest relative L2 error that is allowed, 0 or more.
+
+        Raises:
+            OptionError: The tolerance is no such number, or a trace has no values. It is a ValueError.
         """
+        if not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
+            raise OptionError(f"`tolerance` is a finite number of 0 or more, got {tolerance!r}.")
+        if not self.with_values:
+            raise OptionError("a tolerance compares contents, and a trace has none. Trace with `values=True`.")
         return self.equal or (self.largest <= tolerance and not self.unmatched)
 
     def to_dict(self) -> dict[str, Any]:

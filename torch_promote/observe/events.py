@@ -41,6 +41,7 @@ __all__ = [
     "Step",
     "TensorInfo",
     "infos_of",
+    "records_of",
 ]
 
 
@@ -110,6 +111,11 @@ def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...]
                     strides = None
         found.append((name, tensor.dtype, shape, tensor.device, strides))
     return tuple(found)
+
+
+def records_of(infos: Iterable[tuple[Any, ...]]) -> tuple[TensorInfo, ...]:
+    """Returns the records of what `infos_of` returned."""
+    return tuple(TensorInfo(name, dtype, tuple(shape), str(at), strides) for name, dtype, shape, at, strides in infos)
 
 
 @dataclass(frozen=True, slots=True)

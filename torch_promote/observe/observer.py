@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of
+from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -471,7 +471,7 @@ class CallObserver:
         key = infos_of(named)
         infos = self._infos.get(key)
         if infos is None:
-            infos = tuple(TensorInfo(name, dtype, tuple(shape), str(at), odd) for name, dtype, shape, at, odd in key)
+            infos = records_of(key)
             _store(self._infos, key, infos)
         return infos
 

@@ -51,6 +51,7 @@ from torch_promote.observe.events import (
     Step,
     TensorInfo,
     infos_of,
+    records_of,
 )
 from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
@@ -556,8 +557,7 @@ def _referred_to(function: Any, running: nn.Module | None, args: Iterable[Any]) 
 
 
 def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
-    found = infos_of((str(i), tensor) for i, tensor in enumerate(tensors))
-    return tuple(TensorInfo(name, dtype, tuple(shape), str(device), odd) for name, dtype, shape, device, odd in found)
+    return records_of(infos_of((str(i), tensor) for i, tensor in enumerate(tensors)))
 
 
 def _version_of(tensor: torch.Tensor) -> int:

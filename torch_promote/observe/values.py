@@ -7,7 +7,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,8 +58,15 @@ _SHARES = (
 )
 
 
+class _Lazy:
+    """Holds what was measured, and the dtype, until an attribute is asked for. It is no field of the values."""
+
+    __slots__ = ("_measured",)
+    _measured: tuple[bytes, torch.dtype] | None
+
+
 @dataclass(frozen=True, slots=True)
-class Values:
+class Values(_Lazy):
     """What is known of a tensor's values. `count` is 0 without real floating point numbers, or if it cannot be read.
 
     Attributes:
@@ -102,16 +109,13 @@ class Values:
     digest: str = ""
     l2: float | None = None
     sketch: str = ""
-    #: What was measured, and the dtype, until an attribute is asked for.
-    _measured: tuple[bytes, torch.dtype] | None = field(default=None, repr=False, compare=False)
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
             """Computes the attributes of measured values, of which most are never asked for."""
-            if name not in Values.__slots__ or name == "_measured":
+            if name not in Values.__slots__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            measured = self._measured
+            measured = getattr(self, "_measured", None)
             if measured is not None:  # another thread may have computed them since
                 for one, value in _evaluate(self.digest, Numbers.from_bytes(measured[0]), measured[1]).items():
                     object.__setattr__(self, one, value)
@@ -121,7 +125,7 @@ class Values:
     @property
     def is_finite(self) -> bool:
         """Whether there is no inf and no NaN."""
-        measured = self._measured
+        measured = getattr(self, "_measured", None)
         return not (self.infs or self.nans) if measured is None else measure.is_finite(measured[0])
 
     @property
@@ -335,7 +339,7 @@ def in_any_order(measured: Values | Row) -> Values | Row:
     """What is known of the same elements in another order: no digest and no sketch."""
     if isinstance(measured, Row):
         return measured._replace(is_ordered=False)
-    data = measured._measured
+    data = getattr(measured, "_measured", None)
     if data is not None:
         return _lazy("", *data)
     return dataclasses.replace(measured, digest="", sketch="")
