@@ -30,6 +30,8 @@ from benchmarks.programs import (
     train,
 )
 from torch_promote.parity.model import pretend_cuda
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.regions import float8
 
 __all__ = ["PLACES", "SUITES", "Call", "calls"]
 
@@ -351,6 +353,17 @@ def _prepare_float8(recipe: str, base: str, settings: Settings) -> Prepared:
     return Prepared(contenders)
 
 
+def _prepare_product(policy: CastPolicy, fast: bool, settings: Settings) -> Prepared:
+    """A product in float8, of the forward if it is fast and else of the backward. In float32 it is called stock."""
+    rows, inner, columns = (16, 32, 32) if settings.tiny else (256, 512, 512)
+    recipe, matrix = float8.recipe(policy), partial(torch.randn, device=settings.device)
+    left = recipe.in_float8(matrix(rows, inner), torch.float8_e4m3fn, 1)
+    right = recipe.in_float8(matrix(columns, inner), torch.float8_e4m3fn, 1).T
+    names = {"mm": torch.mm, "left": left.data, "right": right.data}
+    names["multiply"] = partial(float8.multiply, recipe, left, right, LOW, fast)
+    return Prepared({STOCK: Contender("mm(left.float(), right.float())", names), OURS: Contender("multiply()", names)})
+
+
 # Instructions
 
 
@@ -413,6 +426,11 @@ SUITES: Mapping[str, Mapping[str, Case]] = {
         f"Llama-like block, {recipe}, over {base}": partial(_prepare_float8, recipe, base)
         for recipe in ("tensorwise", "rowwise")
         for base in ("bfloat16", "torchao")
+    }
+    | {
+        f"product, {policy.value}, {phase}, over float32": partial(_prepare_product, policy, phase == "forward")
+        for policy in FLOAT8_POLICIES
+        for phase in ("forward", "backward")
     },
     "instructions": _instructions(),
 }

@@ -52,6 +52,7 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
         ("caches", '*"all"'),
         ("programs", '*"persistent"'),
         ("compile", "MLP, step, region around"),
+        ("float8", "product*"),
         pytest.param("float8", "*rowwise, over torchao", marks=pytest.mark.slow),  # Inductor compiles two blocks
     ],
 )

@@ -31,6 +31,7 @@ from torch_promote.cli.program import COMMANDS, main, make_parser, parse_argumen
 from torch_promote.cli.why import EXAMPLES
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
+from torch_promote.regions.float8 import product_on
 
 __all__ = ["as_it_was", "entry_point", "folder", "terminal_of_80_columns", "wide"]  # fixtures
 
@@ -331,6 +332,7 @@ def test_info_as_json(capsys: Capture) -> None:
             "rows_that_count": len(counting),
             "missing_rows": [row.name for row in missing_rows(name)],
             "unlisted_ops": list(unlisted_ops(name)),
+            "float8": product_on(torch.device(name)) if device["available"] else None,
         }
         assert device["rows_that_count"] == device["rows_with_policy"] - len(device["missing_rows"])
 
@@ -355,6 +357,7 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
     assert info["autoloading"] == "works"
     lines = cells_of(text)
     for line in (
+        "float8 cpu: aten::mm, of the operands in float32",
         f"torch {torch.__version__}, built with {_C.TORCH_VERSION}",
         f"torch.autocast {installation.info}",
         f"default policy {default}",

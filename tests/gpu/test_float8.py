@@ -17,7 +17,7 @@ from torch_promote.regions import float8
 
 training = pytest.importorskip("torchao.float8", reason="torchao is not installed")
 DEVICE = torch.device("cuda", 0)
-HAS_FLOAT8 = float8._what_lacks(DEVICE) is None
+HAS_FLOAT8 = float8.what_lacks(DEVICE) is None
 BF16, FP16 = torch.bfloat16, torch.float16
 SHAPES = [(64, 256), (37, 128), (4, 16, 256), (2048, 1024)]
 CASES = [*itertools.product((BF16, FP16), SHAPES, (True, False), (False,)), (BF16, (37, 128), True, True)]

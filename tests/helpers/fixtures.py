@@ -133,3 +133,12 @@ def pretend_cuda() -> Iterator[None]:
     """Allows enabled regions of "cuda", stock's and ours, without a GPU, for use with fake tensors."""
     with cuda.pretend_cuda():
         yield
+
+
+@pytest.fixture
+def without_onednn() -> Iterator[None]:
+    """Products are those of PyTorch's own code and BLAS, whatever instructions the CPU has."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of TF32
+    yield
+    torch._C._set_mkldnn_enabled(was_enabled)

@@ -310,7 +310,7 @@ class Checker:
         plan, name = expectation.plan, overload_name(op)
         if outer.op_was_called or plan is None or plan.policy is None:
             return
-        if plan.policy in FLOAT8_POLICIES and name == "aten::_scaled_mm":  # stands for the op
+        if plan.policy in FLOAT8_POLICIES and name in ("aten::_scaled_mm", "aten::mm"):  # stands for the op
             outer.op_was_called = True
             return
         if plan.runs != name:

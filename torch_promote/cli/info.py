@@ -18,6 +18,7 @@ from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.defaults import registered_policies, spell_default_policy
+from torch_promote.regions.float8 import product_on, what_lacks
 from torch_promote.regions.installation import VARIABLES
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
@@ -30,6 +31,7 @@ torch.autocast, and compares the op table with the running PyTorch.
   environment      the variables of this package that are set
   autoloading      whether `import torch` loads this package, which does nothing
                    unless TORCH_PROMOTE_AUTOCAST=1 (or `torch-promote run`)
+  float8           the op that multiplies under the policy float8, by device
   rows that count  rows with a policy whose op PyTorch registers for autocast
   missing rows     rows with a policy whose op PyTorch does not register: the
                    op falls through
@@ -65,6 +67,7 @@ def _info() -> dict[str, Any]:
             "rows_that_count": sum(policies[index] != unlisted_byte for policies in counting),
             "missing_rows": [row.name for row in missing_rows(device)],
             "unlisted_ops": list(unlisted_ops(device)),
+            "float8": _float8_on(torch.device(device, 0)),
         }
     installation = torch_promote.installed()
     return {
@@ -85,6 +88,13 @@ def _info() -> dict[str, Any]:
         "autoloading": why_not_loaded() or "works",
         "devices": devices,
     }
+
+
+def _float8_on(device: torch.device) -> str | None:
+    if not torch.get_device_module(device).is_available():
+        return None
+    lacking = what_lacks(device)
+    return f"none, linear runs as under lower_precision_fp: {lacking}" if lacking else product_on(device)
 
 
 #: The length of a value, in characters, and of a list, that info shows without --all.
@@ -112,6 +122,9 @@ def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
         "registered policies": lines(given) or "none",
         "environment": "\n".join(variables) or f"none of {', '.join(VARIABLES)}",
         "autoloading": value(info["autoloading"]),
+        "float8": "\n".join(
+            f"{name}: {device['float8']}" for name, device in info["devices"].items() if device["available"]
+        ),
     }
     yield [
         {

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.events import Call, CallGroup, Place
 from torch_promote.observe.findings import savings
 from torch_promote.policy.legality import why_illegal
-from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
     Column,
     Content,
@@ -204,6 +207,9 @@ class _Explainer:
         names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
         meanings = {policy.value: policy.meaning.partition(".")[0] for policy in CastPolicy}
         yield "meaning", "; ".join(f"{name}: {meanings.get(name, f'run in {name}')}" for name in names[:_NAMED])
+        in_float8 = [call.ran_with[0] for call in self.stored if call.policy in FLOAT8_POLICIES]
+        products = Counter(product_on(torch.device(one.device)) for one in in_float8 if one.dtype.itemsize == 1)
+        yield "product", _counts(products)
         # Why calls had no policy, as far as it is known.
         reasons = Counter(whole.rules)
         without = [call for call in self.stored if call.policy is None and not call.said_by]

@@ -127,6 +127,7 @@ class CastingCall(OpenCall):
         sizes: Their bytes by name.
         conversions: The number of casts that autocast has asked for and that no argument explains yet, by `cast_key`.
         cast_time: The time of the casts so far, in nanoseconds.
+        in_float8: Under a float8 policy, the operands of the product that were seen.
     """
 
     runs: str = ""
@@ -135,6 +136,7 @@ class CastingCall(OpenCall):
     sizes: dict[str, int] = field(default_factory=dict)
     conversions: dict[tuple[Any, ...], int] = field(default_factory=dict)
     cast_time: int = 0
+    in_float8: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -307,20 +309,31 @@ class CallObserver:
             outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
         elif facts.is_conversion:
             if named and named[0][1] is args[0]:  # not a number
+                if outer.policy in FLOAT8_POLICIES and args[0].dtype is torch.float8_e4m3fn:
+                    self._note_float8(outer, args[0])
+                    return None
                 key = cast_key(args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None))
                 outer.conversions[key] = outer.conversions.get(key, 0) + 1
             part = Part(outer, time.time_ns())
         elif facts.name == "aten::_scaled_mm" and outer.policy in FLOAT8_POLICIES:
-            self._note_float8(outer, [("input", args[0]), ("weight", args[1])])
+            self._note_float8(outer, args[0])
+            self._note_float8(outer, args[1])
             return None
         else:
             return None
         self._thread.tokens.append(part)
         return part
 
-    def _note_float8(self, call: CastingCall, operands: NamedTensors) -> None:
-        """Notes the operands of the product that stands for a call of linear. They are casts of its arguments."""
-        made = sum(number for key, number in call.conversions.items() if key[2] is operands[0][1].dtype)
+    def _note_float8(self, call: CastingCall, operand: torch.Tensor) -> None:
+        """Notes an operand of the product that stands for a call of linear: first the input, then the weight.
+
+        Each is a cast of the argument. On a CPU, the product begins with their conversions to float32.
+        """
+        call.in_float8.append(operand)
+        if len(call.in_float8) < 2:
+            return
+        operands = list(zip(("input", "weight"), call.in_float8, strict=True))
+        made = sum(number for key, number in call.conversions.items() if key[2] is operand.dtype)
         for name, tensor in operands[:made]:  # the weight, if only one was made, is kept from an earlier call
             call.conversions[cast_key(call.tensors[name], tensor.dtype)] = 1
         call.sizes = {name: bytes_of(tensor) for name, tensor in operands}

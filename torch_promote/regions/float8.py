@@ -16,6 +16,11 @@ Inputs and weights are float8_e4m3fn. A product's operands are scaled along the 
 saved for the backward is in the autocast dtype, as under lower_precision_fp.
 
 Source: torchao/float8/float8_linear.py, float8_ops.py and float8_utils.py (v0.18).
+
+NOTE [ Products on a CPU ]
+On a CPU with AMX, torch._scaled_mm calls oneDNN. For some instruction sets oneDNN has no kernel, which is an error, and
+for others a reference loop that takes hundreds of times as long. On every other CPU, torch._scaled_mm multiplies the
+operands in float32. So we do that on every CPU, without torch._scaled_mm: it needs no feature of the CPU.
 """
 
 from __future__ import annotations
@@ -33,14 +38,11 @@ from torch_promote.extension import DTYPE_NUMBERS
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.policy.op_table import CastPolicy
 
-__all__ = ["linear", "why_not"]
+__all__ = ["linear", "multiply", "product_on", "recipe", "what_lacks", "why_not"]
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: cuBLAS multiplies float8 matrices whose sizes this number divides.
 _MULTIPLE = 16
-#: Whether PyTorch's kernel for the CPU takes a scale for each row. Without it, the product of powers of two and of the
-#: result is the same.
-_CPU_SCALES_ROWS = torch.__version__ >= "2.13"
 #: Keeps the scale of a tensor of zeros finite.
 _LEAST_AMAX = 1e-12
 
@@ -107,6 +109,11 @@ _RECIPES = {
 }
 
 
+def recipe(policy: CastPolicy) -> _Recipe:
+    """Returns what distinguishes a policy."""
+    return _RECIPES[_C.POLICY_BYTES[policy.name]]
+
+
 def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """Computes `linear` in float8, with autocast off.
 
@@ -164,11 +171,11 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
             return f"{name} is {size}, which {_MULTIPLE} does not divide"
     if x.numel() == 0 or weight.numel() == 0:
         return "an operand is empty"
-    return _what_lacks(x.device)
+    return what_lacks(x.device)
 
 
 @functools.cache
-def _what_lacks(device: torch.device) -> str | None:
+def what_lacks(device: torch.device) -> str | None:
     """Why a device has no products in float8. A CUDA device that this process does not have is fake, and has."""
     if device.type == "cuda" and torch.cuda.is_available():
         if torch.version.hip is not None:
@@ -193,7 +200,7 @@ def _unpack(packed: Tensor, shape: torch.Size) -> _Scaled:
     return _Scaled(packed[:size].view(_E4M3).view(shape), packed[size:].view(torch.float32).view(-1, 1))
 
 
-def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
+def multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """The product of two matrices in float8.
 
     Args:
@@ -203,18 +210,41 @@ def _multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast:
         dtype: The dtype of the result.
         fast: Whether a GPU may add up faster, in fewer bits.
     """
-    left, right = a.data.contiguous(), b.data.t().contiguous().t()
     scales = a.scale.reciprocal(), b.scale.reciprocal()
     if not recipe.rowwise:
         one, other = (scale.reshape(()) for scale in scales)
-        return torch._scaled_mm(left, right, one, other, out_dtype=dtype, use_fast_accum=fast)
-    if fast and (left.is_cuda or _CPU_SCALES_ROWS):
-        output = torch._scaled_mm(left, right, *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return _scaled_mm(a.data, b.data, one, other, dtype, fast)
+    if fast:
+        output = _scaled_mm(a.data, b.data, *scales, torch.bfloat16, fast)
     else:  # without fast accumulation, the GPU's kernel with scales for rows is slow
         one = scales[0].new_ones(())
-        output = torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
+        output = _scaled_mm(a.data, b.data, one, one, torch.bfloat16, fast)
         output *= scales[0] * scales[1]
-    return output.to(dtype)  # with scales for rows, _scaled_mm returns bfloat16 only
+    return output.to(dtype)  # with scales for rows, torch._scaled_mm returns bfloat16 only
+
+
+def is_in_float32(device: torch.device) -> bool:
+    """Whether products on a device are computed in float32; see NOTE [ Products on a CPU ]."""
+    return device.type == "cpu"
+
+
+def product_on(device: torch.device) -> str:
+    """Returns what computes products on a device that has them."""
+    return "aten::mm, of the operands in float32" if is_in_float32(device) else "aten::_scaled_mm"
+
+
+def _scaled_mm(
+    left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """Computes torch._scaled_mm, with the bits that it has on a CPU without AMX.
+
+    Source: aten/src/ATen/native/Blas.cpp, _scaled_mm_out_cpu_emulated (v2.13).
+    """
+    if is_in_float32(left.device):
+        rows, columns = (one.to(torch.float32, memory_format=torch.contiguous_format) for one in (left, right))
+        return torch.mm(rows * left_scale, columns * right_scale).to(dtype)
+    left, right = left.contiguous(), right.t().contiguous().t()
+    return torch._scaled_mm(left, right, left_scale, right_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 # --- Autograd
@@ -233,7 +263,7 @@ class _Float8Linear(torch.autograd.Function):
             rows = x.reshape(-1, x.shape[-1])
             a = recipe.in_float8(rows, _E4M3, 1)
             b = recipe.in_float8(weight, _E4M3, 1) if packed is None else _unpack(packed, weight.shape)
-            product, shape = _multiply(recipe, a, b.T, x.dtype, fast=True), (*x.shape[:-1], weight.shape[0])
+            product, shape = multiply(recipe, a, b.T, x.dtype, fast=True), (*x.shape[:-1], weight.shape[0])
             # As in ATen's linear: in-place ops refuse a view that a Function returns.
             output: Tensor = torch.ops.aten._unsafe_view.default(product, shape)
             return output
@@ -260,19 +290,18 @@ def _grad_input(recipe: _Recipe, grad_output: Tensor, weight: Tensor) -> Tensor:
     gradient = grad_output.reshape(-1, weight.shape[0])
     a = recipe.in_float8(gradient, recipe.gradient, 1)
     b = recipe.in_float8(weight, _E4M3, 0 if recipe.float8_grad_weight else None)
-    return _multiply(recipe, a, b, weight.dtype).reshape(*grad_output.shape[:-1], weight.shape[1])
+    return multiply(recipe, a, b, weight.dtype).reshape(*grad_output.shape[:-1], weight.shape[1])
 
 
 def _grad_weight(recipe: _Recipe, grad_output: Tensor, x: Tensor) -> Tensor:
     gradient, rows = grad_output.reshape(-1, grad_output.shape[-1]), x.reshape(-1, x.shape[-1])
     if not recipe.float8_grad_weight:
         return gradient.t() @ rows
-    # This product sums over the rows. Inductor takes no matrix of one column for row-major.
-    if (rows.is_cuda or rows.shape[0] == 1) and rows.shape[0] % _MULTIPLE:
+    if rows.is_cuda and rows.shape[0] % _MULTIPLE:  # this product sums over the rows
         missing = 0, 0, 0, -rows.shape[0] % _MULTIPLE
         gradient, rows = torch.nn.functional.pad(gradient, missing), torch.nn.functional.pad(rows, missing)
     a, b = recipe.in_float8(gradient, recipe.gradient, 0), recipe.in_float8(rows, _E4M3, 0)
-    return _multiply(recipe, a.T, b, x.dtype)
+    return multiply(recipe, a.T, b, x.dtype)
 
 
 class _Final(torch.autograd.Function):
