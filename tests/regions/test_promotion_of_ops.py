@@ -10,7 +10,7 @@ import operator
 import random
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote.errors import PromotionRuleError, PromotionWriteError
+from torch_promote.reference.dtypes import ALL_DTYPES
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
+from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.regions.promotion_tables import promoting_ops
 
 # --- Every overload of an op that promotes does, or has a reason
@@ -467,6 +469,36 @@ def got(rule: str | PromotionRule, function: Callable[..., Any], operands: list[
     with tp.promotion(rule):
         found = outcome(lambda: function(*operands))
     return "raises" if found[0] == "PromotionRuleError" else found
+
+
+def twin(over: Literal["numpy", "jax", "strict"]) -> PromotionRule:
+    """NumPy's tables over a rule: of three dtypes, two of which have another common dtype there, all orders decide."""
+    numpy = promotion_rule("numpy")
+    return tp.make_rule(
+        "twin",
+        {(a, b): numpy.of_pair(a, b) for a in ALL_DTYPES for b in ALL_DTYPES},
+        over=over,
+        numbers={(one, dtype): numpy.of_number(one, dtype) for one in NUMBER_TYPES for dtype in ALL_DTYPES},
+        floats={dtype: numpy.of_float(dtype) for dtype in ALL_DTYPES},
+    )
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_rules_with_equal_tables_may_differ_for_three_dtypes() -> None:
+    one, other, again = twin("numpy"), twin("jax"), twin("numpy")
+    assert (one.floats, one.zero_dims) == (other.floats, other.zero_dims)
+    assert all(one.of_pair(a, b) is other.of_pair(a, b) for a in ALL_DTYPES for b in ALL_DTYPES)
+    assert one is again
+    three = [torch.ones(1, dtype=dtype) for dtype in (torch.bfloat16, torch.int16, torch.uint16)]
+
+    def run(rule: PromotionRule) -> torch.Tensor:
+        with tp.promotion(rule):
+            return torch.cat(three)
+
+    for cat in (run, torch.compile(run, backend="aot_eager")):
+        assert cat(one).dtype is one.common(three) is torch.float32
+        with pytest.raises(RuntimeError, match="depend on the order"):  # Dynamo wraps a PromotionRuleError
+            cat(other)
 
 
 @pytest.mark.parametrize("name", [*RULES, *OWN_RULES])

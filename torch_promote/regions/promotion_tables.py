@@ -342,8 +342,18 @@ def _register_ops(report: Report) -> None:
 
 
 def _tables(rule: PromotionRule) -> _C.PromotionTables:
+    return _C.PromotionTables(*_rows(rule), int.from_bytes(_content(rule)))
+
+
+def _content(rule: PromotionRule) -> bytes:
+    """A hash of what decides a rule's results. Those of three dtypes also depend on the rules that it is over."""
+    over = b"" if rule.over is None else rule.over.name.encode() + _content(rule.over)
+    return hashlib.blake2b(repr(_rows(rule)).encode() + over, digest_size=8).digest()
+
+
+def _rows(rule: PromotionRule) -> tuple[list[Any], list[Any], list[Any], list[Any], list[Any]]:
     pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
-    tables = (
+    return (
         _coded((a, b, rule.of_pair(a, b)) for a, b in pairs),
         [
             (index, _CODES[dtype], _code(rule.of_number(number, dtype)))
@@ -354,8 +364,6 @@ def _tables(rule: PromotionRule) -> _C.PromotionTables:
         _coded((a, b, rule.zero_dims.get((a, b), a if a is b else None)) for a, b in pairs),
         _coded((a, b) for a, b in pairs if _may_write(rule, a, b)),
     )
-    content = hashlib.blake2b(repr(tables).encode(), digest_size=8).digest()
-    return _C.PromotionTables(*tables, int.from_bytes(content))
 
 
 def _code(dtype: torch.dtype | None) -> int:

@@ -165,12 +165,13 @@ def _meeting(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PromotionRule:
     """A promotion rule under a default dtype.
 
     A dtype without a row in a table promotes only with itself and with Python numbers that are not of a higher kind.
-    The methods take that into account, so use them instead of the tables to look up pairs.
+    The methods take that into account, so use them instead of the tables to look up pairs. Two rules are equal if they
+    are one object, since rules with equal tables may differ in `many`.
 
     Attributes:
         name: The rule's name.
@@ -186,7 +187,9 @@ class PromotionRule:
         default_dtype: The default dtype that the tables are for.
         reason: Returns why two operands (a dtype or a type of number, and a dtype) have no common dtype, as a clause.
         words: Returns why two operands have a common dtype, as a sentence.
-        many: Returns the common dtype of more than two distinct dtypes of tensors, if folding does not.
+        over: The rule for what this one does not define; None if it defines everything.
+        many: Returns the common dtype of more than two distinct dtypes of tensors, if folding does not. Depends on
+            nothing but the name and the tables of this rule and of those that it is over.
         whole: Returns the common dtype of all operands, instead of the tables. Both agree if only dtypes matter.
         build: Returns the rule for another default dtype.
 
@@ -205,15 +208,16 @@ class PromotionRule:
     associative: bool = True
     zero_dims: Mapping[tuple[torch.dtype, torch.dtype], torch.dtype | None] = field(default_factory=dict)
     default_dtype: torch.dtype = torch.float32
+    over: PromotionRule | None = None
     reason: Callable[[torch.dtype | type, torch.dtype], str] = field(
-        default=lambda a, b: "the rule has no entry for them", repr=False, compare=False
+        default=lambda a, b: "the rule has no entry for them", repr=False
     )
     words: Callable[[torch.dtype | type, torch.dtype, torch.dtype], str] = field(
-        default=lambda a, b, common: words_of_table("The rule's table", a, b, common), repr=False, compare=False
+        default=lambda a, b, common: words_of_table("The rule's table", a, b, common), repr=False
     )
-    many: Callable[[Sequence[torch.dtype]], torch.dtype | None] | None = field(default=None, repr=False, compare=False)
-    whole: Callable[[Sequence[OperandLike]], torch.dtype] | None = field(default=None, repr=False, compare=False)
-    build: Callable[[torch.dtype], PromotionRule] | None = field(default=None, repr=False, compare=False)
+    many: Callable[[Sequence[torch.dtype]], torch.dtype | None] | None = field(default=None)
+    whole: Callable[[Sequence[OperandLike]], torch.dtype] | None = field(default=None)
+    build: Callable[[torch.dtype], PromotionRule] | None = field(default=None)
 
     def __repr__(self) -> str:
         default = dtype_name(self.default_dtype)

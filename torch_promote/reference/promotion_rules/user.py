@@ -162,6 +162,7 @@ def _built(
         associative=associative,
         zero_dims=zero_dims,
         default_dtype=base.default_dtype,
+        over=base,
         reason=reason,
         many=None if associative else functools.partial(_of_many, table, base),
         build=build,
