@@ -41,6 +41,7 @@ from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, Part
 from torch_promote.observe.ops import (
+    OVERWRITING,
     asks_for_infinity,
     can_be_read,
     has_storage,
@@ -250,11 +251,6 @@ _LOWER = (torch.float16, torch.bfloat16)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
-#: Ops that ignore the old content of the tensor that they write to.
-_OVERWRITING = frozenset(
-    f"aten::{name}_"
-    for name in ("copy", "fill", "zero", "normal", "uniform", "log_normal", "exponential", "cauchy", "geometric")
-) | {"aten::_foreach_copy_", "aten::_foreach_zero_"}
 #: Ops that write to a part of a tensor, as ops of libraries may, too. The rest may be uninitialized.
 _PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
 _MOST_BENIGN = 1000
@@ -311,7 +307,7 @@ class WatchedCall:
         """The extremes of `tensors` before the call; finite ones for memory that the op overwrites."""
         outs = set(map(id, self.outs.values()))
         fresh = [tensor for _, tensor in self.tensors if id(tensor) not in self.before and id(tensor) not in outs]
-        before = {} if self.op._schema.name in _OVERWRITING else self.before
+        before = {} if self.op._schema.name in OVERWRITING else self.before
         found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 

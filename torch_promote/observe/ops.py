@@ -16,6 +16,7 @@ from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [
+    "OVERWRITING",
     "NamedTensors",
     "OpFacts",
     "argument_names",
@@ -405,6 +406,7 @@ class OpFacts:
         is_in_place: Whether it writes to its first argument.
         is_conversion: Whether autocast calls it to cast an argument.
         is_detach: Whether it is detach or detach_.
+        overwrites: Whether it ignores the old content of the tensor that it writes to.
     """
 
     __slots__ = (
@@ -419,6 +421,7 @@ class OpFacts:
         "op",
         "op_name",
         "overload",
+        "overwrites",
     )
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
@@ -432,6 +435,7 @@ class OpFacts:
         self.is_in_place: bool = schema.is_mutable and schema.name.endswith("_")
         self.is_conversion: bool = self.name in _CONVERSIONS
         self.is_detach: bool = self.name in ("aten::detach", "aten::detach_")
+        self.overwrites: bool = self.op_name in OVERWRITING
         self._is_composite: dict[str, bool] = {}
         self._promotes = self.name in _promoting_names()
 
@@ -453,6 +457,14 @@ class OpFacts:
 
 
 _CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
+#: The ops that ignore the old content of the tensor that they write to.
+OVERWRITING = frozenset(
+    f"aten::{name}_"
+    for name in (
+        *("bernoulli", "cauchy", "copy", "exponential", "fill", "geometric", "log_normal", "normal", "random"),
+        *("uniform", "zero", "_foreach_copy", "_foreach_zero"),
+    )
+)
 _PLAIN = (int, float, bool, str, type(None), torch.device, torch.layout, torch.memory_format)
 
 

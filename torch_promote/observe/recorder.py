@@ -68,8 +68,6 @@ _MOST_WRITERS = 16
 _CALLS_TO_WRITE = 4096
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer"]
-#: In-place ops that ignore what was in the tensor.
-_FILLS = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::uniform_", "aten::normal_", "aten::random_")
 
 
 @dataclass(slots=True)
@@ -197,13 +195,12 @@ class Recorder:
         self._open.is_compiled = call.said_by == COMPILED
         writes = written(facts.op, call.args) if writes_of(facts.op) else ()
         self._open.writes = frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)])
-        fills = facts.name.partition(".")[0] in _FILLS
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             self._open.reads = ()
             return
         self._open.reads = tuple(
-            self._read(tensor, info, place > 0 or not fills)
+            self._read(tensor, info, place > 0 or not facts.overwrites)
             for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
         )
 
