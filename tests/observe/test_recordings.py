@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from helpers.autoloading import entry_point, folder
 from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import COMPILED_FUNCTION, Call, Source
-from torch_promote.observe.recorder import _Open
+from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source
+from torch_promote.observe.recorder import Recorder, _Open
 from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, distance
@@ -150,6 +151,29 @@ def test_what_a_thread_reads_is_unknown_to_others() -> None:
     thread.start()
     thread.join()
     assert mine.reads == ((2,),)
+
+
+def test_values_belong_to_their_calls_if_two_threads_add_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd has a thread for each device. Here, another one adds a call while the first is adding its own."""
+    add, count, others, fives = Recorder.add, Recording.add, [], torch.full((2,), 5.0)
+
+    def added(recorder: Recorder, call: Call, args: list[object], tensors: list[torch.Tensor]) -> None:
+        def counted(report: Recording, call: Call) -> int | None:
+            number = count(report, call)
+            if not others:
+                others.append(threading.Thread(target=add, args=(recorder, replace(call), args, [fives])))
+                others[0].start()
+                others[0].join(0.1)  # it waits for this call to be added
+            return number
+
+        monkeypatch.setattr(Recording, "add", counted)
+        add(recorder, call, args, tensors)
+
+    monkeypatch.setattr(Recorder, "add", added)
+    with tp.trace(values=True) as report:
+        torch.full((2,), 7.0)
+        others[0].join()
+    assert [call.values[0].amax for call in report.calls] == [7.0, 5.0]
 
 
 def test_memory_that_changed_unseen_is_read_anew() -> None:

@@ -175,6 +175,7 @@ class Recorder:
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
         self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that were read before the model ran
+        self._lock = threading.RLock()  # an op that a hook runs meanwhile comes back here
         self._reads: dict[int, tuple[tuple[int, ...], ...]] = {}  # by call, until its values are delivered
         self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
         self._new_losses: list[Values] = []  # since the last step
@@ -263,15 +264,18 @@ class Recorder:
         self._names = found
         self._named_at = len(self._steps) if found else -1
 
-    def add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Adds a call that has ended.
+    def add(self, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Adds a call that has ended, here and to the report.
 
         Args:
-            stored: Whether it is in `TraceReport.calls`.
             call: Its record.
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
+        with self._lock:  # so that the report counts the calls of several threads in the same order
+            self._add(self._report.add(call) is not None, call, args, tensors)
+
+    def _add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         if self._count % _CALLS_TO_WRITE == 0:
             self._write_so_far()
         number, self._count = self._count, self._count + 1
@@ -326,7 +330,7 @@ class Recorder:
             call = Call(
                 COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
             )
-            self.add(self._report.add(call) is not None, call, args, results)
+            self.add(call, args, results)
 
         return end
 

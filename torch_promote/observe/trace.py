@@ -71,9 +71,10 @@ def trace(
     recorder = Recorder(report, modules, file) if values or file is not None else None
 
     def add(call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        stored = report.add(call) is not None
-        if recorder is not None:
-            recorder.add(stored, call, args, tensors)
+        if recorder is None:
+            report.add(call)
+        else:
+            recorder.add(call, args, tensors)
 
     observer = CallObserver(modules, add, where == "casts")
     if recorder is not None:
