@@ -11,6 +11,7 @@ from typing import Any
 import expecttest
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 
@@ -248,3 +249,12 @@ def test_the_operands_in_float8(by_torchao: bool) -> None:
         ("(model)", "forward", "float8_e4m3fn[4, 16]", 1, "1 to 1", "12 %", "12 %"),  # 8 of 64 values
         ("(model)", "forward", f"float8_e4m3fn{weight_shape}", 1, "896 to 896", "100 %", "0 %"),
     }
+
+
+def test_the_title_names_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: f"a GPU at {device}")
+    with FakeTensorMode(), tp.trace() as report:
+        torch.ones(2, device="xpu") + torch.ones(2, device="xpu")
+        torch.ones(2) + 1
+    assert report.device_names == ["a GPU at xpu:0"]
+    assert "a GPU at xpu:0" in str(report)

@@ -590,9 +590,12 @@ class Recording:
     def name_devices(self) -> None:
         """Fills `device_names`; for the tracer."""
         devices = {info.device for call in self.calls for info in (*call.inputs, *call.outputs)}
-        for device in sorted(device for device in devices if device.startswith("cuda")):
-            with contextlib.suppress(RuntimeError, AssertionError):  # fake tensors: this process lacks the device
-                self.device_names.append(torch.cuda.get_device_name(device))
+        for device in sorted(devices):
+            # Absent in the modules of "cpu", "meta" and "mps", and in a backend's own that names none.
+            name_of = getattr(getattr(torch, device.partition(":")[0], None), "get_device_name", None)
+            if name_of is not None:
+                with contextlib.suppress(RuntimeError, AssertionError):  # fake tensors: this process lacks the device
+                    self.device_names.append(name_of(device))
 
     @property
     def total(self) -> CallGroup:
