@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import threading
 from pathlib import Path
 
@@ -30,6 +31,15 @@ def test_threads() -> None:
             thread.join()
     assert report.calls == []
     assert [sentence.partition(".")[0] for sentence in report.not_seen] == ["Threads started in the block: 2"]
+
+
+def test_what_python_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "_counter", lambda: 0)
+    monkeypatch.delattr(multiprocessing.process, "_process_counter")
+    with trace() as report:
+        pass
+    (sentence,) = report.not_seen
+    assert sentence.startswith("Whether the block has started and ended threads or processes is unknown: Python 3.")
 
 
 @torch._inductor.config.patch(compile_threads=2)

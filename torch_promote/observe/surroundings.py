@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -150,9 +151,14 @@ def watch_unseen(
             one for one in threading.enumerate() if one not in before and not isinstance(one, threading._DummyThread)
         ]
         compilers = [one for one in new if _is_of_inductor(one)]
-        unnamed, processes = (now - then for now, then in zip(_started_so_far(), started, strict=True))
-        unnamed -= sum(one.name.startswith("Thread-") for one in compilers)
-        threads = max(len(new) - len(compilers), unnamed)
+        unnamed, processes = (
+            None if now is None or then is None else now - then
+            for now, then in zip(_started_so_far(), started, strict=True)
+        )
+        threads = len(new) - len(compilers)
+        if unnamed is not None:
+            threads = max(threads, unnamed - sum(one.name.startswith("Thread-") for one in compilers))
+        uncounted = [what for what, number in (("threads", unnamed), ("processes", processes)) if number is None]
         if not block.compiled:  # the first call, which compiles, looks nothing up
             block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
@@ -168,6 +174,11 @@ def watch_unseen(
             sentences.append(
                 f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
             )
+        if uncounted:
+            sentences.append(
+                f"Whether the block has started and ended {' or '.join(uncounted)} is unknown: Python "
+                f"{platform.python_version()} does not count them where this package looks."
+            )
         if modules is not None and modules.missed and not block.compiled:
             sentences.append(
                 "The given model was not called in the block, so calls have no module paths. Pass the module that the "
@@ -175,8 +186,11 @@ def watch_unseen(
             )
 
 
-def _started_so_far() -> tuple[int, int]:
-    """The numbers of threads started without a name, and of processes. Named threads can only be found as they run."""
+def _started_so_far() -> tuple[int | None, int | None]:
+    """The numbers of threads started without a name, and of processes; None if this Python does not say.
+
+    Named threads can only be found as they run.
+    """
     threads = getattr(getattr(threading, "_counter", None), "__self__", None)
     return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
 
@@ -197,10 +211,10 @@ def _compiled_so_far() -> int:
     return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
 
 
-def _number(counter: Any) -> int:
-    """The next value of an itertools.count; 0 for another object."""
+def _number(counter: Any) -> int | None:
+    """The next value of an itertools.count; None for another object."""
     digits = repr(counter).removeprefix("count(").removesuffix(")")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdigit() else None
 
 
 def _compiled_code_ran(hit: bool) -> Any:
