@@ -39,7 +39,8 @@ def why_not() -> str | None:
 
 
 def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
+    asked = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [asked] if asked else ["g++", "c++", "clang++"])), None)
 
 
 def command(target: Path) -> list[str]:
