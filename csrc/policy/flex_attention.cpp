@@ -42,7 +42,10 @@ Casts cast_as_stock(const at::Tensor& query, const at::Tensor& key, const at::Te
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), tensor, type);
   };
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").typed<decltype(pass_on)>();
-  return op.call(cast(query), cast(key), cast(value));
+  // The order of PyTorch's kernels; arguments of one call have none.
+  const at::Tensor first = cast(query);
+  const at::Tensor second = cast(key);
+  return op.call(first, second, cast(value));
 }
 
 template <Device device>
