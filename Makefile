@@ -12,6 +12,7 @@ endif
 VENV ?= .venv$(if $(filter-out $(DEFAULT_VERSION),$(TORCH_VERSION)),-$(TORCH_VERSION))$(OF_PYTHON)
 # What the wheel has extensions for: versions, or the pythons of environments that have one.
 WHEEL_TORCH ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
+COMPILERS ?= g++ clang++
 ARGS ?=
 JOBS ?= 2
 
@@ -30,11 +31,11 @@ SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/polic
 BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
-.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed coverage test-pytorch test-jax test-ecosystem \
+.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed test-compilers cross-aarch64 coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | while IFS="$$(printf '\t')" read -r t h; do printf '%-20s %s\n' "$$t" "$$h"; done
 
 demo: build ## train a small GPT under fp32, torch.autocast and my_autocast, and compare their bits
 	$(PY) examples/train_gpt.py $(ARGS)
@@ -64,6 +65,18 @@ coverage: build ## list the lines of Python and C++ that no test executes (two e
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report
 	$(PY) -m gcovr --filter csrc/ build
+
+# As above, the next target builds the usual extension again.
+test-compilers: build ## run the tests of the C++ code with the extension of each compiler (COMPILERS) at -O2 and -O0
+	rm -f $(VENV)/.built
+	set -e; for compiler in $(COMPILERS); do for level in -O2 -O0; do \
+		CXX=$$compiler TORCH_PROMOTE_CXXFLAGS=$$level $(PY) setup.py -q build_ext --inplace --force; \
+		echo "$$compiler $$level"; \
+		$(PY) -m pytest -q --numprocesses $(JOBS) tests/cast tests/cache tests/dispatch tests/native tests/regions $(ARGS); \
+	done; done
+
+cross-aarch64: $(VENV)/.torch-$(TORCH_VERSION) ## compile and link the extension for aarch64, with g++-aarch64-linux-gnu and PyTorch's wheel
+	$(PY) tools/cross_aarch64.py
 
 test-pytorch: build ## run PyTorch's own autocast tests under stock and with install() in force (PYTORCH=its sources)
 	$(PY) tools/pytorch_suite $(PYTORCH) $(ARGS)

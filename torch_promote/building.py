@@ -42,6 +42,7 @@ __all__ = [
     "cache_folder",
     "cached_extension",
     "extension",
+    "find_compiler",
     "fits",
     "is_cut_off",
     "main",
@@ -63,7 +64,8 @@ compiler and a few minutes. The result is kept in a cache, and
 It does nothing if the cache already has this extension.
 """
 EPILOG = """\
-Environment: CXX names the compiler, MAX_JOBS limits the parallel compilations.
+It takes c++, g++ or clang++, or else the newest g++-N or clang++-N, and says
+which. Environment: CXX names another, MAX_JOBS limits the parallel compilations.
 """
 
 #: How the names of extension modules end for this Python, such as ".cpython-311-x86_64-linux-gnu.so".
@@ -299,7 +301,7 @@ def _build(version: str, again: bool) -> tuple[Path, bool]:
         )
     if not again and os.path.exists(target) and _why_not_loaded(target) is None:  # False where it may not look
         return target, False
-    compiler = _find_compiler()
+    compiler = _check_tools()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f"{target.name}.lock")):
@@ -315,11 +317,29 @@ def _build(version: str, again: bool) -> tuple[Path, bool]:
     return target, True
 
 
-def _find_compiler() -> str:
+def find_compiler() -> str | None:
+    """Returns $CXX, which may have options, if there is such a program, or else the first C++ compiler on PATH."""
     asked = os.environ.get("CXX", "")
-    names = (shlex.split(asked)[:1] or [asked]) if asked else _COMPILERS
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    if asked:
+        return asked if shutil.which((shlex.split(asked) or [asked])[0]) else None
+    # Debian's clang-16 has only clang++-16.
+    files = (file for folder in os.get_exec_path() for file in Path(folder).glob("*++-*"))
+    found = (re.fullmatch(r"(?:clang|g)\+\+-(\d+)", file.name) for file in files)
+    numbered = sorted(filter(None, found), key=lambda name: int(name[1]), reverse=True)
+    return next(filter(shutil.which, [*_COMPILERS, *(name[0] for name in numbered)]), None)
+
+
+def _describe(compiler: str) -> str:
+    """Returns the compiler's name, and the first line of what it says of its version."""
+    command = [*shlex.split(compiler), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
+    return f"{compiler}: {(said.splitlines() or ['no version'])[0]}"
+
+
+def _check_tools() -> str:
+    """Returns the compiler, if everything is there with which the extension is compiled."""
+    compiler, asked = find_compiler(), os.environ.get("CXX")
+    if compiler is None:
         searched = f"CXX={asked}" if asked else ", ".join(_COMPILERS)
         raise BuildError(
             f"there is no C++ compiler: {searched} not found on PATH. Install one (Debian and Ubuntu: apt install "
@@ -334,7 +354,7 @@ def _find_compiler() -> str:
             f"Python's headers are not installed: there is no {header}. Install them (Debian and Ubuntu: apt install "
             "python3-dev)."
         )
-    return asked or found
+    return compiler
 
 
 @contextlib.contextmanager
@@ -358,10 +378,12 @@ def _compile(target: Path, version: str, compiler: str) -> None:
         # -P: the modules beside this file have names such as `report`, which others must not find.
         command = [sys.executable, "-P", __file__]
         # The package must not be loaded there: its extension would register the same kernels as the new one.
-        env = {**os.environ, "CXX": compiler, _AUTOLOAD: "0"}
+        # Without Ninja, older releases of setuptools also compile C++ with CC.
+        env = {"CC": compiler, **os.environ, "CXX": compiler, _AUTOLOAD: "0"}
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=env)
         try:
-            _wait(process, f"torch_promote: compiling the extension for torch {version} (log: {log})")
+            what = f"the extension for torch {version} with {_describe(compiler)}"
+            _wait(process, f"torch_promote: compiling {what} (log: {log})")
         finally:
             process.kill()
             process.wait()

@@ -120,6 +120,44 @@ class CastArg<List> {
   std::vector<at::Tensor> own_;
 };
 
+// NOTE [ Order of the casts ]
+// In stock, the casts are the arguments of one call expression. The order in which the compiler evaluates them is that
+// of the autograd nodes, and therefore of the sums in the backward. GCC, which compiles PyTorch's wheels, begins with
+// the last argument on x86-64 and with the first one on aarch64; Clang begins with the first one everywhere. So Clang
+// alone needs to be told, by `CastArgs`, which casts the last argument first.
+#if defined(__x86_64__) && defined(__clang__)
+constexpr bool kTellOrder = true;
+#else
+constexpr bool kTellOrder = false;
+#endif
+
+template <class... Args>
+class CastArgs {
+ public:
+  CastArgs(at::ScalarType /*dtype*/, Device /*device*/) {}
+
+  template <class Result, class... Parameters, class... Before>
+  Result pass_to(Result (*call)(Parameters...), const Before&... before) const {
+    return call(before...);
+  }
+};
+
+template <class First, class... Rest>
+class CastArgs<First, Rest...> {
+ public:
+  CastArgs(at::ScalarType dtype, Device device, const First& first, const Rest&... rest)
+      : rest_(dtype, device, rest...), first_(first, dtype, device) {}
+
+  template <class Result, class... Parameters, class... Before>
+  Result pass_to(Result (*call)(Parameters...), const Before&... before) const {
+    return rest_.pass_to(call, before..., first_.get());
+  }
+
+ private:
+  CastArgs<Rest...> rest_; // before `first_`: members are initialized in the order of their declarations
+  CastArg<First> first_;
+};
+
 // --- The common dtype of `promote`.
 
 // A single dtype is kept; a mixture of floating dtypes below double gives float32. The result does not depend on the

@@ -94,11 +94,9 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
     if (dtype != at::ScalarType::Undefined && (needs_cast(args, dtype, device) || ...)) {
       if constexpr (kMayReturnArgument) {
         const Scoped no_sharing(tls_results_may_alias, true);
-        return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+        return call_with_casts(dtype, device, args...);
       }
-      // As in stock, the casts are arguments of one call expression. The compiler's order of evaluation determines the
-      // order of the autograd nodes, and therefore the order of summation in the backward.
-      return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+      return call_with_casts(dtype, device, args...);
     }
     if constexpr (starts_with_tensor<Args...>()) {
       if constexpr (!std::is_void_v<WithDtype>) {
@@ -118,6 +116,15 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
   }
 
  private:
+  // See NOTE [ Order of the casts ].
+  Result call_with_casts(at::ScalarType dtype, Device device, const std::decay_t<Args>&... args) const {
+    if constexpr (kTellOrder) {
+      return CastArgs<std::decay_t<Args>...>(dtype, device, args...).pass_to(call_);
+    } else {
+      return call_(CastArg<std::decay_t<Args>>(args, dtype, device).get()...);
+    }
+  }
+
   // `keys` was computed from the same tensors and is still valid; recomputing it would cost as much as a dispatch. If
   // the other device's policy applies next, the dispatcher has to compute it.
   Result call_next(const Decision& decision, c10::DispatchKeySet keys, Args... args) const {

@@ -37,12 +37,15 @@ Casts pass_on(const at::Tensor& query, const at::Tensor& key, const at::Tensor& 
 template <Device device>
 Casts cast_as_stock(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(stock_key_of(device));
-  const c10::DeviceType type = device_type_of(device);
-  const auto cast = [type](const at::Tensor& tensor) {
+  constexpr c10::DeviceType type = device_type_of(device);
+  const auto cast = [](const at::Tensor& tensor) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), tensor, type);
   };
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").typed<decltype(pass_on)>();
-  return op.call(cast(query), cast(key), cast(value));
+  // The order of PyTorch's kernels; arguments of one call have none.
+  const at::Tensor first = cast(query);
+  const at::Tensor second = cast(key);
+  return op.call(first, second, cast(value));
 }
 
 template <Device device>

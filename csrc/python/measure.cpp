@@ -217,6 +217,7 @@ void check_memory(const at::Tensor& tensor) {
 
 std::string digest(const at::Tensor& tensor) {
   check_memory(tensor);
+  TORCH_CHECK(tensor.element_size() <= 8, "elements of ", tensor.element_size(), " bytes");
   const py::gil_scoped_release no_gil;
   switch (tensor.element_size()) {
     case 1:
@@ -225,10 +226,8 @@ std::string digest(const at::Tensor& tensor) {
       return hexadecimal(digest_as<uint16_t>(tensor));
     case 4:
       return hexadecimal(digest_as<uint32_t>(tensor));
-    case 8:
-      return hexadecimal(digest_as<uint64_t>(tensor));
     default:
-      TORCH_CHECK(false, "elements of ", tensor.element_size(), " bytes");
+      return hexadecimal(digest_as<uint64_t>(tensor));
   }
 }
 

@@ -216,7 +216,7 @@ def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path:
     texts = sorted(done.stdout.split(f"torch {torch.__version__}: ")[1].split("/")[0] for done in both)
     assert texts == ["compiled ", "the cache already has "]
     assert {done.stderr.strip() for done in both} - {""} == {
-        f"torch_promote: compiling the extension for torch {torch.__version__} (log: "
+        f"torch_promote: compiling the extension for torch {torch.__version__} with {variables['CXX']}: 13.0.0 (log: "
         f"{next(installation.cache.glob('*.log'))})"
     }
     assert installation.file().startswith("cache/_C-torch")
@@ -257,6 +257,27 @@ def test_the_module_is_the_command(installation: Installation, tmp_path: Path) -
     assert (status, out.partition(" /")[0]) == (0, f"torch {torch.__version__}: compiled"), err
     assert run("info")[0] == 0
     assert run("build")[1].startswith(f"torch {torch.__version__}: the cache already has /")
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "found"),
+    [
+        (["c++", "clang++"], "", "c++"),
+        (["clang++", "g++-12"], "", "clang++"),
+        (["clang++-9", "clang++-16", "g++-12", "clang++-17.old"], "", "clang++-16"),
+        (["aarch64-linux-gnu-g++-12"], "", None),
+        (["c++", "clang++-16"], "clang++-16 -m64", "clang++-16 -m64"),
+        (["c++"], "clang++-16 -m64", None),
+    ],
+)
+def test_the_compiler_is_the_one_that_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], asked: str, found: str | None
+) -> None:
+    for name in there:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/nowhere")
+    monkeypatch.setenv("CXX", asked)
+    assert building.find_compiler() == found
 
 
 #: What prevents a compilation: variables of the environment, the compiler's line, and texts of the error.

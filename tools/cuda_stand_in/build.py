@@ -39,7 +39,8 @@ def why_not() -> str | None:
 
 
 def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
+    asked = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [asked] if asked else ["g++", "c++", "clang++"])), None)
 
 
 def command(target: Path) -> list[str]:
@@ -47,8 +48,9 @@ def command(target: Path) -> list[str]:
     torch = torch_folder()
     return [
         _compiler() or "g++",
-        *("-x", "c++", "-", "-x", "none", "-o", str(target), "-shared", "-fPIC"),
+        *("-x", "c++", "-", "-o", str(target), "-shared", "-fPIC"),
         *("-std=c++20", "-O1", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
+        "-Wno-inconsistent-missing-override",  # what older releases do not have is not marked `override`
         # ATen's headers of all ops dominate the compile time. The second macro makes including them an error.
         *("-DAT_PER_OPERATOR_HEADERS", "-DTORCH_ASSERT_ONLY_METHOD_OPERATORS"),
         *("-I", str(HERE), "-isystem", str(torch / "include")),

@@ -20,8 +20,8 @@ bool is_foreach_copy(const c10::OperatorHandle& op) {
 // Whether CUDA's kernel copies all tensors in one launch; otherwise it copies them one by one.
 // Source: aten/src/ATen/native/cuda/ForeachBinaryOpList.cu, foreach_tensor_copy_list_kernel_cuda_ (v2.13)
 bool takes_fast_route(const Copies& copies) {
-  const auto& [first, _] = copies.front();
-  const auto is_dense = [&first = first](const Tensor& tensor) {
+  const Tensor& first = copies.front().first;
+  const auto is_dense = [&first](const Tensor& tensor) {
     return tensor.device() == first.device() && tensor.is_non_overlapping_and_dense();
   };
   return std::all_of(copies.begin(), copies.end(), [&](const auto& copy) {
