@@ -450,6 +450,8 @@ def _why_not_loaded(file: Path) -> str | None:
 def _load(file: str) -> None:
     import torch  # noqa: F401  # its libraries, with which the extension is linked
 
+    if is_cut_off(Path(file)):  # which may load, if what is missing is its table of symbols
+        raise ImportError("the file is cut off")
     spec = importlib.util.spec_from_file_location("torch_promote._C", file)
     assert spec is not None
     assert spec.loader is not None

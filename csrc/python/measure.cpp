@@ -18,7 +18,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <ranges>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -505,7 +504,7 @@ VECTORIZED void project(const double* buckets, size_t count, const Projections* 
 // which the largest magnitude needs all. Empty if a projection is not finite.
 std::string pack(const Projections& sketch, int bits) {
   const auto magnitude = [](double one) { return std::fabs(one); };
-  const double largest = std::ranges::max(sketch | std::views::transform(magnitude));
+  const double largest = magnitude(std::ranges::max(sketch, {}, magnitude));
   if (!std::ranges::all_of(sketch, [](double one) { return std::isfinite(one); })) {
     return "";
   }
