@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import torch_promote as tp
 from benchmarks.cases import LOW, Settings
 
 __all__ = [
@@ -140,15 +141,33 @@ class Llama(nn.Module):
         return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
 
+@cache
+def _onednn_refuses_lstm() -> bool:
+    """Whether oneDNN has no LSTM in the low dtype for this processor, as without AVX-512."""
+    try:
+        with torch.random.fork_rng(devices=[]), tp.stock_autocast("cpu", LOW):
+            nn.LSTM(1, 1)(torch.ones(1, 1, 1))
+    except RuntimeError:
+        return True
+    return False
+
+
 class LSTM(nn.Module):
-    """An LSTM with two layers. Returns the output of the last one."""
+    """An LSTM with two layers, of PyTorch's own ops where oneDNN has none. Returns the output of the last one."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(width, width, 2, batch_first=True)
+        self.refused = _onednn_refuses_lstm()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]  # type: ignore[no-any-return]
+        was_on = torch._C._get_mkldnn_enabled()
+        if self.refused:
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            return self.lstm(x)[0]  # type: ignore[no-any-return]
+        finally:
+            torch._C._set_mkldnn_enabled(was_on)
 
 
 class ConvNet(nn.Module):

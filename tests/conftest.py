@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import tempfile
 
 import pytest
 
@@ -29,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for_pytest.check(config)
     # The process that distributes tests to others runs none. Importing torch there would only delay the others.
     if not config.pluginmanager.has_plugin("dsession"):
+        if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+            # Inductor's cache does not tell apart graphs that were generated for other vector instructions.
+            folder = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}_{capability}"
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
         gc.disable()  # until everything is collected: what is imported and collected stays
         config.pluginmanager.import_plugin("helpers.fixtures")
     # A shell starts what it runs in the background with Ctrl-C ignored, and the processes of tests would inherit that.

@@ -178,6 +178,7 @@ void CastSet::drop_all(uint64_t ended) {
   for (auto& cast : activations_) {
     gone.push_back(std::exchange(cast, nullptr));
   }
+  next_activation_ = 0; // the next region fills the places in order, and the oldest has to go first
 }
 
 void CastSet::drop_beyond_stock() {
@@ -194,6 +195,7 @@ void CastSet::drop_beyond_stock() {
   for (auto& cast : activations_) {
     gone.push_back(std::exchange(cast, nullptr));
   }
+  next_activation_ = 0; // as in drop_all
 }
 
 void CastSet::take_memory(std::vector<CastMemory>& gone) {

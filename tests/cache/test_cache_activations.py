@@ -77,6 +77,21 @@ def test_at_most_four_are_kept() -> None:
             assert right(x)
 
 
+@pytest.mark.parametrize("earlier", range(4, 8))
+def test_the_oldest_goes_first_whatever_an_earlier_region_used(earlier: int) -> None:
+    alive = [torch.randn(4, 4) for _ in range(8)]
+    with ours(), torch.no_grad():
+        for x in alive[:earlier]:
+            used(x)
+    with ours(), torch.no_grad():
+        for x in alive[:5]:
+            used(x)
+        with CastCount() as count:
+            for x in alive[1:5]:
+                used(x)
+    assert count.casts == 0
+
+
 def test_the_death_of_an_activation_frees_its_cast_at_the_next_cast() -> None:
     with ours(), torch.no_grad():
         x = torch.randn(4, 4)

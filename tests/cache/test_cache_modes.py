@@ -18,7 +18,6 @@ from helpers.casts import CASTS, Region, half, ours, stock
 from helpers.comparison import assert_same
 from helpers.models import (
     EVERY_MODEL,
-    MODELS,
     checkpointed,
     loss_of,
     made,
@@ -37,17 +36,11 @@ ALL_MODES = pytest.mark.parametrize("cache", MODES)
 
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-#: The LSTM of the CPU has no float16.
-MODELS_AND_DTYPES = [
-    (name, dtype)
-    for name in MODELS
-    for dtype in (torch.bfloat16, torch.float16)
-    if (name, dtype) != ("recurrent", torch.float16)
-]
 
 
 @ALL_MODES
-@pytest.mark.parametrize(("name", "dtype"), MODELS_AND_DTYPES, ids=str)
+@EVERY_MODEL
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_training_has_stocks_bits(name: str, cache: str, dtype: torch.dtype) -> None:
     measure = functools.partial(stock, cache_enabled=cache != "none")
     for inside in (False, True):

@@ -63,8 +63,8 @@ def _conv(region: Region) -> torch.Tensor:
     return loss
 
 
-def _lstm(region: Region) -> torch.Tensor:
-    model = nn.LSTM(4, 5, 2, bidirectional=True, dropout=0.1)
+def _gru(region: Region) -> torch.Tensor:
+    model = nn.GRU(4, 5, 2, bidirectional=True, dropout=0.1)
     return _step(lambda x: model(x)[0], torch.randn(3, 2, 4), region)
 
 
@@ -146,7 +146,7 @@ def _promoting(region: Region) -> torch.Tensor:
 PROGRAMS: dict[str, Callable[[Region], torch.Tensor]] = {
     "attention": _attention,
     "conv": _conv,
-    "lstm": _lstm,
+    "gru": _gru,
     "gru cell": _gru_cell,
     "reentrant checkpoint": _checkpointed(True),
     "checkpoint": _checkpointed(False),

@@ -53,18 +53,16 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
 
 
-BOTH = (torch.bfloat16, torch.float16)
-#: Each takes a float32 batch of shape [3, 5, 16], and is trained in these dtypes.
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[torch.dtype, ...]]] = {
-    "mlp": (mlp, BOTH),
-    "convolution and batch norm": (conv_net, BOTH),
-    # oneDNN has no LSTM in float16 for most processors.
-    "lstm": (lambda: nn.LSTM(16, 12, num_layers=2, bidirectional=True, dropout=0.2), (torch.bfloat16,)),
-    "gru": (lambda: nn.GRU(16, 12, num_layers=2), BOTH),
-    "attention": (lambda: Attention(need_weights=False), BOTH),
-    "attention with weights": (lambda: Attention(need_weights=True), BOTH),
-    "encoder": (encoder, BOTH),
-    "embedding": (Embedded, BOTH),
+#: Each takes a float32 batch of shape [3, 5, 16].
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "convolution and batch norm": conv_net,
+    "lstm": lambda: nn.LSTM(16, 12, num_layers=2, bidirectional=True, dropout=0.2),
+    "gru": lambda: nn.GRU(16, 12, num_layers=2),
+    "attention": lambda: Attention(need_weights=False),
+    "attention with weights": lambda: Attention(need_weights=True),
+    "encoder": encoder,
+    "embedding": Embedded,
 }
 
 
@@ -73,11 +71,24 @@ def total(outputs: Any) -> torch.Tensor:
     return torch.stack([t.float().square().mean() for t in tensors]).sum()
 
 
+def or_error(run: Callable[[Region], Any]) -> Callable[[Region], Any]:
+    """Compares the errors where stock raises, too: oneDNN has an LSTM in half precision for some processors only."""
+
+    def run_or_raise(region: Region) -> Any:
+        try:
+            return run(region)
+        except RuntimeError as error:
+            return torch.empty(0), str(error)
+
+    return run_or_raise
+
+
 @pytest.mark.parametrize("backward_inside", [True, False])
-@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, (_, dtypes) in MODELS.items() for dtype in dtypes])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
 def test_module_trains_as_under_stock(name: str, dtype: torch.dtype, backward_inside: bool) -> None:
     def train(region: Region) -> Any:
-        model = MODELS[name][0]()
+        model = MODELS[name]()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         seen = []
         for _ in range(2):
@@ -94,14 +105,14 @@ def test_module_trains_as_under_stock(name: str, dtype: torch.dtype, backward_in
             optimizer.zero_grad()
         return seen, values(model.state_dict().values())
 
-    assert_like_stock(train)
+    assert_like_stock(or_error(train) if name == "lstm" else train)
 
 
 @pytest.mark.parametrize("no_autograd", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", MODELS)
 def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], Any]) -> None:
     def evaluate(region: Region) -> Any:
-        model = MODELS[name][0]().eval()
+        model = MODELS[name]().eval()
         x = torch.randn(3, 5, 16)
         with no_autograd(), region():
             around = model(x)
@@ -109,7 +120,7 @@ def test_module_evaluates_as_under_stock(name: str, no_autograd: Callable[[], An
             within = model(x)
         return around, within
 
-    assert_like_stock(evaluate)
+    assert_like_stock(or_error(evaluate) if name == "lstm" else evaluate)
 
 
 def scaled_training(region: Region) -> Any:

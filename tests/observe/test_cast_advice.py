@@ -25,7 +25,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], tuple[int, in
     "GRU, packed": (lambda: nn.GRU(4, 4), (nn.utils.rnn.pack_padded_sequence(X, [3, 2]),), (4, 4)),
     "GRUCell": (lambda: nn.GRUCell(4, 4), (X[0], X[1]), (4, 2)),
     "RNN": (lambda: nn.RNN(4, 4, 2, nonlinearity="relu"), (X,), (8, 3)),
-    "LSTM": (lambda: nn.LSTM(4, 4, 2), (X,), (8, 5)),
     "LSTM, projection": (lambda: nn.LSTM(4, 4, proj_size=2), (X,), (4 + 3, 5)),  # a view for each step
     "MultiheadAttention": (lambda: nn.MultiheadAttention(4, 2), (X, X + 1, X + 2), (8, 3)),  # views of one weight
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.process
+import os
 import threading
 from pathlib import Path
 
@@ -87,9 +88,10 @@ def test_what_a_trace_says_of_a_compiled_model(
 ) -> None:
     if backend == "inductor":
         request.getfixturevalue(backend)
-    # A folder of another name than the default one, whose contents save time.
-    Path(default_cache_dir()).mkdir(exist_ok=True)
-    (tmp_path / "cache").symlink_to(default_cache_dir())
+    # A folder of another name than the usual one, whose contents save time.
+    usual = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()))
+    usual.mkdir(exist_ok=True)
+    (tmp_path / "cache").symlink_to(usual)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.ones(4, 8)
 

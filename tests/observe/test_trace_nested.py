@@ -61,7 +61,7 @@ def _overflow(region: Callable[[], Any]) -> torch.Tensor:
         return torch.mm(torch.full((2, 2), 300.0), torch.full((2, 2), 300.0)).float().sqrt()
 
 
-_NAMES = ["attention", "checkpoint", "reentrant checkpoint", "lstm", "double backward", "overflow"]
+_NAMES = ["attention", "checkpoint", "reentrant checkpoint", "gru", "double backward", "overflow"]
 _TOOLS: dict[str, Callable[[], Any]] = {
     "trace": trace,
     "crosscheck": tp.crosscheck,
