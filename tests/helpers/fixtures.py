@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -94,9 +95,9 @@ def no_timings_of_guards() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Uses one thread, because the bits of a sum depend on how threads split it."""
-    torch.set_num_threads(1)
+def threads() -> None:
+    """Uses one thread, because the bits of a sum depend on how threads split it, unless OMP_NUM_THREADS is set."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.manual_seed(0)
 
 
