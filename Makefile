@@ -23,7 +23,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 # Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
-PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
+PYRIGHT = env PYTHONPATH="$(CURDIR)" PATH="$(abspath $(VENV))/bin:$$PATH" pyright
 SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
