@@ -24,14 +24,15 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The requirements of an extra, without the package and PyTorch.
 extra = $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
 # Pyright asks the first Python on the path for its packages, and does not follow the finder of an editable installation.
-PYRIGHT = env PYTHONPATH=$(CURDIR) PATH="$(abspath $(VENV))/bin:$$PATH" pyright
+PYRIGHT = env PYTHONPATH="$(CURDIR)" PATH="$(abspath $(VENV))/bin:$$PATH" pyright
 SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/policy/op_policies.def $(wildcard csrc/*/*)
 
 # The extension is in the source tree, so a build in one environment replaces that in another. Objects are kept.
 BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
-.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-installed test-compilers cross-aarch64 coverage test-pytorch test-jax test-ecosystem \
+.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-cpus test-installed test-compilers \
+	cross-aarch64 coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
 help: ## list the targets
@@ -51,6 +52,9 @@ test: build ## run the tests (ARGS="-k cache -x" selects; JOBS=0 uses one proces
 
 test-all: build ## run the tests that are marked slow, too
 	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal -m "" $(ARGS)
+
+test-cpus: build ## run the tests as on CPUs with fewer instructions, and on one and four threads (ARGS="--only sse41 tests/docs")
+	$(PY) tools/cpus.py --jobs $(JOBS) $(ARGS)
 
 test-installed: build ## run the tests with install() in force: torch.autocast opens regions of ours
 	$(PY) -m pytest --installed --numprocesses $(JOBS) --dist worksteal $(ARGS)

@@ -138,7 +138,10 @@ def _interleaved(prepared: Prepared, settings: Settings) -> dict[str, list[float
     """Returns the times of each contender by round, in nanoseconds. One more round runs first and does not count."""
     clock = time.process_time if settings.clock == "cpu" else synchronized_clock
     timers = {name: contender.timer(clock) for name, contender in prepared.contenders.items()}
-    runs = {name: _runs_of_a_slice(timer, settings.slice_seconds) for name, timer in timers.items()}
+    runs = {}
+    for name, timer in timers.items():
+        with prepared.contenders[name].region():
+            runs[name] = _runs_of_a_slice(timer, settings.slice_seconds)
     times: dict[str, list[float]] = {name: [] for name in timers}
     names = list(timers)
     for number in range(settings.rounds + 1):

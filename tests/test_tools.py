@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import cpus
 import cuda_stand_in
 from helpers.subprocesses import environment, run_python
 
@@ -53,6 +55,21 @@ def test_growth_is_measured() -> None:
     done = run("soak", "--iterations", "40", "--only", "overrides", "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: too few iterations to tell
     assert json.loads(done.stdout)
+
+
+def test_what_a_cpu_lacks_is_said_and_not_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpus, "flags", lambda: {"sse4_1", "avx2", "fma"})
+    monkeypatch.setattr(cpus, "without_effect", lambda setting, _: "2" if setting is cpus.SETTINGS["sse41"] else None)
+    monkeypatch.setattr(cpus, "run", lambda *_: (1, Counter(passed=1, failed=2)))
+    monkeypatch.setattr(sys, "argv", ["cpus.py", "--only=amx"])
+    assert cpus.main() == 0
+    assert "amx: not run: this CPU has no avx512f, avx512bw" in capsys.readouterr().out
+    for name, result in (("sse41", "no effect"), ("avx2", "failed")):
+        monkeypatch.setattr(sys, "argv", ["cpus.py", f"--only={name}"])
+        assert cpus.main() == 1
+        assert f"{name}: {result}" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
     make size                  # tables for people
     make size ARGS=--json      # the same figures for a machine
 
-The budgets are those of CONTRIBUTING.md. Exit status: 0 within the budgets; 1 over one of them.
+`.ci/run` calls it. The budgets are a ratchet (CONTRIBUTING.md, principle 3). Exit status: 0 within the budgets; 1 over
+one of them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is counted: its name, the folders, the suffixes of its files, the unit, and the budget.
+#: What is counted: its name, the folders, the suffixes of its files, the unit, and the budget: what there was
+#: when somebody last changed it, without headroom.
 KINDS = (
-    ("package", ("torch_promote",), (".py",), "lines", 28_000),
-    ("modules of the package", ("torch_promote",), (".py",), "files", 130),
-    ("C++", ("csrc",), (".cpp", ".h"), "lines", 7_500),
-    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 42_000),
-    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 30_000),
+    ("package", ("torch_promote",), (".py",), "lines", 37_951),
+    ("modules of the package", ("torch_promote",), (".py",), "files", 135),
+    ("C++", ("csrc",), (".cpp", ".h"), "lines", 8_696),
+    ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 53_253),
+    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 34_923),
 )
 MEASURES = {"lines": lambda text: text.count("\n"), "words": lambda text: len(text.split()), "files": lambda text: 1}
 

@@ -164,6 +164,7 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
     assert f"{__file__}:" in found.where
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")  # the planted kernel overrides another
 def test_a_cast_where_the_plan_has_no_policy_is_found_in_the_bits() -> None:
     """The result is a bool, so the cast does not show in a dtype."""
 

@@ -16,8 +16,9 @@ Run = Callable[..., pytest.RunResult]
 @pytest.fixture
 def plain_pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A `pytester` that no setting of the outer run reaches, with lines of 200 columns."""
-    for variable in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
+    for variable in ("CI", "BUILD_NUMBER"):  # with CI, pytest repeats whole messages in its summary
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")  # the tests in it have an order
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     monkeypatch.setenv("COLUMNS", "200")
     pytester.makeini("[pytest]")

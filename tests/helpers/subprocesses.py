@@ -43,7 +43,8 @@ class Program:
 
     `import torch` takes two seconds. The process is a fork of a process that has only imported torch. So start Python
     itself if the test depends on a variable that PyTorch reads during its import, or on options of the interpreter.
-    OMP_NUM_THREADS is 1. A program that returns, or calls `sys.exit`, runs its exit handlers and is not finalized.
+    OMP_NUM_THREADS is 1 if the tests have none. A program that returns, or calls `sys.exit`, runs its exit handlers and
+    is not finalized.
 
     Args:
         code: The program, which may be indented.
@@ -172,7 +173,7 @@ def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen
 
 def _started(listening: socket.socket, more: tuple[str, ...]) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(TESTS / "helpers" / "warm_python.py"), str(listening.fileno()), *more]
-    env = {**plain_environment(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}  # a program's own is `prepared`
+    env = {"OMP_NUM_THREADS": "1", **plain_environment(), "PYTHONUNBUFFERED": ""}  # a program's own is `prepared`
     nothing = subprocess.DEVNULL
     return subprocess.Popen(
         command, env=env, pass_fds=[listening.fileno()], stdin=nothing, stdout=nothing, start_new_session=True

@@ -208,7 +208,7 @@ echo "$out:" > "${{deps:-/dev/null}}"
 
 def test_what_is_compiled_is_kept_and_used(installation: Installation, tmp_path: Path) -> None:
     """Two processes ask for it at once, and one of them compiles."""
-    links = f"sleep 1; echo once >> {tmp_path / 'linked'}; cp {_C.__file__} $out"
+    links = f"sleep 1; echo once >> {tmp_path / 'linked'}; cp '{_C.__file__}' $out"
     variables = {"CXX": compiler(tmp_path, "touch $out", links), "TORCH_PROMOTE_AUTOCAST": "1"}
     both = run_together([installation.start(COMMAND, **variables) for _ in range(2)])
     assert [done.returncode for done in both] == [0, 0], both
@@ -231,7 +231,7 @@ def test_what_is_kept_and_does_not_load_is_compiled_again(installation: Installa
     whole = Path(_C.__file__).read_bytes()
     cached.write_bytes(whole[: len(whole) // 2])  # to load it would kill the process
     assert f"and {cached} does not load with it: the file is cut off. `torch-promote build` " in installation.error()
-    done = installation.run(COMMAND, CXX=compiler(tmp_path, "touch $out", f"cp {_C.__file__} $out"))
+    done = installation.run(COMMAND, CXX=compiler(tmp_path, "touch $out", f"cp '{_C.__file__}' $out"))
     assert done.stdout == f"torch {torch.__version__}: compiled {cached}\n", done.stderr
     assert installation.file() == f"cache/{cached.name}"
 
@@ -242,7 +242,7 @@ def test_the_module_is_the_command(installation: Installation, tmp_path: Path) -
     def run(command: str) -> tuple[int, str, str]:
         env = environment(
             TORCH_PROMOTE_BUILD_DIR=str(installation.cache),
-            CXX=compiler(tmp_path, "touch $out", f"cp {_C.__file__} $out"),
+            CXX=compiler(tmp_path, "touch $out", f"cp '{_C.__file__}' $out"),
             PYTHONPATH=str(installation.package.parent),
         )
         line = [sys.executable, "-m", "torch_promote", command]

@@ -70,6 +70,7 @@ def test_json_gives_the_same_report(report: Comparison | Tuning) -> None:
     assert str(again) == str(report)
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")  # matplotlib's fonts lack letters that Hypothesis finds
 @given(COMPARISONS | TUNINGS)
 @settings(max_examples=10, deadline=None)
 def test_every_report_has_a_page_and_a_plot(report: Comparison | Tuning) -> None:

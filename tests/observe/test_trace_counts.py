@@ -100,6 +100,7 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     assert report.total.casts == made
 
 
+@pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # one set of overrides for all programs
 @pytest.mark.parametrize("region", OTHER_REGIONS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_calls_are_as_planned(name: str, region: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -119,7 +120,7 @@ def test_a_link_stays_and_so_do_the_permissions(path: Path) -> None:
 
 def test_where_nothing_can_be_written(path: Path) -> None:
     path.mkdir()
-    for target, why in {"p.toml": "it is a directory", "no/p.toml": "No such file or directory"}.items():
+    for target, why in {"p.toml": "it is a directory", "no/p.toml": os.strerror(errno.ENOENT)}.items():
         with pytest.raises(PolicyError) as error:
             MINE.save(target)
         assert str(error.value) == f"cannot write the policy file {target!r}: {why}."
@@ -304,7 +305,7 @@ def test_what_is_not_a_file(path: Path) -> None:
     path.write_bytes(b"format = 1\n# \xff\n")
     for name, message in {
         "no/p.toml": "there is no policy file 'no/p.toml'. Policies that need no file: stock, cpu,",
-        ".": "cannot read the policy file '.': Is a directory.",
+        ".": f"cannot read the policy file '.': {os.strerror(errno.EISDIR)}.",
         "a\0b.toml": "cannot read the policy file",
         "p.toml": "p.toml: not a text file in UTF-8 (byte 13). Policy.save() writes one.",
         3: "the path of a policy file is a str or a path object, got 3.",

@@ -118,7 +118,7 @@ def skip_frames(*functions: Any) -> None:
     """
     eval_frame: Any = torch._C._dynamo.eval_frame  # exists even before torch._dynamo is imported
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    for function in functions:
+    for function in (*functions, skip_frames):  # Dynamo would warn that it cannot trace the line above
         eval_frame.set_code_exec_strategy(function.__code__, skip)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from torch_promote.errors import printable
 from torch_promote.report.base import Chart, heat_shares, spell, spell_number
 
 if TYPE_CHECKING:
@@ -76,7 +78,8 @@ def to_svg(chart: Chart) -> str:
     figure = Figure(figsize=(_WIDTH, _height(chart)), layout="constrained")
     text = io.StringIO()
     # The salt makes the ids of the image unique in its page, and the same in each run.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": chart.title}):
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": chart.title}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the browser draws the texts, in fonts of its own
         _DRAWERS[chart.kind](figure, chart)
         for axes in figure.axes[: chart.kind != "histograms"]:
             axes.set_title("", loc="left")
@@ -125,6 +128,7 @@ def _decorate(axes: Axes) -> None:
 
 
 def _label(path: str) -> str:
+    path = printable(path)
     return path if len(path) <= _LONGEST_LABEL else f"...{path[3 - _LONGEST_LABEL :]}"
 
 
@@ -257,7 +261,7 @@ def _draw_histograms(figure: Figure, chart: Chart) -> None:
         counts = dict(zip(series.x, series.y, strict=True))
         edges = range(int(min(counts)), int(max(counts)) + 2)
         axes.stairs([counts.get(place, 0.0) for place in edges[:-1]], list(edges), fill=True, color=_INK)
-        axes.set_title(series.name, loc="left", fontsize=8, fontweight="bold", color=_INK)
+        axes.set_title(printable(series.name), loc="left", fontsize=8, fontweight="bold", color=_INK)
         axes.set_title(series.note, loc="right", fontsize=7, color=_INK)
         _decorate(axes)
         axes.spines["left"].set_visible(False)
