@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_promote as tp
 from torch_promote.checking.why import Derivation
@@ -85,8 +86,6 @@ class Expressions:
         return pick(forms)
 
     def of_a_sample(self) -> str:
-        from torch.testing._internal.common_methods_invocations import op_db  # it takes a second
-
         while True:
             op = self.random.choice(op_db)
             name = re.sub(r"^nn\.functional\.", "F.", op.name)

@@ -254,9 +254,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_that_installs_and_uninstalls_itself(tmp_path: Path, entry_point: Path) -> None:
+@pytest.mark.parametrize("started", [("fork",), pytest.param(("fork", "spawn"), marks=pytest.mark.slow)], ids=len)
+def test_a_program_that_installs_and_uninstalls_itself(
+    tmp_path: Path, entry_point: Path, started: tuple[str, ...]
+) -> None:
     """Forked processes have what it has installed; others begin with what the command says."""
-    started = ("fork", "spawn")
     (tmp_path / "installs.py").write_text(INSTALLS)
     done = outcome(tmp_path, entry_point, [*COMMAND, "--override", "matmul=float64", "installs.py", *started])
     by_command = "<torch_promote.install(overrides={'matmul': 'float64'})> torch.float64"

@@ -66,8 +66,7 @@ def rows_and_dtypes() -> Iterator[Any]:
             yield pytest.param(row, lower, marks=marks, id=f"{lower}-{name_of(row)}")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
-@each_lower_dtype
+@pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
 def test_row(row: Row, lower: torch.dtype) -> None:
     for kind in KINDS:
         check_row(row, kind, lower, "cpu")

@@ -153,7 +153,8 @@ def end_warm_pythons() -> None:
         requests.close()
     for _, process in connected:
         if process is not None:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that a test has left has the socket, too
+                process.wait(timeout=120)
 
 
 def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
