@@ -47,7 +47,7 @@ demo-tune: build ## tune the GPT in float16, where it overflows, and compare a t
 demo-float8: build ## train the GPT in bfloat16, in float8, and in float8 where tune allows it, and compare the losses
 	$(PY) examples/float8_gpt.py $(ARGS)
 
-test: build ## run the tests (ARGS="-k cache -x" selects; JOBS=0 uses one process; TORCH_PROMOTE_CHECK_CASTS=1 checks casts)
+test: build ## run the tests (ARGS="-k cache -x" selects; ARGS=--durations=20 lists the slowest; JOBS=0 uses one process; TORCH_PROMOTE_CHECK_CASTS=1 checks casts)
 	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-all: build ## run the tests that are marked slow, too

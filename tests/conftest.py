@@ -46,3 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the longest test first, so that no process ends with a long test while the others are idle."""
     items.sort(key=lambda item: item.path.name != "test_cuda.py")
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what CONTRIBUTING.md limits. Unlike the seconds on the clock, it hardly depends on what else runs."""
+    minutes, seconds = divmod(round(sum(os.times()[:4])), 60)  # of this process, and of those that have ended
+    terminalreporter.write_line(f"CPU time: {minutes} min {seconds} s, with all processes that the tests started")

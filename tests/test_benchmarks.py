@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 import cuda_stand_in
 import torch_promote as tp
+from benchmarks import callgrind
 from benchmarks.__main__ import main
 from benchmarks.cases import LOW, OURS, STOCK, Settings
 from benchmarks.programs import PROGRAMS, program
@@ -50,14 +52,16 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
         ("ops", "policy*"),
         ("models", "*forward"),
         ("caches", '*"all"'),
-        ("programs", '*"persistent"'),
+        ("programs", '*checkpoints, cache="persistent"'),
         ("compile", "MLP, step, region around"),
         ("float8", "product*"),
         pytest.param("float8", "*rowwise, over torchao", marks=pytest.mark.slow),  # Inductor compiles two blocks
     ],
 )
 def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str) -> None:
-    report = report_of(capsys, "--suite", suite, "--case", case)
+    # Inductor calls PyTorch's kernels, and compiles no C++.
+    with inductor_config.patch(fallback_by_default=suite == "compile"):
+        report = report_of(capsys, "--suite", suite, "--case", case)
     always, sometimes = CONTENDERS[suite]
     assert (report["clock"], report["rounds"], report["interrupted"]) == ("cpu", 2, False)
     assert report["results"]
@@ -73,11 +77,23 @@ def test_a_suite_runs(capsys: pytest.CaptureFixture[str], suite: str, case: str)
         assert result["casts"][STOCK].keys() == {"weights", "activations", "gradients"}
 
 
+@pytest.mark.slow  # PyTorch's import takes 20 seconds under valgrind
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_instructions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     [result] = report_of(capsys, "--suite", "instructions", "--case", "mm, nothing to cast")["results"]
     assert set(result["instructions"]) == {"stock", "ours", "plain"}
     assert all(5_000 < count < 50_000 for count in result["instructions"].values())
+
+
+def test_the_count_of_a_run_is_free_of_what_surrounds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def dump() -> None:
+        (tmp_path / f"{callgrind._NAME}.1").write_text(f"events: Ir\nsummary: {100 + 7 * sum(runs)}\n")
+
+    monkeypatch.setattr(torch._C, "_valgrind_toggle", runs.clear)
+    monkeypatch.setattr(torch._C, "_valgrind_toggle_and_dump_stats", dump)
+    assert callgrind._instructions_of(runs.append, tmp_path) == 7
 
 
 @pytest.mark.skipif(cuda_stand_in.why_not() is not None, reason=cuda_stand_in.why_not() or "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,27 +31,31 @@ def run(tool: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
     )
 
 
+def program(tool: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same in a fork. With this variable, tools/soak does not start Python anew."""
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return run_python(code, str(TOOLS / tool), *arguments, env=environment(MALLOC_ARENA_MAX="1", **variables))
+
+
 @pytest.mark.parametrize("tool", PROGRAMS)
 def test_each_program_explains_itself_and_rejects_an_unknown_option(tool: str) -> None:
-    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    # With this variable, tools/soak does not start Python anew; test_growth_is_measured starts it without.
-    program = functools.partial(run_python, code, str(TOOLS / tool), env=environment(MALLOC_ARENA_MAX="1"))
-    helped = program("--help")
+    helped = program(tool, "--help")
     assert helped.returncode == 0, helped.stderr
     assert "usage:" in helped.stdout
-    rejected = program("--no-such-option")
+    rejected = program(tool, "--no-such-option")
     assert (rejected.returncode, rejected.stdout) == (2, "")
     assert "--no-such-option" in rejected.stderr
 
 
 def test_without_a_gpu_make_gpu_says_what_to_do() -> None:
-    done = run("gpu", CUDA_VISIBLE_DEVICES="")
+    done = program("gpu", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (2, "")
     assert "finds no GPU: it is" in done.stderr
     assert "make gpu ARGS='--device cuda-stand-in'" in done.stderr
 
 
-def test_growth_is_measured() -> None:
+@pytest.mark.parametrize("run", [program, pytest.param(run, marks=pytest.mark.slow)])
+def test_growth_is_measured(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run("soak", "--iterations", "40", "--only", "overrides", "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: too few iterations to tell
     assert json.loads(done.stdout)

@@ -294,7 +294,8 @@ def test_a_region_entered_inside_stocks_cast_does_not_deadlock() -> None:
         with torch.autocast("cpu"), Mode():
             x @ w
         print(tp.cache_info()["entries"])
-        """
+        """,
+        compiler=True,
     )
     assert result == "0\n"
 
@@ -333,6 +334,7 @@ def test_the_end_of_a_region_waits_for_no_cast_that_needs_the_gil(seconds: int) 
         print("done")
         """,
         str(seconds),
+        compiler=True,
     )
     assert result == "done\n"
 

@@ -126,7 +126,7 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.parametrize("capability", ["default", pytest.param("avx2", marks=pytest.mark.slow)])
 def test_has_the_bits_of_pytorchs_kernels_for_other_processors(capability: str) -> None:
     """In a process in which PyTorch uses the kernels of an older processor, while ours uses those of this one."""
     done = subprocess.run(

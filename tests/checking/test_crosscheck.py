@@ -104,10 +104,17 @@ def train(name: str, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
 
 
 @levels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
-@pytest.mark.parametrize("region", ["step", "all"])
+@pytest.mark.parametrize(
+    ("region", "dtype"),  # the everyday run has each of both once
+    [
+        ("step", torch.bfloat16),
+        ("all", torch.float16),
+        pytest.param("step", torch.float16, marks=pytest.mark.slow),
+        pytest.param("all", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_has_no_mismatch_and_does_not_change(name: str, dtype: Any, region: str, level: Any) -> None:
     # In one region around all steps, weights change, and stock would use their old casts.
     def run() -> list[Any]:

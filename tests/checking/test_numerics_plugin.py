@@ -237,11 +237,23 @@ NAMES = """
 
     @numerics
     def test_differs(): torch.ones(2) + (planted == "some")
+
+    def test_mismatch(): torch.ones(3, dtype=torch.int8) + torch.ones(3, dtype=torch.int16)
 """
 
 
-def test_xdist_and_the_crosscheck(run: Run) -> None:
-    alone = run(NAMES)
+def test_xdist_and_the_crosscheck(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(promotion_table._TABLE, (torch.int8, torch.int16), torch.int32)  # a bug in the reference
+    pytester.makeconftest(  # in the processes, too
+        """
+        def pytest_runtest_setup():
+            import torch
+            from torch_promote.reference import promotion
+
+            promotion._TABLE[torch.int8, torch.int16] = torch.int32
+        """
+    )
+    alone = run(NAMES, "--record-numerics=stored", "--torch-promote-crosscheck=bits")
     assert summary(alone) == "recorded 9 new tests, compared 0"
     names = os.listdir("stored")
     assert len({name.lower() for name in names}) == len(names) == 9
@@ -249,9 +261,12 @@ def test_xdist_and_the_crosscheck(run: Run) -> None:
     assert max(map(len, names)) <= 130
     options = "-n2", "--dist=loadgroup", "--torch-promote-crosscheck=bits", "--record-numerics=stored"
     shared = run(NAMES, *options, planted="some", processes=True)
-    shared.assert_outcomes(passed=8, failed=1)
+    shared.assert_outcomes(passed=8, failed=2)
     assert summary(shared) == "compared 9, 1 differs"
-    shared.stdout.fnmatch_lines(["tests checked *9", "FAILED *::test_differs - Failed: Different from step 0 on: *"])
+    shared.stdout.fnmatch_lines(["FAILED *::test_differs - Failed: Different from step 0 on: *"])
+    for title in ("tests checked", "calls", "checked against the reference", "mismatches"):
+        (mine,), (others,) = ([x for x in result.outlines if x.startswith(f"{title} ")] for result in (alone, shared))
+        assert mine == others
 
 
 def test_a_test_that_the_crosscheck_fails_is_not_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

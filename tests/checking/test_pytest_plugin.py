@@ -266,6 +266,7 @@ def test_the_fixture_gives_the_report(run: Run) -> None:
     assert counted(result, "tests checked") == 1
 
 
+@pytest.mark.slow  # every day, tests/checking/test_numerics_plugin.py shares tests among processes
 @pytest.mark.usefixtures("wrong_cell")
 def test_xdist_merges_the_summary(run: Run, pytester: pytest.Pytester) -> None:
     alone = run(

@@ -206,7 +206,7 @@ def test_a_wrong_command_line_is_one_line_and_runs_nothing(
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("script", [False, True])
+@pytest.mark.parametrize("script", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_error_of_the_import_is_one_line_and_status_2(script: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch_promote", "info"]
     if script:  # as pip makes it of the entry point

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.autoloading import COMMAND, entry_point, folder, ran, variables
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
-from helpers.subprocesses import output_of, plain_environment
+from helpers.subprocesses import output_of, plain_environment, run_module
 from helpers.traced_commands import warm
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
@@ -114,7 +114,11 @@ def test_the_command_becomes_the_program(folder: Path, entry_point: Path) -> Non
     assert err.endswith("raise KeyboardInterrupt\nKeyboardInterrupt\n")
 
 
-@pytest.mark.parametrize("options", [[], ["--crosscheck"]], ids=["", "crosscheck"])
+@pytest.mark.parametrize(
+    "options",
+    # Without options, the command has become the program.
+    [pytest.param([], marks=pytest.mark.slow, id=""), pytest.param(["--crosscheck"], id="crosscheck")],
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_program(folder: Path, options: list[str], number: int) -> None:
     program(
@@ -206,7 +210,7 @@ DISTRIBUTED = f"""{TRAINING}
 import torch.distributed as dist
 from helpers.gloo_ranks import end_group
 dist.init_process_group("gloo")
-hashes = [None, None]
+hashes = [None] * dist.get_world_size()
 dist.all_gather_object(hashes, train(dist.get_rank()))
 if dist.get_rank() == 0:
     print(*hashes, sys.argv[1:], sys.modules["torch_promote"].installed())
@@ -250,9 +254,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_that_installs_and_uninstalls_itself(tmp_path: Path, entry_point: Path) -> None:
+@pytest.mark.parametrize("started", [("fork",), pytest.param(("fork", "spawn"), marks=pytest.mark.slow)], ids=len)
+def test_a_program_that_installs_and_uninstalls_itself(
+    tmp_path: Path, entry_point: Path, started: tuple[str, ...]
+) -> None:
     """Forked processes have what it has installed; others begin with what the command says."""
-    started = ("fork", "spawn")
     (tmp_path / "installs.py").write_text(INSTALLS)
     done = outcome(tmp_path, entry_point, [*COMMAND, "--override", "matmul=float64", "installs.py", *started])
     by_command = "<torch_promote.install(overrides={'matmul': 'float64'})> torch.float64"
@@ -266,14 +272,15 @@ def test_a_program_that_installs_and_uninstalls_itself(tmp_path: Path, entry_poi
     assert (done[0], done[2]) == (0, "")
 
 
-def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str]) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_torchrun(tmp_path: Path, entry_point: Path, hashes: list[str], ranks: int) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", *COMMAND[2:]]
-    status, out, err = outcome(tmp_path, entry_point, [*command, "--override=relu=fp32", "train.py", "--lr"])
-    assert status == 0, err
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", *COMMAND[2:]]
+    options = {"cwd": tmp_path, "env": variables(entry_point, OMP_NUM_THREADS="1"), "timeout": 280}
+    done = run_module(*torchrun, "--override=relu=fp32", "train.py", "--lr", **options)
+    assert done.returncode == 0, done.stderr
     installed = "<torch_promote.install(overrides={'relu': 'fp32'})>"
-    assert out == f"{' '.join(hashes)} ['--lr'] {installed}\n"
+    assert done.stdout == f"{' '.join(hashes[:ranks])} ['--lr'] {installed}\n"
 
 
 # --crosscheck

@@ -21,7 +21,10 @@ from helpers.program_comparison import assert_like_stock as compare
 
 pytestmark = pytest.mark.usefixtures("nothing_persists")
 
-INSIDE = pytest.mark.parametrize("inside", [False, True], ids=["backward after", "backward inside"])
+INSIDE = pytest.mark.parametrize(  # tests/cache/test_cache_modes.py has both on the CPU
+    "inside",
+    [pytest.param(False, id="backward after"), pytest.param(True, id="backward inside", marks=pytest.mark.slow)],
+)
 REENTRANT = pytest.mark.parametrize("use_reentrant", [False, True], ids=["not reentrant", "reentrant"])
 MODES = pytest.mark.parametrize("cache", ["weights", "persistent", "all"])
 assert_like_stock = functools.partial(compare, regions=ANYWHERE)

@@ -84,6 +84,12 @@ def of_stock(name: str) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(("name", "mode"), EVERY_PROGRAM)
+@pytest.mark.parametrize(
+    ("name", "mode"),  # how modes differ is host code, which tests/cache/test_cache_memory.py compares
+    [
+        pytest.param(*one.values, id=one.id, marks=pytest.mark.slow if one.values[1] == "all" else ())
+        for one in EVERY_PROGRAM
+    ],
+)
 def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> None:
     check_bounds(name, mode, "cuda", of_stock(name))

@@ -46,8 +46,15 @@ def test_the_rows_are_those_of_the_table() -> None:
     assert len(BANNED) == 1
 
 
-@pytest.mark.parametrize("row", LISTED, ids=name)
-@each_lower_dtype
+@pytest.mark.parametrize(
+    ("row", "lower"),
+    [
+        # As in tests/dispatch/test_rows.py, where the everyday run has the other dtype.
+        pytest.param(row, lower, id=f"{lower}-{name(row)}", marks=pytest.mark.slow if (number + choice) % 2 else ())
+        for number, row in enumerate(LISTED)
+        for choice, lower in enumerate(LOWER_DTYPES)
+    ],
+)
 def test_row(row: Row, lower: torch.dtype) -> None:
     for kind in KINDS:
         check_row(row, kind, lower, "cuda")

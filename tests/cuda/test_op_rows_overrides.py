@@ -13,12 +13,15 @@ from torch_promote.policy.op_table import CastPolicy, Row
 #: Rows whose kernel refuses float32.
 HALF_PRECISION_ONLY = {"aten::_scaled_dot_product_flash_attention"}
 
-each_row = pytest.mark.parametrize(
-    "row", [row for row in ROWS if listed(row, "cuda")], ids=lambda row: row.name.removeprefix("aten::")
+LISTED = [pytest.param(row, id=row.name.removeprefix("aten::")) for row in ROWS if listed(row, "cuda")]
+each_row = pytest.mark.parametrize("row", LISTED)
+
+
+@pytest.mark.parametrize(
+    "row",
+    # The policies act alike on every device, and tests/dispatch/test_override_effects.py has all rows on the CPU.
+    [pytest.param(*one.values, id=one.id, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, one in enumerate(LISTED)],
 )
-
-
-@each_row
 def test_every_policy(row: Row) -> None:
     cast, ran = check_row_effects(row, [FLOAT32], "cuda")
     assert {torch.bfloat16, torch.float64, CastPolicy.lower_precision_fp} <= cast

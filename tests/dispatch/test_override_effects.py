@@ -25,8 +25,19 @@ def test_on_the_cpu_in_bits(row: Row) -> None:
         assert {torch.float32, CastPolicy.fp32} <= ran
 
 
+#: The policies act alike on all devices. The everyday run has all rows on the CPU, and here those that it lacks.
+ON_FAKE_CUDA = [
+    pytest.param(
+        row,
+        id=row.name.removeprefix("aten::"),
+        marks=pytest.mark.slow if has_kernel(row, "cpu") and number % 6 else (),
+    )
+    for number, row in enumerate(ROWS)
+]
+
+
 @pytest.mark.usefixtures("pretend_cuda")
-@each_row
+@pytest.mark.parametrize("row", ON_FAKE_CUDA)
 def test_on_fake_cuda_in_dtypes_shapes_and_strides(row: Row) -> None:
     with tensors_of(fake=True):
         cast, _ = check_row_effects(row, KINDS, "cuda", fake=True)

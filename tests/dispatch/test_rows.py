@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -44,7 +43,15 @@ BANNED = [(row, device) for device in ACCELERATORS for row in LISTED[device] if 
 
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 on_fake_tensors = pytest.mark.usefixtures("pretend_cuda")
-each_accelerator = pytest.mark.parametrize("device", ACCELERATORS)
+#: Two kinds tell all policies apart. How each policy treats the others is the same code on every accelerator.
+each_accelerator = pytest.mark.parametrize(
+    ("device", "kinds"),
+    [
+        pytest.param("cuda", KINDS, id="cuda"),
+        *(pytest.param(device, (LOWER, MIXED), id=device) for device in ("xpu", "mps")),
+        *(pytest.param(device, KINDS, marks=pytest.mark.slow, id=f"{device}, all kinds") for device in ("xpu", "mps")),
+    ],
+)
 
 
 def name_of(row: Row) -> str:
@@ -52,15 +59,14 @@ def name_of(row: Row) -> str:
 
 
 def rows_and_dtypes() -> Iterator[Any]:
-    """Every row with every lower dtype; the everyday run alternates. tests/cuda/test_op_rows.py runs both."""
+    """Every row with every lower dtype; the everyday run alternates."""
     for number, row in enumerate(ROWS):
         for choice, lower in enumerate(LOWER_DTYPES):
             marks = [pytest.mark.slow] if (number + choice) % 2 else []
             yield pytest.param(row, lower, marks=marks, id=f"{lower}-{name_of(row)}")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
-@each_lower_dtype
+@pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
 def test_row(row: Row, lower: torch.dtype) -> None:
     for kind in KINDS:
         check_row(row, kind, lower, "cpu")
@@ -69,9 +75,9 @@ def test_row(row: Row, lower: torch.dtype) -> None:
 @on_fake_tensors
 @each_accelerator
 @pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
-def test_row_on_fake_tensors(row: Row, lower: torch.dtype, device: str) -> None:
+def test_row_on_fake_tensors(row: Row, lower: torch.dtype, device: str, kinds: tuple[str, ...]) -> None:
     with tensors_of(fake=True):
-        for kind in KINDS:
+        for kind in kinds:
             check_row(row, kind, lower, device, fake=True)
 
 
@@ -115,7 +121,8 @@ def test_a_banned_row_is_refused_whatever_it_is_given(row: Row, device: str, low
                     assert outcome.ops == [], label
 
 
-FLOATING = (LOWER, MIXED, MIXED_LOWER_FIRST)
+#: Kinds of floating arguments. All are cast to float32, so each kind has one of the lower dtypes.
+FLOATING_IN_TURN = ((LOWER, torch.bfloat16), (MIXED, torch.float16), (MIXED_LOWER_FIRST, torch.bfloat16))
 
 
 def by_hand(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +136,7 @@ def raised(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
 def test_every_row_runs_in_float32_under_the_policy_fp32(row: Row) -> None:
-    for kind, lower in itertools.product(FLOATING, LOWER_DTYPES):
+    for kind, lower in FLOATING_IN_TURN:
         for label, (op, args, kwargs) in calls(row, kind, lower, "cpu"):
             expected = run(contextlib.nullcontext(), (functools.partial(by_hand, op), args, kwargs))
             assert expected.error is None or row.name in PROCESSOR_BOUND
@@ -146,7 +153,7 @@ def test_every_row_runs_in_float32_under_the_policy_fp32(row: Row) -> None:
 def test_the_policy_fp32_gives_what_stock_gives_with_float32_on_cuda(row: Row) -> None:
     """Stock supports dtype=float32 on CUDA only. For `fp32_set_opt_dtype` it runs other ops, with the same results."""
     with tensors_of(fake=True):
-        for kind, lower in itertools.product(FLOATING, LOWER_DTYPES):
+        for kind, lower in FLOATING_IN_TURN:
             for label, bound in calls(row, kind, lower, "cuda", fake=True):
                 stock = run(tp.stock_autocast("cuda", torch.float32), bound, Watch(stand_in=True))
                 ours = run(tp.my_autocast("cuda", policy="fp32"), bound, Watch(stand_in=True))

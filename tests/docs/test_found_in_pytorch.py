@@ -32,7 +32,11 @@ PARTS = (
 SINGLE, HALF, INTS = torch.zeros(2, 2), torch.zeros(2, 2).half(), torch.tensor([1, 3])
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "report",
+    # Inductor compiles C++ for it.
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem == "index_copy")) for path in REPORTS],
+)
 def test_report(report: Path, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
     text = report.read_text(encoding="utf-8")
     parts = re.fullmatch(PARTS, text, re.DOTALL)

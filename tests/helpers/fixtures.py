@@ -14,6 +14,7 @@ import torch
 import torch_promote as tp
 from helpers import under_install
 from helpers.installed import installed_marked, nothing_installed
+from helpers.subprocesses import end_warm_pythons
 from helpers.thread_state import thread_state
 from torch_promote.parity import model as cuda
 
@@ -22,6 +23,10 @@ __all__ = ["installed_marked", "nothing_installed"]  # fixtures
 
 def pytest_configure(config: pytest.Config) -> None:
     under_install.watch(config)
+
+
+def pytest_sessionfinish() -> None:
+    end_warm_pythons()
 
 
 @pytest.fixture(autouse=True, scope="module")

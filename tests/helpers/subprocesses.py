@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
@@ -79,9 +78,10 @@ class Program:
         self._status, status = os.pipe()
         out = self._out.fileno() if stdout is None else stdout
         err = self._err.fileno() if stderr is None else stderr
-        socket.send_fds(
-            _warm_python(COMPILER if compiler else ())[0], [json.dumps(request).encode()], [out, err, status]
-        )
+        warm = COMPILER if compiler else ()
+        if warm not in _WARM:
+            _WARM[warm] = _warm_python(warm)
+        socket.send_fds(_WARM[warm][0], [json.dumps(request).encode()], [out, err, status])
         os.close(status)
         self.pid = self._number(timeout=400)
         self._ended = False
@@ -142,7 +142,22 @@ def run_together(programs: Sequence[Program], timeout: float = 120) -> list[subp
             program.kill()
 
 
-@functools.cache
+#: The processes from which programs are forked, by what they import besides torch: what `_warm_python` returns.
+_WARM: dict[tuple[str, ...], tuple[socket.socket, subprocess.Popen[bytes] | None]] = {}
+
+
+def end_warm_pythons() -> None:
+    """Ends them when no other process of pytest-xdist uses them, so that this process's CPU time includes theirs."""
+    connected = [*_WARM.values()]
+    _WARM.clear()
+    for requests, _ in connected:
+        requests.close()
+    for _, process in connected:
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that a test has left has the socket, too
+                process.wait(timeout=120)
+
+
 def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
     """Connects to the process from which programs are forked, and starts it unless another of pytest-xdist's has.
 

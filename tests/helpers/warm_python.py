@@ -45,6 +45,8 @@ def next_program(listening: socket.socket) -> tuple[str, bool]:
             connected.remove(requests)
             requests.close()
             if not connected:
+                while end_of_a_child():  # what the last have used counts as this process's, too
+                    pass
                 os._exit(0)
             continue
         while end_of_a_child():

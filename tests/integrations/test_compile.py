@@ -70,7 +70,8 @@ def called_in(place: Place, function: Callable[..., Any], x: torch.Tensor, weigh
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "nothing_installed")
 
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+#: What "eager" runs is a part of what "aot_eager" does.
+BACKENDS = pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 compile_ = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 of_torch = functools.partial(torch.autocast, "cpu")
 
@@ -205,7 +206,7 @@ BODIES: tuple[Body, ...] = (simple, nested, decorated_inside, exception, made_ou
 
 
 @pytest.mark.parametrize(
-    ("body", "backend"), [*((body, "aot_eager") for body in BODIES), (simple, "eager"), (nested, "eager")],
+    ("body", "backend"), [*((body, "aot_eager") for body in BODIES), (simple, "eager")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )  # fmt: skip
 def test_region_inside(body: Body, backend: str) -> None:
@@ -242,8 +243,11 @@ MARKED: dict[str, Any] = {"overrides": {"matmul": "fp32"}}
 @pytest.mark.parametrize(
     ("body", "arguments"),
     [
-        *((body, arguments) for body in (*BODIES, beside_our_own) for arguments in ({}, MARKED)),
-        *((nested, arguments) for arguments in ({"policy": "off"}, {"cache": "all"})),
+        *((body, {}) for body in (*BODIES, beside_our_own)),
+        (simple, MARKED),
+        *(pytest.param(body, MARKED, marks=pytest.mark.slow) for body in (*BODIES[1:], beside_our_own)),
+        (nested, {"policy": "off"}),
+        pytest.param(nested, {"cache": "all"}, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -431,7 +435,7 @@ def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], aro
 # --- install and uninstall between calls, and while a function is compiled
 
 
-@pytest.mark.parametrize("body", [simple, made_outside, decorated_inside], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [simple, made_outside, pytest.param(decorated_inside, marks=pytest.mark.slow)])
 def test_every_change_of_the_installation_recompiles(body: Body) -> None:
     args, inner = inputs(), regions_of(body, of_torch)
     counter = CompileCounterWithBackend("aot_eager")
@@ -498,7 +502,7 @@ def steps(run: Callable[..., Any], x: torch.Tensor) -> None:
             run(x)
 
 
-EVERY_DAY = [("MLP", place) for place in PLACES] + [("Llama-like", "region inside"), ("conv net", "region around")]
+EVERY_DAY = [("MLP", place) for place in PLACES] + [("conv net", "region around")]
 
 
 @pytest.mark.parametrize(
@@ -542,7 +546,7 @@ def in_two_regions(region: Region, x: torch.Tensor, weights: Weights) -> torch.T
         return in_float32(region, x, weights)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("region", [ours, stock])
 def test_the_backward_of_an_inner_region_that_is_disabled(region: Region, dynamic: bool) -> None:
     """If the outer region is around the call, AOTAutograd traces the backward in it, which disregards the inner one."""

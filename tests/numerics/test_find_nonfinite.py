@@ -382,13 +382,19 @@ def gpt() -> tuple[nn.Module, Tensor]:
     return GPT(Config(symbols=20, context=16, width=32)), torch.randint(0, 20, (4, 16))
 
 
+#: What the everyday run leaves out of `test_training_is_clean_and_has_the_same_bits`.
+OTHERS = ((HALF, None), (torch.bfloat16, 2.0**30))
+
+
 def conv() -> tuple[nn.Module, Tensor]:
     layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 5))
     return nn.Sequential(*layers), torch.randn(4, 3, 16, 16)
 
 
-@pytest.mark.parametrize("scale", [None, 2.0**30])
-@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(HALF, 2.0**30), (torch.bfloat16, None), *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS)],
+)
 @pytest.mark.parametrize("make", [gpt, conv, lambda: (Masked(), torch.randn(3, 6, 16))])
 def test_training_is_clean_and_has_the_same_bits(
     make: Callable[[], tuple[nn.Module, Tensor]], dtype: torch.dtype, scale: float | None

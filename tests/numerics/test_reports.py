@@ -61,7 +61,7 @@ TUNINGS = st.builds(
 
 
 @given(COMPARISONS | TUNINGS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_json_gives_the_same_report(report: Comparison | Tuning) -> None:
     data = report.to_dict()
     assert list(data)[:2] == ["format", "version"]

@@ -101,8 +101,14 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # one set of overrides for all programs
-@pytest.mark.parametrize("region", OTHER_REGIONS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("name", "region"),  # the everyday run has each program in half of the regions
+    [
+        pytest.param(name, region, marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, name in enumerate(PROGRAMS)
+        for j, region in enumerate(OTHER_REGIONS)
+    ],
+)
 def test_calls_are_as_planned(name: str, region: str) -> None:
     torch.manual_seed(0)
     with trace() as report:

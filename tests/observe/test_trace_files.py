@@ -184,9 +184,13 @@ def places_in(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places_in(item, (*at, key))
 
 
+@pytest.mark.parametrize("share", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("max_calls", [100, 1])
-def test_a_damaged_file_is_refused_with_its_field_or_can_be_used(max_calls: int, tmp_path: Path) -> None:
-    """With dropped calls, the sums in the file count: then these are damaged, and else all other fields."""
+def test_a_damaged_file_is_refused_with_its_field_or_can_be_used(max_calls: int, share: int, tmp_path: Path) -> None:
+    """With dropped calls, the sums in the file count: then these are damaged, and else all other fields.
+
+    The everyday run has one in six of the damages: two wrong values in each place, and each value in other places.
+    """
     overrides = {"exp": "fp32", "bmm": "fp32"}
     with (
         tp.trace(values=True, where="casts", max_calls=max_calls) as report,
@@ -194,11 +198,12 @@ def test_a_damaged_file_is_refused_with_its_field_or_can_be_used(max_calls: int,
     ):
         torch.mm(torch.ones(2, 2), torch.ones(2, 2)).exp()
     file, text = tmp_path / "run.json", json.dumps(report.to_dict())
-    complaints = []
+    complaints, places = [], 0
     for at in list(places_in(json.loads(text)))[1:]:
         if at[0] != "dropped" and (at[0] in ("groups", "casts")) != bool(report.dropped):
             continue
-        for value in WRONG:
+        places += 1
+        for value in WRONG[places % share :: share]:
             changed = json.loads(text)
             holder = functools.reduce(lambda inner, key: inner[key], at[:-1], changed)
             if value is DELETED:
@@ -215,7 +220,7 @@ def test_a_damaged_file_is_refused_with_its_field_or_can_be_used(max_calls: int,
             loaded.formats()[".csv"][1]()
             with contextlib.suppress(OptionError):  # nothing matches any more
                 str(loaded.explain("op=mm"))
-    assert len(complaints) > 500
+    assert len(complaints) > 500 / share
     assert all(str(file) in complaint for _, complaint in complaints)
     # An index into the tensors may be what is wrong with these.
     assert all(name in complaint or name == "tensors" for name, complaint in complaints)

@@ -70,8 +70,14 @@ _TOOLS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("tool", _TOOLS)
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    ("name", "tool"),  # the everyday run has each program with two of the tools
+    [
+        pytest.param(name, tool, marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, name in enumerate(_NAMES)
+        for j, tool in enumerate(_TOOLS)
+    ],
+)
 def test_in_and_around_another_tool(name: str, tool: str) -> None:
     def said(report: Any) -> Any:
         if isinstance(report, TraceReport):

@@ -49,7 +49,7 @@ CPU = Options("cpu")
 # --- entries
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake-cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("fake-cuda", marks=pytest.mark.slow)])
 def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
     options = Options(device, dtypes=("float32",))
     results = [run_entry(Entry(row.name, "row"), options) for row in ROWS if listed(row, options.device_type)]

@@ -161,7 +161,7 @@ def test_a_policy_contains_its_overrides_and_the_later_wins(steps: list[Any]) ->
 
 
 @given(POLICIES, POLICIES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_diff_and_equality_agree(first: Policy, second: Policy) -> None:
     there, back = first.diff(second), second.diff(first)
     assert (there == ()) == (first == second)
@@ -310,7 +310,7 @@ WITH_MODULES = st.builds(
 
 
 @given(WITH_MODULES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_it_comes_back_from_everything_that_it_is_turned_into(policy: Policy) -> None:
     for way in WAYS.values():
         copied = way(policy)

@@ -87,7 +87,9 @@ def test_the_file_says_from_which_version_on_an_op_has_a_policy() -> None:
 # --- regions under them
 
 
-@pytest.mark.parametrize("device", DEVICE_TYPES)
+@pytest.mark.parametrize(
+    "device", ["cpu", "cuda", *(pytest.param(device, marks=pytest.mark.slow) for device in DEVICE_TYPES[2:])]
+)
 def test_a_region_does_what_the_version_does(device: str) -> None:
     """Every op that a version's autocast, or the running one's, acts on, measured in regions of ours."""
     ops = {op for version in VERSIONS for op in policies_in(version, device)}

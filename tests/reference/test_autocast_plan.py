@@ -112,9 +112,14 @@ aten = torch.ops.aten
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 ON_CPU = [row for row in ROWS if listed(row, "cpu")]
-#: XPU has CUDA's policies, so the everyday run leaves its rows to tests/dispatch/test_rows.py.
+#: The everyday run leaves the rows of XPU and MPS that have CUDA's policy to tests/dispatch/test_rows.py.
 ON_FAKE = [
-    pytest.param(row, device, id=f"{row.name}-{device}", marks=pytest.mark.slow if device == "xpu" else ())
+    pytest.param(
+        row,
+        device,
+        id=f"{row.name}-{device}",
+        marks=pytest.mark.slow if device != "cuda" and row.policy(device) is row.policy("cuda") else (),
+    )
     for device in ACCELERATORS
     for row in ROWS
     if listed(row, device)
@@ -323,9 +328,16 @@ ON_TWO_DEVICES: dict[str, tuple[Any, int]] = {
 }
 
 
+#: The everyday run has each op under half of the policies.
+NAMES_AND_POLICIES = [
+    pytest.param(name, policy, id=f"{name}-{policy}", marks=pytest.mark.slow if (i + j) % 2 else ())
+    for i, name in enumerate(ON_TWO_DEVICES)
+    for j, policy in enumerate((None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64))
+]
+
+
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("policy", [None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ON_TWO_DEVICES)
+@pytest.mark.parametrize(("name", "policy"), NAMES_AND_POLICIES)
 @pytest.mark.parametrize("pair", [("cpu", "cuda"), pytest.param(("xpu", "mps"), marks=pytest.mark.slow)], ids="-".join)
 def test_calls_of_two_devices(pair: tuple[str, str], name: str, policy: CastPolicy | torch.dtype | None) -> None:
     op, count = ON_TWO_DEVICES[name]

@@ -180,7 +180,7 @@ def test_where_with_a_number(number: Any, default_dtype: torch.dtype) -> None:
 PAIRS, TRIPLES = 20_000, 5_000
 F32 = torch.float32
 #: How many operands are made for fake tensors, which are slow.
-fake_counts = pytest.mark.parametrize("count", [500, pytest.param(PAIRS, marks=pytest.mark.slow)])
+fake_counts = pytest.mark.parametrize("count", [150, pytest.param(PAIRS, marks=pytest.mark.slow)])
 
 
 def same(ours: ElementwiseResult, tensor: torch.Tensor) -> bool:

@@ -260,8 +260,9 @@ def run(folder: Path, command: list[str], **more: str) -> tuple[int, str, list[s
 
 def test_nothing_is_imported_unless_asked_for(entry_point: Path) -> None:
     asked = {"TORCH_PROMOTE_POLICY": "nonsense", "TORCH_PROMOTE_CACHE": "nonsense"}
-    for more in ({}, {"TORCH_PROMOTE_AUTOCAST": "0"}):
-        assert run(entry_point, ["-c", PROGRAM], **asked, **more) == (0, "", STOCK)
+    assert run(entry_point, ["-c", PROGRAM], **asked) == (0, "", STOCK)
+    code = f"import _torch_promote_hooks\n_torch_promote_hooks.autoload()\n{PROGRAM}"
+    assert output_of(code, env=variables(entry_point, TORCH_PROMOTE_AUTOCAST="0", **asked)).splitlines() == STOCK
 
 
 def test_the_environment_installs(entry_point: Path) -> None:

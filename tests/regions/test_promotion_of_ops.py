@@ -453,6 +453,7 @@ OWN_RULES: dict[str, Callable[[], PromotionRule]] = {
 ALL = (*DTYPES, *UNSIGNED)
 PAIRS_OF_SHAPES = (((2, 3), (2, 3)), ((2, 3), ()), ((), (3,)), ((), ()))
 FLOATS = (torch.true_divide, torch.atan2, torch.xlogy)
+TWO = (torch.true_divide, torch.add)
 COMMON = (torch.add, torch.mul, torch.maximum, torch.eq, torch.logical_xor)
 
 
@@ -501,8 +502,17 @@ def test_rules_with_equal_tables_may_differ_for_three_dtypes() -> None:
             cat(other)
 
 
-@pytest.mark.parametrize("name", [*RULES, *OWN_RULES])
-@pytest.mark.parametrize("function", [*FLOATS, *COMMON], ids=lambda function: function.__name__)
+#: The everyday run has every function with PyTorch's other rules, and two with rules of one's own.
+PAIRED = [
+    pytest.param(
+        name, f, id=f"{f.__name__}-{name}", marks=pytest.mark.slow if name in OWN_RULES and f not in TWO else ()
+    )
+    for name in (*RULES, *OWN_RULES)
+    for f in (*FLOATS, *COMMON)
+]
+
+
+@pytest.mark.parametrize(("name", "function"), PAIRED)
 def test_every_pair(name: str, function: Callable[..., Any]) -> None:
     rule = OWN_RULES[name]() if name in OWN_RULES else promotion_rule(name)
     kinds = set()

@@ -193,7 +193,7 @@ def run_in_this_thread(program: Sequence[Region], outcome: list[Any]) -> None:
 
 @pytest.mark.usefixtures("pretend_cuda")
 @settings(
-    max_examples=200,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     database=None,

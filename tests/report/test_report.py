@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree
@@ -19,6 +18,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from helpers.subprocesses import output_of
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.policy.policy import Policy
 from torch_promote.report import base, page, plot, terminal
@@ -262,7 +262,7 @@ def test_a_notebook_gets_the_page_in_a_frame() -> None:
 
 def test_import_does_not_load_the_packages_of_the_renderers() -> None:
     code = "import sys, torch_promote; print(sorted({'rich', 'jinja2', 'matplotlib'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert output_of(code) == "[]\n"
 
 
 def test_a_wheel_has_the_files_of_the_pages() -> None:
