@@ -65,7 +65,8 @@ It does nothing if the cache already has this extension.
 """
 EPILOG = """\
 It takes c++, g++ or clang++, or else the newest g++-N or clang++-N, and says
-which. Environment: CXX names another, MAX_JOBS limits the parallel compilations.
+which. Environment: CXX names another, MAX_JOBS limits the compilations that run
+at once.
 """
 
 #: How the names of extension modules end for this Python, such as ".cpython-311-x86_64-linux-gnu.so".
