@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from expecttest import assert_expected_inline
 
-from fuzz import shrinking, workers
+from fuzz import shrinking
 from fuzz.drawing import MODES, draw_program, function_of, script_of
 from fuzz.planted import BUGS
-from fuzz.report import Counts, Report
+from fuzz.report import Counts
 from fuzz.running import Maker, check, quiet
 from fuzz.tree import KINDS, Program, names
 from helpers import subprocesses
@@ -154,22 +154,36 @@ def test_a_program_that_differs_becomes_a_file_that_the_command_runs(tmp_path: P
 # --- crashes, and the command
 
 
-class _Crashes(BUGS["ModeIgnored"]):  # type: ignore[misc, valid-type]
-    def weights_were_written(self) -> None:
+#: In a process of its own, as above.
+CRASH = """
+import os, signal
+from fuzz import workers
+from fuzz.planted import BUGS
+from fuzz.report import Report
+from fuzz.tree import names
+
+class Crashes(BUGS["ModeIgnored"]):
+    def weights_were_written(self):
         os.kill(os.getpid(), signal.SIGSEGV)
+
+work = workers.Work("cpu", "weights", 0, 0, 50, ours=Crashes, enough=1000)
+report = Report("cpu", 0, 0, 50)
+workers.run(work, report)
+crashed = [found for found in report.found if found.detail == "the process died: SIGSEGV"]
+assert crashed == report.found
+assert crashed
+assert all("step_inside" in names(work.program(found.number)) for found in crashed)
+assert report.counts.programs >= 10
+assert report.counts.outcomes["same"] >= 10
+workers.shrink(work, crashed[0])
+assert crashed[0].statements <= 4
+print("found")
+"""
 
 
 def test_a_crash_is_found_and_the_run_goes_on() -> None:
-    work = workers.Work("cpu", "weights", 0, 0, 50, ours=_Crashes, enough=1000)
-    report = Report("cpu", 0, 0, 50)
-    workers.run(work, report)
-    crashed = [found for found in report.found if found.detail == "the process died: SIGSEGV"]
-    assert crashed == report.found
-    assert crashed
-    assert all("step_inside" in names(work.program(found.number)) for found in crashed)
-    assert report.counts.programs >= 10
-    workers.shrink(work, crashed[0])
-    assert crashed[0].statements <= 4
+    done = subprocesses.run_python(CRASH, quiet=True)
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
 
 
 def test_the_report_says_what_was_compared() -> None:

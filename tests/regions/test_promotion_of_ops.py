@@ -492,14 +492,17 @@ def test_rules_with_equal_tables_may_differ_for_three_dtypes() -> None:
     assert one is again
     three = [torch.ones(1, dtype=dtype) for dtype in (torch.bfloat16, torch.int16, torch.uint16)]
 
-    def run(rule: PromotionRule) -> torch.Tensor:
-        with tp.promotion(rule):
-            return torch.cat(three)
+    def cat(region: tp.promotion, compiles: bool) -> torch.Tensor:
+        def run() -> torch.Tensor:
+            with region:
+                return torch.cat(three)
 
-    for cat in (run, torch.compile(run, backend="aot_eager")):
-        assert cat(one).dtype is one.common(three) is torch.float32
+        return torch.compile(run, backend="aot_eager")() if compiles else run()  # type: ignore[no-any-return]
+
+    for compiles in (False, True):
+        assert cat(tp.promotion(one), compiles).dtype is one.common(three) is torch.float32
         with pytest.raises(RuntimeError, match="depend on the order"):  # Dynamo wraps a PromotionRuleError
-            cat(other)
+            cat(tp.promotion(other), compiles)
 
 
 #: The everyday run has every function with PyTorch's other rules, and two with rules of one's own.
