@@ -259,6 +259,16 @@ def test_an_impact_is_the_change_of_the_loss_to_first_order() -> None:
     assert site.impact == abs(site.signed_impact or 0.0)
 
 
+def test_impacts_of_batches_add_up() -> None:
+    """The signed ones as they are, the others as the root of the sum of their squares."""
+    model, step = random_network(2, 3, False)
+    single = [tp.compare(lambda number=number: step(number), model=model) for number in range(3)]
+    for site in tp.compare(step, model=model, batches=3).sites:
+        parts = [by_place(one)[site.module, site.op] for one in single]
+        assert site.signed_impact == pytest.approx(sum(one.signed_impact or 0.0 for one in parts), rel=1e-9, abs=1e-18)
+        assert site.impact == pytest.approx(math.hypot(*(one.impact or 0.0 for one in parts)), rel=1e-9)
+
+
 def with_backward(model: nn.Module, loss: torch.Tensor, **options: Any) -> torch.Tensor:
     loss.backward(**options)
     return loss.detach()
