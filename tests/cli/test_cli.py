@@ -31,7 +31,7 @@ from torch_promote.cli.program import COMMANDS, main, make_parser, parse_argumen
 from torch_promote.cli.why import EXAMPLES
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
-from torch_promote.regions.float8 import product_on
+from torch_promote.regions.float8 import product_on, what_lacks
 
 __all__ = ["as_it_was", "entry_point", "folder", "terminal_of_80_columns", "wide"]  # fixtures
 
@@ -335,6 +335,21 @@ def test_info_as_json(capsys: Capture) -> None:
             "float8": product_on(torch.device(name)) if device["available"] else None,
         }
         assert device["rows_that_count"] == device["rows_with_policy"] - len(device["missing_rows"])
+
+
+@pytest.mark.parametrize(
+    ("capability", "text"),
+    [((9, 0), "aten::_scaled_mm"), ((8, 0), "none, linear runs as under lower_precision_fp: a GPU has compute capab")],
+)
+def test_info_says_which_product_in_float8_a_gpu_has(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], text: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    what_lacks.cache_clear()
+    assert json_of(capsys, "info")["devices"]["cuda"]["float8"].startswith(text)
+    what_lacks.cache_clear()
 
 
 def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: None) -> None:
