@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_the_command_becomes_the_program(folder: Path, entry_point: Path) -> Non
     # Without options, the command has become the program.
     [pytest.param([], marks=pytest.mark.slow, id=""), pytest.param(["--crosscheck"], id="crosscheck")],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_signals_reach_the_program(folder: Path, options: list[str], number: int) -> None:
     program(
         folder / "script.py",
@@ -322,11 +322,9 @@ def test_crosscheck_finds_nothing(folder: Path, capfd: Capture, hashes: list[str
     assert "\nmismatches                     0\n" in err
 
 
-def test_crosscheck_leaves_the_program_the_files_that_are_open_for_it(tmp_path: Path, entry_point: Path) -> None:
-    (tmp_path / "reads.py").write_text("import os, sys, torch\nprint(os.read(int(sys.argv[1]), 9))")
-    (tmp_path / "data").write_text("data")
-    with open(tmp_path / "data") as file:
-        command = [*COMMAND, "--crosscheck", "reads.py", str(file.fileno())]
-        options: dict[str, Any] = {"cwd": tmp_path, "env": variables(entry_point), "pass_fds": [file.fileno()]}
-        done = subprocess.run(command, capture_output=True, timeout=280, check=False, **options)
-    assert done.stdout == b"b'data'\n"
+def test_crosscheck_leaves_the_program_the_files_that_are_open_for_it(folder: Path, capfd: Capture) -> None:
+    (folder / "reads.py").write_text("import os, sys, torch\nprint(os.read(int(sys.argv[1]), 9))")
+    (folder / "data").write_text("data")
+    with open(folder / "data") as file:
+        os.set_inheritable(file.fileno(), True)
+        assert ran(capfd, "--crosscheck", "reads.py", str(file.fileno()))[1] == "b'data'\n"

@@ -26,10 +26,10 @@ import torch_promote as tp
 from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture
 from helpers.doc_blocks import ROOT, Block, blocks, commands, sessions
-from helpers.traced_commands import warm
+from helpers.traced_commands import warm_compiler
 from torch_promote.cli.program import main, parse_arguments
 
-__all__ = ["entry_point", "folder", "warm"]  # fixtures
+__all__ = ["entry_point", "folder", "warm_compiler"]  # fixtures
 
 PYTHON = [block for block in blocks() if block.language == "python"]
 RUN = [block for block in PYTHON if not block.not_run and ">>>" not in block.text]
@@ -85,7 +85,7 @@ def assert_shown(shown: str, printed: str) -> None:
 
 @pytest.mark.parametrize("page", sessions())
 def test_a_console_prints_what_the_page_shows(
-    page: str, folder: Path, warm: None, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    page: str, folder: Path, warm_compiler: None, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     (folder / "examples").symlink_to(ROOT / "examples")

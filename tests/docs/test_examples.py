@@ -135,7 +135,7 @@ def test_example(name: str, tmp_path: Path) -> None:
 
 # --- the demos
 
-STEPS = 20
+STEPS = 12
 
 
 def assert_is_a_picture(path: Path) -> None:

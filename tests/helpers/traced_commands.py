@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 
@@ -62,8 +63,10 @@ def line_of(text: str) -> int:
 class _Started:
     """A command's handle for a program that it has started."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], close_fds: bool) -> None:
-        self._program = Program(_AS_SCRIPT, *command[1:], env=env, stdout=1, stderr=2)
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], close_fds: bool, *, compiler: bool = False
+    ) -> None:
+        self._program = Program(_AS_SCRIPT, *command[1:], env=env, stdout=1, stderr=2, compiler=compiler)
         self.pid = self._program.pid
         self.returncode: int | None = None
 
@@ -79,6 +82,12 @@ class _Started:
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs start in forks. Their process id is that of the fork."""
     monkeypatch.setattr(user_program, "Popen", _Started)
+
+
+@pytest.fixture
+def warm_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and Dynamo has been imported, as by PyTorch's optimizers."""
+    monkeypatch.setattr(user_program, "Popen", functools.partial(_Started, compiler=True))
 
 
 def command_run(capfd: Capture, *arguments: str) -> tuple[int, str, str]:

@@ -207,13 +207,14 @@ print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 """
 
 
-def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["compiler", pytest.param("package", marks=pytest.mark.slow)])
+def test_an_import_alone_leaves_the_keys_of_the_disk_cache_as_they_are(first: str, tmp_path: Path) -> None:
     """A process that imports the package and opens no region finds entries of processes without the package."""
     hits = []
     for arguments in ([], ["import"]):
         variables = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-        plain = not arguments  # the package is imported before the compiler
-        done = run_python(PLAIN_PROGRAM, *arguments, env=variables, compiler=plain, quiet=True, timeout=250)
+        compiler = not arguments or first == "compiler"  # whether the compiler is imported before the package
+        done = run_python(PLAIN_PROGRAM, *arguments, env=variables, compiler=compiler, quiet=True, timeout=250)
         assert done.returncode == 0, done.stderr
         hits.append(int(done.stdout.split()[-1]))
     assert hits == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,31 +63,34 @@ def of_stock(name: str, mode: Any, backend: str | None) -> Any:
     return run(name, tp.stock_autocast("cpu"), mode, backend if backend == "inductor" else None)
 
 
-#: That a compiled call keeps its arguments does not depend on their dtypes: the everyday run compiles two calls.
-COMPILED = ("score_mod that captures", "grouped queries")
-BACKENDS = [(name, None) for name in CALLS] + [
-    pytest.param(name, backend, marks=[] if name in COMPILED and backend == "aot_eager" else pytest.mark.slow)
-    for name in CALLS
-    for backend in ("aot_eager", "inductor")
-]
+NO_GRAD, INFERENCE = torch.no_grad, torch.inference_mode
+#: That a compiled call keeps its arguments does not depend on their dtypes: the everyday run compiles one call.
+EVERYDAY = [*((name, NO_GRAD, None) for name in CALLS), ("plain", INFERENCE, None)]
+EVERYDAY += [("score_mod that captures", NO_GRAD, "aot_eager")]
+CASES = itertools.product(CALLS, (NO_GRAD, INFERENCE), (None, "aot_eager", "inductor"))
 
 
-@pytest.mark.parametrize(("name", "backend"), BACKENDS)
-def test_the_result_is_stocks(name: str, backend: str | None, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "backend"),
+    [pytest.param(*case, marks=[] if case in EVERYDAY else pytest.mark.slow) for case in CASES],
+)
+def test_the_result_is_stocks(name: str, mode: Any, backend: str | None, request: pytest.FixtureRequest) -> None:
     if backend == "inductor":
         request.getfixturevalue(backend)
-    for mode in (torch.no_grad, torch.inference_mode):
-        assert_same(run(name, tp.my_autocast("cpu"), mode, backend), of_stock(name, mode, backend))
+    assert_same(run(name, tp.my_autocast("cpu"), mode, backend), of_stock(name, mode, backend))
 
 
-@pytest.mark.parametrize("is_one", [False, True], ids=["three leaves", "one leaf"])
 @pytest.mark.parametrize(
-    ("policy", "backend"),
+    ("policy", "backend", "is_one"),
     [
-        ("stock", None),
-        ("stock", "aot_eager"),
-        ("off", None),
-        pytest.param("off", "aot_eager", marks=pytest.mark.slow),
+        ("stock", None, True),
+        ("stock", "aot_eager", False),
+        ("off", None, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("stock", None, False), ("stock", "aot_eager", True), ("off", None, True)]
+        ),
+        *(pytest.param("off", "aot_eager", is_one, marks=pytest.mark.slow) for is_one in (False, True)),
     ],
 )
 def test_the_gradients_are_stocks(
@@ -135,9 +139,10 @@ def test_it_follows_the_policy(arguments: dict[str, Any], expected: torch.dtype)
     assert_same(result, flex_attention(*casts))
 
 
-def test_compiled_code_follows_the_policy_of_each_call() -> None:
+@pytest.mark.parametrize("places", [(3, 0, 3, 7, 0), pytest.param((3, 0, 1, 3, 6, 7, 0), marks=pytest.mark.slow)])
+def test_compiled_code_follows_the_policy_of_each_call(places: tuple[int, ...]) -> None:
     function = compiled(flex_attention, "aot_eager")
-    for arguments, expected in (POLICIES[3], *POLICIES[:2], POLICIES[3], *POLICIES[6:8], POLICIES[0]):
+    for arguments, expected in (POLICIES[place] for place in places):
         with tp.my_autocast("cpu", **arguments):
             assert function(*tensors()).dtype is expected
 

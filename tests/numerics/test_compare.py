@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -169,6 +169,7 @@ def test_error_sums(result: list[Any], reference: list[Any], relative: float, no
     assert (errors.ulp is None, errors.sqnr is None) == (nonfinite > 0, relative == math.inf)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),

@@ -363,7 +363,8 @@ def test_what_a_collective_leaves_is_a_source() -> None:
             y.sin()
         print([call.reads for call in report.calls if call.op == "aten::sin"], [one.kind for one in report.sources])
         dist.destroy_process_group()
-        """
+        """,
+        compiler=True,
     )
     assert output.splitlines()[-1] == "[((-2,),)] ['input', 'input']"
 
@@ -465,7 +466,8 @@ def test_a_killed_run_leaves_what_it_had_recorded(path: Path) -> None:
                 if step == 3:
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.step()
-        """
+        """,
+        compiler=True,
     ).wait()
     read = TraceReport.load(path)
     assert read.steps == len(read.ends) == 3

@@ -111,7 +111,7 @@ def check_row(row: Row, device: str, lower: torch.dtype, autocast: Autocast, *, 
 aten = torch.ops.aten
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
-ON_CPU = [row for row in ROWS if listed(row, "cpu")]
+ON_CPU = [pytest.param(row, id=row.name) for row in ROWS if listed(row, "cpu")]
 #: The everyday run leaves the rows of XPU and MPS that have CUDA's policy to tests/dispatch/test_rows.py.
 ON_FAKE = [
     pytest.param(
@@ -126,26 +126,30 @@ ON_FAKE = [
 ]
 
 REGIONS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
-#: What makes the region, and its autocast dtype. The everyday run has each dtype and each kind of region once.
+#: What makes the region, and its autocast dtype. The everyday run has one of them for each row, in turn.
 EVERYDAY = (("ours", torch.float16), ("stock", torch.bfloat16))
-each_region = pytest.mark.parametrize(
-    ("autocast", "lower"),
-    [
-        pytest.param(make, lower, id=f"{kind}-{lower}", marks=[] if (kind, lower) in EVERYDAY else pytest.mark.slow)
+
+
+def in_regions(rows: list[Any]) -> list[Any]:
+    """Each row with each kind of region and each dtype."""
+    return [
+        pytest.param(
+            *(*row.values, make, lower),
+            id=f"{kind}-{lower}-{row.id}",
+            marks=row.marks if (kind, lower) == EVERYDAY[number % 2] else pytest.mark.slow,
+        )
         for (kind, make), lower in itertools.product(REGIONS.items(), LOWER_DTYPES)
-    ],
-)
+        for number, row in enumerate(rows)
+    ]
 
 
-@pytest.mark.parametrize("row", ON_CPU, ids=lambda row: row.name)
-@each_region
+@pytest.mark.parametrize(("row", "autocast", "lower"), in_regions(ON_CPU))
 def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
     check_row(row, "cpu", lower, autocast, fake=False)
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize(("row", "device"), ON_FAKE)
-@each_region
+@pytest.mark.parametrize(("row", "device", "autocast", "lower"), in_regions(ON_FAKE))
 def test_row_on_fake_tensors(row: Row, device: str, lower: torch.dtype, autocast: Autocast) -> None:
     with tensors_of(fake=True):
         check_row(row, device, lower, autocast, fake=True)
@@ -218,7 +222,9 @@ def changed(bound: Bound, kind: str) -> Iterator[Bound]:
 
 #: Of tensors made in inference mode, stock keeps casts: test_what_stock_keeps_and_ours_does_not.
 CHANGED_ARGUMENTS = [(kind, tp.my_autocast) for kind in CHANGES] + [
-    (kind, tp.stock_autocast) for kind in CHANGES if kind != "inference"
+    pytest.param(kind, tp.stock_autocast, marks=() if kind in ("number", "view", "torch.float64") else pytest.mark.slow)
+    for kind in CHANGES
+    if kind != "inference"
 ]
 
 
@@ -328,9 +334,9 @@ ON_TWO_DEVICES: dict[str, tuple[Any, int]] = {
 }
 
 
-#: The everyday run has each op under half of the policies.
+#: The everyday run has each op under a third of the policies.
 NAMES_AND_POLICIES = [
-    pytest.param(name, policy, id=f"{name}-{policy}", marks=pytest.mark.slow if (i + j) % 2 else ())
+    pytest.param(name, policy, id=f"{name}-{policy}", marks=pytest.mark.slow if (i + j) % 3 else ())
     for i, name in enumerate(ON_TWO_DEVICES)
     for j, policy in enumerate((None, CastPolicy.keep, CastPolicy.promote, CastPolicy.fp32, torch.float64))
 ]

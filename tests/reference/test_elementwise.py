@@ -215,7 +215,7 @@ def test_results_of_cpu_tensors(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["add", "addcmul"])
 @fake_counts
 def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) -> None:
-    done = run_module("helpers.operands", name, str(count), timeout=280)
+    done = run_module("helpers.operands", name, str(count), timeout=280, compiler=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{name}: {count} cases, 0 differ from TensorIterator"
 

@@ -156,11 +156,12 @@ def stock_in_a_chain(operands: Sequence[Any]) -> Any:
         return RAISES
 
 
+@pytest.mark.parametrize("count", [2_500, pytest.param(12_500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_numbers", [False, True])
-def test_result_type_of_random_triples(default_dtype: torch.dtype, with_numbers: bool) -> None:
+def test_result_type_of_random_triples(default_dtype: torch.dtype, with_numbers: bool, count: int) -> None:
     rng = random.Random(f"triples under {default_dtype}")
     tensors = [torch.empty(shape, dtype=dtype) for shape in ((2,), ()) for dtype in CONVERTIBLE]
-    for _ in range(12_500):  # 100,000 in all: four default dtypes, with numbers and without
+    for _ in range(count):  # of four default dtypes, with numbers and without
         triple = [rng.choice(NUMBERS if with_numbers and rng.random() < 0.4 else tensors) for _ in range(3)]
         found = ours(result_type, *triple)
         assert found == stock_in_a_chain(triple), ([describe(operand) for operand in triple], found)

@@ -140,8 +140,15 @@ def distributed(rank: int, world_size: int, kind: str, policy: str) -> None:
     assert_same(steps(model().to(BF16), True), steps(theirs, False))
 
 
-def test_ddp_and_fsdp2_have_torchaos_bits(tmp_path: Path) -> None:
-    cases = itertools.product(("ddp", "fsdp"), ON_CPU)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("ddp", ON_CPU[0]), ("fsdp", ON_CPU[-1])],
+        pytest.param([*itertools.product(("ddp", "fsdp"), ON_CPU)], marks=pytest.mark.slow),
+    ],
+    ids=["two cases", "all"],
+)
+def test_ddp_and_fsdp2_have_torchaos_bits(cases: list[tuple[str, str]], tmp_path: Path) -> None:
     programs = {f"{kind}, {one}": functools.partial(distributed, kind=kind, policy=one) for kind, one in cases}
     assert in_ranks(programs, 2, tmp_path) == [dict.fromkeys(programs)] * 2
 
@@ -264,11 +271,10 @@ def whole_numbers(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("policy", "rows"),
     [
-        ("float8:tensorwise", 5),
         ("float8:rowwise", 5),
         *(
             pytest.param(policy, rows, marks=pytest.mark.slow)
-            for policy, rows in [(GW_HP, 5), (GW_HP, 1), ("float8", 1)]
+            for policy, rows in [("float8:tensorwise", 5), (GW_HP, 5), (GW_HP, 1), ("float8", 1)]
         ),
     ],
 )
@@ -293,8 +299,14 @@ def test_compiled_code_multiplies_in_float8(policy: str, rows: int) -> None:
     assert not any(map(torch.equal, found[:2], trained(functools.partial(run, "lower"))))
 
 
-@each_policy
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "compiled"),
+    [
+        *((policy, False) for policy in CONFIGS),
+        (GW_HP, True),
+        *(pytest.param(policy, True, marks=pytest.mark.slow) for policy in CONFIGS if policy != GW_HP),
+    ],
+)
 @pytest.mark.usefixtures("nothing_persists", "fresh_dynamo")
 def test_no_product_on_a_cpu_needs_a_kernel_of_onednn(
     policy: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
