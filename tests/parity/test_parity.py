@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -111,7 +112,9 @@ def run(jobs: int, *names: str, options: Options = CPU) -> list[EntryResult]:
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_results_do_not_depend_on_the_number_of_processes() -> None:
+def test_results_do_not_depend_on_the_number_of_processes(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1)
     names = ("good*", "mismatching", "stale", "refused", "gap")
     here = run(0, *names)
     assert len(here) == 6

@@ -101,10 +101,10 @@ def test_workers_that_share_a_module_get_the_bits_of_one_thread() -> None:
     )
     inputs = [torch.randn(6, 8) for _ in WORKERS]
     alone = [step(module, x, arguments) for x, arguments in zip(inputs, WORKERS, strict=True)]
-    together = threading.Barrier(len(WORKERS), timeout=60)
+    together, threads = threading.Barrier(len(WORKERS), timeout=60), torch.get_num_threads()
 
     def worker(x: torch.Tensor, arguments: dict[str, Any]) -> list[list[torch.Tensor]]:
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         results = []
         with leaves_no_trace():
             for _ in range(20):
