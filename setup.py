@@ -58,7 +58,8 @@ class Build(BuildExtension):
             copy_extension(Path(built), package)
             return
         # PyTorch compiles with c++, and setuptools links with what Python was built with: clang may be all there is.
-        os.environ["CXX"] = building.find_compiler() or "c++"
+        if not os.environ.get("CXX"):  # one that does not exist is an error
+            os.environ["CXX"] = building.find_compiler() or "c++"
         building.write_sources(ROOT / GENERATED)
         # A folder for each version of PyTorch and Python, so that switching does not recompile everything.
         self.build_temp = str(ROOT / "build" / f"objects-{torch.__version__}-{sys.implementation.cache_tag}")

@@ -353,9 +353,10 @@ def _prepare_float8(recipe: str, base: str, settings: Settings) -> Prepared:
     return Prepared(contenders)
 
 
-def _prepare_product(policy: CastPolicy, fast: bool, settings: Settings) -> Prepared:
-    """A product in float8, of the forward if it is fast and else of the backward. In float32 it is called stock."""
-    rows, inner, columns = (16, 32, 32) if settings.tiny else (256, 512, 512)
+def _prepare_product(policy: CastPolicy, phase: str, settings: Settings) -> Prepared:
+    """A product in float8: an output, or the gradient of a weight with few rows. In float32 it is called stock."""
+    fast = phase == "forward"
+    rows, inner, columns = (16, 32, 32) if settings.tiny else (256, 512, 512) if fast else (1024, 32, 1024)
     recipe, matrix = float8.recipe(policy), partial(torch.randn, device=settings.device)
     left = recipe.in_float8(matrix(rows, inner), torch.float8_e4m3fn, 1)
     right = recipe.in_float8(matrix(columns, inner), torch.float8_e4m3fn, 1).T
@@ -428,7 +429,7 @@ SUITES: Mapping[str, Mapping[str, Case]] = {
         for base in ("bfloat16", "torchao")
     }
     | {
-        f"product, {policy.value}, {phase}, over float32": partial(_prepare_product, policy, phase == "forward")
+        f"product, {policy.value}, {phase}, over float32": partial(_prepare_product, policy, phase)
         for policy in FLOAT8_POLICIES
         for phase in ("forward", "backward")
     },

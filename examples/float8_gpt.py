@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     result.save(page)
     result.plot().savefig(plot, dpi=144)
     say(f"{time.monotonic() - began:.0f} s. The policy, the page and the plot: {policy}, {page}, {plot}")
-    return 0 if result.content().good and tuning.met else 1
+    return 0 if result.content().good else 1
 
 
 if __name__ == "__main__":

@@ -333,7 +333,10 @@ def find_compiler() -> str | None:
 def _describe(compiler: str) -> str:
     """Returns the compiler's name, and the first line of what it says of its version."""
     command = [*shlex.split(compiler), "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
+    except OSError as error:
+        raise BuildError(f"{compiler} does not start: {error.strerror}. Set CXX to another compiler.") from error
     return f"{compiler}: {(said.splitlines() or ['no version'])[0]}"
 
 

@@ -103,7 +103,8 @@ def no_timings_of_guards() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def threads() -> None:
     """Uses one thread, because the bits of a sum depend on how threads split it, unless OMP_NUM_THREADS is set."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    number = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one for each level of nesting
+    torch.set_num_threads(int(number or 1))
     torch.manual_seed(0)
 
 

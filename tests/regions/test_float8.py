@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -327,6 +328,31 @@ def test_no_product_on_a_cpu_needs_a_kernel_of_onednn(
     monkeypatch.setattr(float8, "is_in_float32", lambda device: False)
     with pytest.raises(RuntimeError, match="primitive descriptor"), region(policy):
         net(x)
+
+
+@pytest.mark.parametrize("policy", ON_CPU)
+@pytest.mark.usefixtures("without_onednn")
+def test_the_forward_alone_asks_a_gpu_to_add_up_faster(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, product = [], torch._scaled_mm
+
+    def noted(*args: Any, **options: Any) -> torch.Tensor:
+        asked.append(options["use_fast_accum"])
+        return product(*args, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", noted)
+    monkeypatch.setattr(float8, "is_in_float32", lambda device: False)
+    linear, x = nn.Linear(32, 32), torch.randn(16, 32, requires_grad=True)
+    with region(policy):
+        linear(x).sum().backward()
+    assert asked == [True, *[False] * (1 if policy == GW_HP else 2)]
+
+
+def test_crosscheck_finds_a_linear_that_does_not_run_in_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower = SimpleNamespace(apply=lambda x, weight, *_: torch.mm(x, weight.t()))
+    monkeypatch.setattr(float8, "_Float8Linear", lower)
+    with tp.crosscheck() as checked, region():
+        nn.Linear(32, 32)(torch.randn(16, 32))
+    assert [one.kind for one in checked.mismatches] == ["casts"]
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import math
@@ -489,7 +490,7 @@ def test_rules_with_equal_tables_may_differ_for_three_dtypes() -> None:
     one, other, again = twin("numpy"), twin("jax"), twin("numpy")
     assert (one.floats, one.zero_dims) == (other.floats, other.zero_dims)
     assert all(one.of_pair(a, b) is other.of_pair(a, b) for a in ALL_DTYPES for b in ALL_DTYPES)
-    assert one is again
+    assert one is again is copy.deepcopy(one)
     three = [torch.ones(1, dtype=dtype) for dtype in (torch.bfloat16, torch.int16, torch.uint16)]
 
     def cat(region: tp.promotion, compiles: bool) -> torch.Tensor:

@@ -309,7 +309,7 @@ class CallObserver:
             outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
         elif facts.is_conversion:
             if named and named[0][1] is args[0]:  # not a number
-                if outer.policy in FLOAT8_POLICIES and args[0].dtype is torch.float8_e4m3fn:
+                if outer.policy in FLOAT8_POLICIES and args[0].dtype is torch.float8_e4m3fn and torch.float32 in args:
                     self._note_float8(outer, args[0])
                     return None
                 key = cast_key(args[0], next((arg for arg in args if isinstance(arg, torch.dtype)), None))

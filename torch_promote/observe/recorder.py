@@ -42,6 +42,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote import _C
+from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_FUNCTION,
@@ -66,6 +67,8 @@ __all__ = ["Recorder"]
 _MOST_WRITERS = 16
 #: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
 _CALLS_TO_WRITE = 4096
+#: Reentrant, because an op that a hook runs meanwhile comes back; and a child must not inherit it locked.
+_lock = fork_safe_lock()
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer"]
 
@@ -175,7 +178,6 @@ class Recorder:
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
         self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that were read before the model ran
-        self._lock = threading.RLock()  # an op that a hook runs meanwhile comes back here
         self._reads: dict[int, tuple[tuple[int, ...], ...]] = {}  # by call, until its values are delivered
         self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
         self._new_losses: list[Values] = []  # since the last step
@@ -272,7 +274,7 @@ class Recorder:
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
-        with self._lock:  # so that the report counts the calls of several threads in the same order
+        with _lock:  # so that the report counts the calls of several threads in the same order
             self._add(self._report.add(call) is not None, call, args, tensors)
 
     def _add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:

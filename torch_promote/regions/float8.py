@@ -214,7 +214,7 @@ def multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast: 
     if not recipe.rowwise:
         one, other = (scale.reshape(()) for scale in scales)
         return _scaled_mm(a.data, b.data, one, other, dtype, fast)
-    if fast:
+    if fast or is_in_float32(a.data.device):
         output = _scaled_mm(a.data, b.data, *scales, torch.bfloat16, fast)
     else:  # without fast accumulation, the GPU's kernel with scales for rows is slow
         one = scales[0].new_ones(())
@@ -242,7 +242,7 @@ def _scaled_mm(
     """
     if is_in_float32(left.device):
         rows, columns = (one.to(torch.float32, memory_format=torch.contiguous_format) for one in (left, right))
-        return torch.mm(rows * left_scale, columns * right_scale).to(dtype)
+        return torch.mm(rows.mul_(left_scale), columns.mul_(right_scale)).to(dtype)
     left, right = left.contiguous(), right.t().contiguous().t()
     return torch._scaled_mm(left, right, left_scale, right_scale, out_dtype=dtype, use_fast_accum=fast)
 

@@ -189,7 +189,7 @@ class PromotionRule:
         words: Returns why two operands have a common dtype, as a sentence.
         over: The rule for what this one does not define; None if it defines everything.
         many: Returns the common dtype of more than two distinct dtypes of tensors, if folding does not. Depends on
-            nothing but the name and the tables of this rule and of those that it is over.
+            nothing but the tables of this rule, and the names and tables of those that it is over.
         whole: Returns the common dtype of all operands, instead of the tables. Both agree if only dtypes matter.
         build: Returns the rule for another default dtype.
 
@@ -218,6 +218,12 @@ class PromotionRule:
     many: Callable[[Sequence[torch.dtype]], torch.dtype | None] | None = field(default=None)
     whole: Callable[[Sequence[OperandLike]], torch.dtype] | None = field(default=None)
     build: Callable[[torch.dtype], PromotionRule] | None = field(default=None)
+
+    def __copy__(self) -> PromotionRule:
+        return self  # a rule never changes, and regions keep each one that they have seen
+
+    def __deepcopy__(self, memo: object) -> PromotionRule:
+        return self
 
     def __repr__(self) -> str:
         default = dtype_name(self.default_dtype)
