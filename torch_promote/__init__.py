@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
-    from torch_promote.observe.trace_report import TraceReport
+    from torch_promote.observe.trace_report import TraceReport, diff, load
     from torch_promote.reference.promotion_rules import make_rule
     from torch_promote.regions.installation import (
         install,
@@ -101,11 +101,13 @@ __all__ = [
     "compare",
     "crosscheck",
     "default_policy",
+    "diff",
     "errors",
     "find_nonfinite",
     "install",
     "installed",
     "installed_as",
+    "load",
     "make_rule",
     "module_policies",
     "my_autocast",
@@ -135,7 +137,7 @@ _LAZY_MODULES = (
     ("torch_promote.reference.promotion_rules", "make_rule"),
     ("torch_promote.numerics.find_nonfinite", "find_nonfinite NonfiniteReport"),
     ("torch_promote.observe.trace", "trace"),
-    ("torch_promote.observe.trace_report", "TraceReport"),
+    ("torch_promote.observe.trace_report", "TraceReport diff load"),
     ("torch_promote.numerics.compare", "compare"),
     ("torch_promote.numerics.comparison", "Comparison"),
     ("torch_promote.numerics.tune", "tune"),

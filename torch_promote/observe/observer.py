@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of, records_of
+from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -98,7 +98,7 @@ class OpenCall:
     facts: OpFacts
     args: list[Any]
     inputs: tuple[TensorInfo, ...]
-    dtype_arguments: tuple[tuple[str, torch.dtype], ...]
+    arguments: tuple[tuple[str, Any], ...]
     origin: Origin
     phase: Phase
     composite: bool
@@ -111,6 +111,7 @@ class OpenCall:
     said_by: str = ""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     policy_is_known: bool = False
+    fallback: str = ""
     kept: Any = None
     real_results: bool = False
     stock_too: bool = False
@@ -243,7 +244,7 @@ class CallObserver:
         outer = tokens[-1] if tokens else None
         if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
             return None
-        named, dtypes = read_arguments(facts.arguments, args)
+        named, arguments = read_arguments(facts.arguments, args)
         wrapped = is_wrapped(tensor for _, tensor in named)
         composite = wrapped or facts.is_composite(named)
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
@@ -273,7 +274,7 @@ class CallObserver:
             facts,
             args,
             inputs,
-            dtypes,
+            arguments,
             origin,
             phase,
             composite,
@@ -367,7 +368,7 @@ class CallObserver:
             call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
             if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
                 why = why_not(call.tensors["input"], call.tensors["weight"], call.tensors.get("bias"))
-                call.said_by += "" if why is None else f"{RAN_LOWER}{why}"
+                call.fallback = why or ""
         elif plan is not None and asked is not None:  # an override that casts nothing
             override = asked.state.override
             device = next((device for device, _ in asked.devices if override(name, device) is not None), None)
@@ -427,11 +428,12 @@ class CallObserver:
                 thread=threading.get_native_id(),
                 error=error,
                 autocast=call.autocast,
-                dtype_arguments=call.dtype_arguments,
+                arguments=call.arguments,
                 start=call.start,
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
                 own=not self._thread.tokens,
+                fallback=call.fallback,
             ),
             [tensor for _, tensor in outputs],
             call.args,
@@ -524,7 +526,7 @@ def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
 
 
 @contextlib.contextmanager
-def observe(observer: CallObserver, not_seen: list[str]) -> Iterator[None]:
+def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
     """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
 
     Args:

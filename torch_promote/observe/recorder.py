@@ -1,13 +1,15 @@
 """The recorder of `trace(values=True)`: what calls read and wrote, what they computed, and where inf and NaN came from.
 
-NOTE [ Which call wrote it ]
+NOTE [ What a call reads ]
 Only the calls that the program made are followed, not the calls inside of them. A call reads what the calls before it
-wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
-changed without one (its tensor has another version, or NumPy shares it and the values are others), because compiled
-code or another library did it. So are the
-parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
-compared from there. A call that returns its argument, such as `contiguous()`, does not write. It and views have the
-values of what was written, if they have all its elements, and are not measured.
+wrote to the memory of its arguments, and the digest of the elements that it reads is recorded, of a view as well.
+Memory that no recorded call has written is a `Source`, and so is memory that has changed without one: its tensor has
+another version, or NumPy shares it and the elements are others.
+
+A parameter, a buffer or a gradient is digested again when it is first read in a step. If it has changed since (through
+`.data`, NumPy, DLPack, compiled code, another library), it is a new source. So are the parameters and buffers of the
+model when they are first read, even if recorded calls have initialized them: two runs are compared from there. A call
+that returns its argument, such as `contiguous()`, does not write.
 
 NOTE [ Which call made it ]
 A call makes a NaN if nothing that it reads has one, and an infinite value if all that it reads is finite, unless the
@@ -15,6 +17,8 @@ program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that
 from the call that made those. Views and uninitialized memory make nothing.
 
 A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
+
+Tensors on other devices are copied to the host, with one synchronization each.
 """
 
 from __future__ import annotations
@@ -23,30 +27,24 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import itertools
-import os
-import platform
-import random
 import sys
 import threading
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote import _C
 from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_FUNCTION,
     Call,
+    Read,
     Recording,
     Source,
     Step,
@@ -54,23 +52,23 @@ from torch_promote.observe.events import (
     infos_of,
     records_of,
 )
-from torch_promote.observe.findings import is_uninitialized, is_view
+from torch_promote.observe.findings import is_uninitialized
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
-from torch_promote.observe.recording_file import RecordingFile
-from torch_promote.observe.values import EMPTY, Row, Values, ValuesCollector, in_any_order
+from torch_promote.observe.program_state import OptimizerStates, environment, generator_states, state_drawn_from
+from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.observe.values import EMPTY, Measurer, Values
 
 __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
-#: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
-_CALLS_TO_WRITE = 4096
 #: Reentrant, because an op that a hook runs meanwhile comes back; and a child must not inherit it locked.
 _lock = fork_safe_lock()
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
-_Kind = Literal["parameter", "buffer"]
+_Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
+_Place: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -79,11 +77,14 @@ class _Memory:
 
     Attributes:
         reference: A weak reference, which reserves the storage's address.
-        written_by: The calls and sources whose values are in it, as in `Call.reads`.
+        written_by: The calls and sources whose values are in it, as in `Read`.
         version: The version of its tensor at that time; -1 for an inference tensor, which has none.
         is_read: Whether it is a parameter or buffer that has been recorded as a source.
         is_compiled: Whether compiled code has written it.
-        known: What is known of the tensor that the last of the calls has written.
+        is_undefined: Whether a call has allocated it, and none has written to it since.
+        step: The number of steps when a parameter, buffer or gradient was digested last.
+        values: The values of tensors in it, by their places.
+        digests: Those of which only the digest is known.
     """
 
     reference: StorageWeakRef
@@ -91,51 +92,18 @@ class _Memory:
     version: int
     is_read: bool = False
     is_compiled: bool = False
-    known: _Known | None = None
+    is_undefined: bool = False
+    step: int = -1
+    values: dict[_Place, Values] = field(default_factory=dict)
+    digests: dict[_Place, str] = field(default_factory=dict)
 
 
-class _Known(NamedTuple):
-    """What is known of a tensor, and so of views that have all of its elements.
-
-    Attributes:
-        place: Where it is in its storage, its number of elements, its dtype, and what a lazy view would change.
-        is_contiguous: Whether it is contiguous, so that the values are in the order of the memory.
-        values: Its values.
-    """
-
-    place: tuple[int, int, torch.dtype, bool, bool]
-    is_contiguous: bool
-    values: Values | Row
-
-    def of_view(self, tensor: torch.Tensor) -> Values | Row | None:
-        """What is known of a view; None if it has to be measured."""
-        if not self.is_contiguous or self.place != _place_of(tensor):
-            return None
-        if tensor.is_contiguous():
-            return self.values
-        return in_any_order(self.values) if _is_dense(tensor) else None
-
-
-def _is_changed(tensor: torch.Tensor, memory: _Memory) -> bool:
-    """Whether a tensor on a CPU has other values than were written, because NumPy has written to its memory."""
-    if memory.known is None or memory.is_read or tensor.untyped_storage().resizable():  # not if it is shared
-        return False
-    known = memory.known.of_view(tensor)
-    return isinstance(known, Values) and _C.is_measurable(tensor) and known.digest != _C.digest(tensor)
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype, bool, bool]:
-    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has each element of a part of its storage once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+def _place_of(tensor: torch.Tensor) -> _Place:
+    """What tells the elements of a tensor in its storage, and their order."""
+    offset = tensor.storage_offset()
+    if tensor.is_contiguous():
+        return offset, tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 @dataclass  # without slots, which all threads would share
@@ -144,12 +112,14 @@ class _Open(threading.local):
 
     Attributes:
         reads: What it reads.
+        draw: The generator from which it draws, with its state; "" if it draws nothing.
         writes: The storages that it writes to, by its schema.
         inside: What the calls inside of it have written: storages, with the versions of their tensors.
         is_compiled: Whether compiled code makes it.
     """
 
-    reads: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[Read, ...] = ()
+    draw: str = ""
     writes: frozenset[int] = field(default_factory=frozenset)
     inside: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
     is_compiled: bool = False
@@ -159,7 +129,7 @@ class Recorder:
     """Records the values of a trace. It holds no tensors.
 
     Args:
-        report: The report, of which it fills `sources`, `ends`, `nonfinite`, `environment`, and the values of `calls`.
+        report: The report, which it fills.
         modules: Tracks which module runs.
         file: A file to write as well.
     """
@@ -168,91 +138,137 @@ class Recorder:
         self._report = report
         self._modules = modules
         self._file = file
-        self._count = 0  # of calls, also those that the report does not store
-        self._collector = ValuesCollector(self._deliver)
-        self._keys = itertools.count(-1, -1)
-        self._receivers: dict[int, Callable[[tuple[Values, ...]], None]] = {}  # by negative number
-        self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
+        self._measurer = Measurer()
         self._open = _Open()
         self._memory: dict[int, _Memory] = {}  # by storage
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
-        self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that were read before the model ran
-        self._reads: dict[int, tuple[tuple[int, ...], ...]] = {}  # by call, until its values are delivered
-        self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
-        self._new_losses: list[Values] = []  # since the last step
+        self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # sources that may get a name
+        self._sources = 0  # also those that only the file has
+        self._source_writers: dict[int, tuple[int, ...]] = {}
+        self._losses: list[Values] = []  # since the last step
         self._steps: list[int] = []  # the number of calls at the end of each step
+        self._calls = 0
+        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
-        self._rng: dict[str, str] | None = None  # when the step first drew random numbers
-        report.environment = _environment()
 
-    # --- calls
+    def forget(self) -> None:
+        """Begins again, with an empty report: what is known of memory refers to calls of another process."""
+        self.__init__(self._report, self._modules, self._file)  # type: ignore[misc]
+
+    # --- what a call reads
 
     def begin(self, call: OpenCall) -> None:
         """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
-        facts = call.facts
-        if self._rng is None and _draws(facts.op):  # by now, a program has set its seed
-            self._rng = _generators()
-        self._open.inside = {}  # of a call that raised
-        self._open.is_compiled = call.said_by == COMPILED
-        writes = written(facts.op, call.args) if writes_of(facts.op) else ()
-        self._open.writes = frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)])
+        if not self._calls and not self._report.rng:
+            self._start()
+        opened, facts = self._open, call.facts
+        opened.inside = {}  # of a call that raised
+        opened.is_compiled = call.said_by == COMPILED
+        opened.draw = state_drawn_from(call.args, call.inputs) if _draws(facts.op) else ""
+        writes = writes_of(facts.op)
+        storages = (one.untyped_storage()._cdata for _, one in written(facts.op, call.args) if has_storage(one))
+        opened.writes = frozenset(storages) if writes else frozenset()
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
-            self._open.reads = ()
+            opened.reads = ()
             return
-        self._open.reads = tuple(
-            self._read(tensor, info, place > 0 or not facts.overwrites)
-            for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+        outs = {one.name for one in writes if one.is_out}
+        opened.reads = tuple(
+            [
+                self._read(tensor, info, not (facts.overwrites and place == 0) and info.name not in outs)
+                for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+            ]
         )
 
-    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool) -> tuple[int, ...]:
+    def _start(self) -> None:
+        self._report.environment = environment()
+        self._report.rng = generator_states()
+
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool) -> Read:
         """Returns what is in a tensor's memory. `counts`: whether the call depends on what is in it."""
+        tensor = _local(tensor)
         if not has_storage(tensor):
-            return ()
+            return Read()
         storage = tensor.untyped_storage()
-        known, version = self._memory.get(storage._cdata), _version_of(tensor)
+        memory, version, place = self._memory.get(storage._cdata), _version_of(tensor), _place_of(tensor)
+        step = len(self._steps)
         before: tuple[int, ...] = ()
-        if known is not None and known.version == version and not _is_changed(tensor, known):
-            before = known.written_by
-            is_parameter = isinstance(tensor, nn.Parameter)
-            if known.is_read or not (is_parameter or self._known_name(tensor) is not None):
-                return before
-            if is_parameter and (storage._cdata in self._open.writes or self._is_initializing()):
-                return before
-        if not counts:
-            return ()
-        source = -1 - len(self._report.sources)
+        if memory is not None and memory.version == version:
+            before = memory.written_by
+            if not counts or memory.is_undefined:
+                return Read(before)
+            kind = self._kind_of(tensor)
+            known = None if memory.is_compiled else memory.digests.get(place)
+            found = known
+            # What NumPy may share is not resizable. A parameter in shared memory is read anew in the next step.
+            may_change = not storage.resizable() and not memory.is_read
+            if found is None or may_change or (kind is not None and memory.step != step):
+                found = self._measurer.digest(tensor)
+            is_new = kind in ("parameter", "buffer") and not memory.is_read
+            if is_new and (storage._cdata in self._open.writes or self._is_initializing()):
+                return Read(before, found)
+            if not is_new and (known is None or found == known):
+                memory.digests[place], memory.step = found, step
+                return Read(before, found)
+        elif not counts:
+            return Read()
+        number = -1 - self._sources
+        self._sources += 1
         kind, name = self._name_of(tensor)
-        self._report.sources.append(Source(kind, name, info, EMPTY, before))
-        if kind == "parameter" and not name:
-            self._unnamed[source] = weakref.ref(tensor)
-        found = self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
+        values = self._values_of(tensor)
+        if before:
+            self._source_writers[number] = before
+        if not name:
+            self._unnamed[number] = weakref.ref(tensor)
+        self._add_source(Source(kind, name, info, values, before, step))
         if kind != "input" or not self._open.is_compiled:  # compiled code may write to it again, without a new version
-            memory = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
+            new = _Memory(StorageWeakRef(storage), (number,), version, kind in ("parameter", "buffer"), step=step)
             if not self._open.is_compiled:
-                memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), found[0])
-            self._memory[storage._cdata] = memory
-        return (source,)
+                new.values[place], new.digests[place] = values, values.digest
+            self._memory[storage._cdata] = new
+        return Read((number,), values.digest)
 
     def _is_initializing(self) -> bool:
         """Whether code like that of torch.nn.init runs, which may read what it has written: without grad, no module."""
         return not torch.is_grad_enabled() and self._modules.innermost[0] is None
 
-    def _set_source(self, source: int, **changes: Any) -> None:
-        sources = self._report.sources
-        sources[-1 - source] = dataclasses.replace(sources[-1 - source], **changes)
+    def _add_source(self, source: Source) -> None:
+        if self._is_kept:
+            self._report.sources.append(source)
+        if self._file is not None:
+            self._file.add_source(source)
 
-    def _name_of(self, tensor: torch.Tensor) -> tuple[Literal["parameter", "buffer", "input"], str]:
-        """What a tensor is, and its path if it belongs to the model. The model is searched once a step at most."""
-        if self._known_name(tensor) is None and self._named_at != len(self._steps):
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the report keeps what is recorded now. Behind its last call, only the file has it."""
+        return not self._report.dropped
+
+    def _values_of(self, tensor: torch.Tensor) -> Values:
+        with unnoticed():  # also by modes of torch functions, if a step has ended
+            return self._measurer.values(_local(tensor))
+
+    # --- names
+
+    def _kind_of(self, tensor: torch.Tensor) -> _Kind | None:
+        """What a named tensor is."""
+        known = self._names.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        return "parameter" if isinstance(tensor, nn.Parameter) else None
+
+    def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
+        """What a tensor is, and its name. The model is searched once a step at most."""
+        if not self._is_named(tensor) and self._named_at != len(self._steps):
             self._name_tensors()
-        return self._known_name(tensor) or (("parameter" if isinstance(tensor, nn.Parameter) else "input"), "")
+        if self._is_named(tensor):
+            return self._names[id(tensor)][1:]
+        return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
 
-    def _known_name(self, tensor: torch.Tensor) -> tuple[_Kind, str] | None:
+    def _is_named(self, tensor: torch.Tensor) -> bool:
         known = self._names.get(id(tensor))  # perhaps of a tensor that has been destroyed
-        return known[1:] if known is not None and known[0]() is tensor else None
+        return known is not None and known[0]() is tensor
 
     def _name_tensors(self) -> None:
         found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
@@ -262,9 +278,28 @@ class Recorder:
                 for name, tensor in getattr(module, attribute).items():
                     if tensor is not None:
                         full = (f"{path}.{name}" if path else name).replace("_orig_mod.", "")  # torch.compile's
+                        tensor = _local(tensor)
                         found.setdefault(id(tensor), (weakref.ref(tensor), kind, full))
         self._names = found
         self._named_at = len(self._steps) if found else -1
+
+    def _name_sources(self) -> None:
+        """Names sources that were read before their model or optimizer was known."""
+        states = self._states.names()
+        for number, reference in list(self._unnamed.items()):
+            tensor = reference()
+            kind, name = ("input", "") if tensor is None else self._name_of(tensor)
+            if tensor is not None and not name and id(tensor) in states:
+                kind, name = "state", states[id(tensor)]
+            if name or tensor is None:
+                del self._unnamed[number]
+            if name and -number <= len(self._report.sources):
+                known = self._report.sources[-1 - number]
+                self._report.sources[-1 - number] = dataclasses.replace(known, kind=kind, name=name)
+            if name and self._file is not None:
+                self._file.name_source(number, kind, name)
+
+    # --- what a call writes
 
     def add(self, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         """Adds a call that has ended, here and to the report.
@@ -274,41 +309,58 @@ class Recorder:
             args: Its arguments.
             tensors: The tensors of its `outputs`.
         """
-        with _lock:  # so that the report counts the calls of several threads in the same order
-            self._add(self._report.add(call) is not None, call, args, tensors)
+        tensors = [_local(one) for one in tensors]
+        with _lock:  # so that calls of several threads are numbered in the order in which they are followed
+            number = self._report.add(call)
+            self._calls = number + 1
+            reads: tuple[Read, ...] = ()
+            draw, computes, memories = "", False, ()
+            if call.own:
+                reads, draw = self._open.reads, self._open.draw
+                computes, memories = self._follow(number, call, reads, args, tensors)
+            else:
+                for tensor in filter(has_storage, tensors):
+                    reference = StorageWeakRef(tensor.untyped_storage())
+                    self._open.inside[reference.cdata] = reference, _version_of(tensor)
+            values: tuple[Values, ...] = ()
+            if self._is_kept or computes:
+                values = self._measure(call, tensors, memories)
+            if self._is_kept:
+                self._report.values[number] = values
+                if call.own:
+                    self._report.reads[number] = reads
+                if draw:
+                    self._report.draws[number] = draw
+            if call.own:
+                loss = self._loss_of(call, args)
+                if loss is not None:
+                    self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
+                if computes:
+                    self._find_faults(number, reads, args, values)
+            if self._file is not None:
+                self._file.add(number, call, reads, values, draw)
+                if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+                    self._flush()
 
-    def _add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        if self._count % _CALLS_TO_WRITE == 0:
-            self._write_so_far()
-        number, self._count = self._count, self._count + 1
-        reads: tuple[tuple[int, ...], ...] = ()
-        computes = False
-        memories: Sequence[_Memory | None] = ()
-        if call.own:
-            loss = self._loss_of(call, args)
-            if loss is not None:
-                entry = self._calls_in(self._writers_of(loss)), len(self._steps)
-                self._measure([loss], lambda values: self._set_loss(values[0], *entry))
-            reads = self._open.reads
-            computes, memories = self._follow(number, call, reads, args, tensors)
-        else:
-            for tensor in filter(has_storage, tensors):
-                reference = StorageWeakRef(tensor.untyped_storage())
-                self._open.inside[reference.cdata] = reference, _version_of(tensor)
-        if self._file is not None:
-            self._file.add(number, call, reads, computes)
-        if stored or computes:
-            self._reads[number] = reads
-            if is_uninitialized(call.op):
-                tensors = memories = ()
-            known = [self._known_of(tensor, memory) for tensor, memory in zip(tensors, memories, strict=False)]
-            found = self._collector.add(number, tensors, is_view(call.name), known)
-            for tensor, memory, values in zip(tensors, memories, found, strict=False):
-                if memory is not None and memory.known is None and memory.written_by[-1:] == (number,):
-                    memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), values)
-
-    def _known_of(self, tensor: torch.Tensor, memory: _Memory | None) -> Values | Row | None:
-        return None if memory is None or memory.known is None else memory.known.of_view(tensor)
+    def _measure(
+        self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
+    ) -> tuple[Values, ...]:
+        """The values of what a call has computed or returned."""
+        if is_uninitialized(call.op):
+            return (EMPTY,) * len(tensors)
+        found = []
+        for tensor, memory in zip(tensors, memories or (None,) * len(tensors), strict=True):
+            if memory is not None and memory.is_undefined:
+                found.append(EMPTY)
+                continue
+            place = None if memory is None else _place_of(tensor)
+            values = None if memory is None or place is None else memory.values.get(place)
+            if values is None:
+                values = self._values_of(tensor)
+            if memory is not None and place is not None and not memory.is_compiled:
+                memory.values[place], memory.digests[place] = values, values.digest
+            found.append(values)
+        return tuple(found)
 
     def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
         """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
@@ -328,7 +380,7 @@ class Recorder:
             written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
             known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
             self._open.reads, self._open.writes = reads, frozenset(written) - known
-            self._open.inside, self._open.is_compiled = {}, False
+            self._open.inside, self._open.is_compiled, self._open.draw = {}, False, ""
             call = Call(
                 COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
             )
@@ -337,56 +389,57 @@ class Recorder:
         return end
 
     def _follow(
-        self,
-        number: int,
-        call: Call,
-        reads: tuple[tuple[int, ...], ...],
-        args: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
-    ) -> tuple[bool, list[_Memory | None]]:
+        self, number: int, call: Call, reads: tuple[Read, ...], args: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> tuple[bool, Sequence[_Memory | None]]:
         """Notes what a call of the program has written.
 
         Returns:
             Whether it has computed anything, and the memory of each tensor that is not written without a new version.
         """
+        opened = self._open
         # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
         # they leave is read as a new source.
         is_collective = call.op.startswith("c10d::")
-        if is_collective or (self._open.is_compiled and call.overload.endswith("out")):
-            for tensor in filter(has_storage, tensors_in(args) if is_collective else tensors):
+        if is_collective or (opened.is_compiled and call.overload.endswith("out")):
+            for tensor in filter(has_storage, map(_local, tensors_in(args) if is_collective else tensors)):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
-            return not is_collective, []
+            return not is_collective, ()
         memories: list[_Memory | None] = []
         uninitialized, wrote = is_uninitialized(call.op), False
         for tensor in tensors:
             if not has_storage(tensor):
-                wrote = wrote or not is_view(call.name)
+                wrote = True
                 memories.append(None)
                 continue
             storage, version = tensor.untyped_storage(), _version_of(tensor)
-            reference = StorageWeakRef(storage)
-            known = self._memory.get(reference.cdata)
-            if known is not None and known.version == version and reference.cdata not in self._open.writes:
+            key = storage._cdata
+            known = self._memory.get(key)
+            if known is not None and known.version == version and key not in opened.writes:
                 memories.append(known)  # a view, or the argument itself
                 continue
             wrote = True
             is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
-            before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
-            now = before if uninitialized else (*before, number)
-            is_read = known is not None and known.is_read
-            memory = _Memory(reference, now, version, is_read, self._open.is_compiled)
-            self._memory[reference.cdata] = memory
+            before = known.written_by[1 - _MOST_WRITERS :] if is_part and known and not known.is_undefined else ()
+            is_read, step = (False, -1) if known is None else (known.is_read, known.step)
+            memory = _Memory(
+                StorageWeakRef(storage) if known is None or known.reference.expired() else known.reference,
+                (*before, number),
+                version,
+                is_read,
+                opened.is_compiled,
+                uninitialized,
+                step,
+            )
+            self._memory[key] = memory
             memories.append(memory)
-        for key, (reference, version) in self._open.inside.items():  # such as the mask of a dropout
+        for key, (reference, version) in opened.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
-        self._open.inside = {}
-        if not wrote or uninitialized:
-            return False, memories
-        read = set(self._calls_in(one for read in reads for one in read))
-        self._waiting[number] = read, not reads or asks_for_infinity(args)
-        return True, [] if self._open.is_compiled else memories
+        opened.inside = {}
+        if opened.is_compiled:
+            return wrote and not uninitialized, ()
+        return wrote and not uninitialized, memories
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
         known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
@@ -396,7 +449,7 @@ class Recorder:
         """The calls among what is in memory, with those that had initialized a source."""
         found: list[int] = []
         for one in written_by:
-            found += [one] if one >= 0 else self._report.sources[-1 - one].written_by
+            found += [one] if one >= 0 else self._source_writers.get(one, ())
         return tuple(found)
 
     def _loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
@@ -411,98 +464,84 @@ class Recorder:
 
     # --- steps
 
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before a step of an optimizer: records its state, and names gradients."""
+        state = self._states.at_step(optimizer, len(self._steps))
+        if state is not None:
+            if self._is_kept:
+                self._report.states.append(state)
+            if self._file is not None:
+                self._file.add_state(state)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    gradient, name = _local(gradient), self._name_of(_local(parameter))[1]
+                    self._names[id(gradient)] = weakref.ref(gradient), "gradient", name
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer."""
         self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
-        self._transfer()
 
     def _end_step(self, parameters: Iterable[torch.Tensor], updated: bool) -> None:
-        self._steps.append(self._count)
-        self._named_at = -1
         named = {}
         for number, parameter in enumerate(parameters):
             if parameter.grad is not None:
-                named[self._name_of(parameter)[1] or f"parameter {number}"] = parameter
-        gradients = [one.grad for one in named.values() if one.grad is not None]
-        end, rng = self._count, self._rng or _generators()
+                named[self._name_of(_local(parameter))[1] or f"parameter {number}"] = parameter
+        gradients = {name: self._known_values(one.grad) for name, one in named.items() if one.grad is not None}
+        after = {name: self._known_values(one) for name, one in named.items()} if updated else {}
+        with _lock:
+            step = Step(self._calls, tuple(self._losses), gradients, after, generator_states())
+            self._losses = []
+            if self._is_kept:
+                self._report.ends.append(step)
+            self._name_sources()
+            self._report.environment = environment()
+            if self._file is not None:
+                self._file.add_step(step)
+            self._steps.append(self._calls)
+            self._named_at = -1
+            self._flush()
 
-        def receive(values: tuple[Values, ...]) -> None:
-            losses, self._new_losses = tuple(self._new_losses), []
-            new = dict(zip(names, values[len(names) :], strict=True)) if updated else {}
-            step = Step(end, losses, dict(zip(names, values[: len(names)], strict=True)), new, rng)
-            self._report.ends.append(step)
-
-        names = list(named)
-        self._measure([*gradients, *(named.values() if updated else [])], receive)
-        self._rng = None
-        self._report.environment = _environment()
+    def _known_values(self, tensor: torch.Tensor) -> Values:
+        """The values of a tensor, which the call that wrote it has measured in most cases."""
+        tensor = _local(tensor)
+        memory = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+        if memory is not None and memory.version == _version_of(tensor) and not memory.is_compiled:
+            known = memory.values.get(_place_of(tensor))
+            if known is not None:
+                return known
+        return self._values_of(tensor)
 
     def close(self) -> None:
         """Called at the end of the block."""
-        if self._count > (self._steps[-1] if self._steps else 0):
+        if self._calls > (self._steps[-1] if self._steps else 0):
             parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
             self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
-        self._transfer()
+        state = self._states.at_end(len(self._steps))
+        if state is not None:
+            self._report.states.append(state)
+            if self._file is not None:
+                self._file.add_state(state)
+        if self._file is not None:
+            self._file.flush(self._report)
 
-    # --- delivery
-
-    def _measure(
-        self, tensors: Sequence[torch.Tensor], receive: Callable[[tuple[Values, ...]], None]
-    ) -> list[Values | Row]:
-        key = next(self._keys)
-        self._receivers[key] = receive
-        with unnoticed():  # also by modes of torch functions, if a step has ended
-            return self._collector.add(key, tensors)
-
-    def _write_so_far(self) -> None:
-        if not self._count:
-            self._report.environment = _environment()  # the program has set it up by now
-        elif not self._collector.has_rows:
-            self._name_parameters()
-            if not self._unnamed:
-                self._transfer()
-
-    def _name_parameters(self) -> None:
-        for source, reference in list(self._unnamed.items()):
-            tensor = reference()
-            kind, name = ("input", "") if tensor is None else self._name_of(tensor)
-            if name or tensor is None:
-                del self._unnamed[source]
-            if name:
-                self._set_source(source, kind=kind, name=name)
-
-    def _transfer(self) -> None:
-        self._name_parameters()
-        self._collector.transfer()
+    def _flush(self) -> None:
         self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         if self._file is not None:
             self._file.flush(self._report)
 
-    def _deliver(self, number: int, values: tuple[Values, ...]) -> None:
-        """Called with the values of the results of a call, or of other tensors, in the order of `add`."""
-        if number < 0:
-            self._receivers.pop(number)(values)
-            return
-        reads = self._reads.pop(number, ())
-        if self._file is not None:
-            self._file.add_values(number, values)
-        if number < len(self._report.calls):  # false for those that are not stored, and for calls of a parent process
-            call = self._report.calls[number]
-            # The record was made without them. A copy of each record would take as long as the rest of this class.
-            object.__setattr__(call, "values", values or (EMPTY,) * len(call.outputs))  # uninitialized memory has none
-            object.__setattr__(call, "reads", reads)
-            self._find_faults(number, values)
+    # --- inf and NaN
 
-    def _find_faults(self, number: int, values: Sequence[Values]) -> None:
-        waiting = self._waiting.pop(number, None)
-        if waiting is None or all(one.is_finite for one in values):
+    def _find_faults(self, number: int, reads: Sequence[Read], args: Sequence[Any], values: Sequence[Values]) -> None:
+        if all(one.is_finite for one in values):
             return
         has_nan = any(one.nans for one in values)
-        reads, asked = waiting
-        causes = [self._faults[read] for read in reads if read in self._faults]
+        before = set(self._calls_in(one for read in reads for one in read.written_by))
+        causes = [self._faults[one] for one in before if one in self._faults]
         causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
         made = min((maker for _, maker in causes if maker is not None), default=None)
-        if made is None and (has_nan or not (causes or asked)):
+        if made is None and (has_nan or not (causes or not reads or asks_for_infinity(args))):
             made = number
         self._faults[number] = has_nan, made
         if made is not None:
@@ -511,9 +550,9 @@ class Recorder:
             if self._report.nonfinite.first_call is None:
                 self._name_call(made)
 
-    def _set_loss(self, values: Values, writers: tuple[int, ...], step: int) -> None:
-        """Called with the value of the next loss, after the values of the calls before it."""
-        self._new_losses.append(values)
+    def _set_loss(self, values: Values, writers: tuple[int, ...]) -> None:
+        """Called with the values of the next loss."""
+        self._losses.append(values)
         found = self._report.nonfinite
         number = found.losses
         found.losses += 1
@@ -522,7 +561,7 @@ class Recorder:
         found.nans += bool(values.nans)
         found.infs += bool(values.infs)
         if found.first_loss is None:
-            found.first_loss, found.loss_step = number, step
+            found.first_loss, found.loss_step = number, len(self._steps)
             faults = {one: self._faults[one][1] for one in writers if one in self._faults}
             for writer, made in list(faults.items())[:1]:
                 self._name_call(writer if made is None else made)
@@ -530,6 +569,14 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that this process has; another tensor itself."""
+    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+        return tensor
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, torch.Tensor) else tensor
 
 
 def _referred_to(function: Any, running: nn.Module | None, args: Iterable[Any]) -> list[torch.Tensor]:
@@ -571,75 +618,3 @@ def _version_of(tensor: torch.Tensor) -> int:
 def _draws(op: torch._ops.OpOverload) -> bool:
     """Whether an op draws random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _generators() -> dict[str, str]:
-    """Returns digests of the states of the random number generators, by device, "python" and "numpy"."""
-    with unnoticed():
-        states = {"cpu": bytes(torch.get_rng_state().tolist())}
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            for index in range(torch.cuda.device_count()):
-                states[f"cuda:{index}"] = bytes(torch.cuda.get_rng_state(index).tolist())
-    states["python"] = repr(random.getstate()).encode()
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        states["numpy"] = repr([one.tolist() if hasattr(one, "tolist") else one for one in numpy.get_state()]).encode()
-    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
-
-
-#: Those of scaled_dot_product_attention, which their flags name.
-_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
-#: Environment variables that select kernels.
-_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
-
-
-@functools.cache
-def _cpu() -> str:
-    """The model of the CPU, by which libraries select kernels; "" if it is unknown."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _environment() -> dict[str, str]:
-    """Returns what the bits of results may depend on, other than the program."""
-    backends: Any = torch.backends
-    found = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpu capability": backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
-        "sdpa": ", ".join(name for name in _KERNELS if getattr(backends.cuda, f"{name}_sdp_enabled")()),
-        "cuda": torch.version.cuda or "none",
-    }
-    if torch.cuda.is_initialized():
-        found |= {
-            "gpus": ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
-            "cudnn": backends.cudnn.version(),
-            "cudnn.deterministic": backends.cudnn.deterministic,
-            "cudnn.benchmark": backends.cudnn.benchmark,
-            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
-            "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
-            "float16 reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            "bfloat16 reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        }
-    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return {name: str(value) for name, value in found.items()}
