@@ -424,7 +424,7 @@ class Difference(Report):
                 return {}
             known = {"dtypes": one.dtypes, "shapes": shapes_of(one), "policy": one.policy_name, "set by": one.said_by}
             arguments = {name: argument_text(value) for name, value in one.arguments}
-            return {**known, "line": one.line, **arguments}
+            return {"op": one.name, **known, "line": one.line, **arguments}
 
         sides = shown(first.a), shown(first.b)
         always = ("dtypes", "policy", "set by", "line")
@@ -552,7 +552,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
         calls = walk.tail.one, walk.tail.other
         facts.append(Fact("structure", text, *[one[0] if one else None for one in calls]))
-    evidence = [f"{one.text} So do {one.calls:,} calls." if one.calls > 1 else one.text for one in facts]
+    evidence = [f"{one.text} The same in {one.calls - 1:,} more calls." if one.calls > 1 else one.text for one in facts]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
     if facts and in_common < _LEAST_IN_COMMON * min(totals):

@@ -145,7 +145,8 @@ class Walk:
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._step = -1
-        self._numbers: str = ""  # numbers of an optimizer that differ, until a call shows them
+        #: Numbers of an optimizer that differ, until a call shows them: the step, and the text.
+        self._numbers: tuple[int, str] | None = None
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -221,7 +222,28 @@ class Walk:
             gap.tainted = gap.tainted or self._is_tainted(side, k)
             if gap is not self.tail and k == (gap.one or gap.other)[-1]:
                 self._see_gap(gap)
-        self._enter_step(-1)
+        if self._numbers and any(self._tainted):
+            number, text = self._numbers
+            self._add(Fact("state", text, *self._first_of_optimizer(number), step=number))
+        self._compare_names()
+        # Those of a step's start come before those of its calls.
+        self.facts.sort(key=lambda fact: (fact.step, not (fact.parameter or fact.kind in ("weight", "state"))))
+
+    def _compare_names(self) -> None:
+        """Adds the parameters and buffers of one run alone."""
+        names = self.one.named.keys(), self.other.named.keys()
+        if not (all(names) and self.facts) or names[0] == names[1]:
+            return
+        alone = [[name for name in names[side] if name not in names[1 - side]] for side in (0, 1)]
+        text = "; ".join(f"{'AB'[side]} alone reads {_listed(found)}" for side, found in enumerate(alone) if found)
+        readers = [
+            self._reader(run, run.named[found[0]]) if found else None
+            for run, found in zip(self.runs, alone, strict=True)
+        ]
+        kind = "parameters and buffers"
+        fact = Fact("structure", f"Of {kind}, {text}.", readers[0], readers[1], self._step_of(*readers))
+        place = next((i for i, one in enumerate(self.facts) if one.kind not in ("weight", "state", "policy")), None)
+        self.facts.insert(len(self.facts) if place is None else place, fact)
 
     # --- facts
 
@@ -252,9 +274,6 @@ class Walk:
         """Called when the walk reaches a step; -1 at the end."""
         if step == self._step:
             return
-        if self._numbers and self._step >= 0:
-            self._add(Fact("state", self._numbers, *self._first_of_optimizer(self._step), step=self._step))
-            self._numbers = ""
         self._step = step
         if step < 0:
             return
@@ -291,8 +310,9 @@ class Walk:
                 numbers.append(f"{name} is {argument_text(first_number)} in A and {argument_text(second_number)} in B")
         step = one.step
         if not names:
-            if numbers:
-                self._numbers = f"At the start of step {step}, {_listed(numbers)}."
+            shown = [text for text in numbers if "missing" not in text]  # another kind of optimizer calls other ops
+            if shown and not self._numbers:
+                self._numbers = step, f"At the start of step {step}, {_listed(shown)}."
             return
         if step and self.facts:
             return  # what differs before explains it
@@ -387,8 +407,9 @@ class Walk:
             explained |= self._explain_input(pair, place)
         arguments = self._differing_arguments(pair)
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        if arguments and not same and not self._follows(pair, differing):
-            self._add_arguments(pair, arguments, error, differing)
+        if arguments and not same:
+            if not self._follows(pair, differing):
+                self._add_arguments(pair, arguments, error, differing)
             return
         if differing or explained or len(self.facts) > before or not known or same:
             return
@@ -428,7 +449,7 @@ class Walk:
             kind = "shape"
             text = f"{text[:-1]}, so its shapes are {shapes[0]} in A and {shapes[1]} in B."
         if call.phase == "optimizer" and self._numbers:
-            text, self._numbers = f"{text} {self._numbers}", ""
+            text, self._numbers = f"{text} {self._numbers[1]}", None
         key = kind, call.name, call.phase, tuple(arguments)
         self._add(Fact(kind, text, *pair, self._step_of(*pair), error, arguments=arguments), key)
 
@@ -437,7 +458,7 @@ class Walk:
         step, place = self._step_of(*pair), self.place(*pair)
         for run, k in zip(self.runs, pair, strict=True):
             writers = [one for read in run.reads(k) for one in read.written_by]
-            if not run.undefined.isdisjoint(writers) and not call.error:
+            if not run.undefined.isdisjoint(writers) and not call.op.startswith("c10d::"):
                 text = f"{place} reads memory that no call has written."
                 self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
                 return
@@ -445,8 +466,9 @@ class Walk:
         inner = self.one.inner(pair.one), self.other.inner(pair.other)
         if draws[0] and draws[1] and draws[0] != draws[1]:
             name = draws[0].rpartition(" ")[0]
-            text = f"{place} draws other random numbers: the states of the generator {name} differ before it."
-            self._add(Fact("input", text, *pair, step, error, state=(f"generator {name}",)), ("draw", name))
+            generator = f"the generator {name}" if name != "its own" else "its own generator"
+            text = f"{place} draws other random numbers: the states of {generator} differ before it."
+            self._add(Fact("input", text, *pair, step, error, state=(generator,)), ("draw", name))
         elif call.dtypes != other.dtypes:
             text = f"{place}, on equal inputs: {call.dtypes} in A, {other.dtypes} in B{_policies(call, other)}."
             self._add(Fact("policy", text, *pair, step, error), ("policy", call.name, call.dtypes, other.dtypes))
@@ -556,9 +578,16 @@ class Walk:
         is_later = any(one is not None and one.step > 0 for one in sources)
         if is_later and None not in sources and self.facts:
             return True  # no recorded call writes it in either run, and what it was before differs
+        if named.kind == "state" and self._state_differs:
+            return True
         if named.kind == "state":
             text = f"{self.place(*pair)} reads another {name}."
             self._add(Fact("state", text, *pair, step, error, state=(name,)), ("state", name))
+            return True
+        shapes = [list(self.runs[side].calls[k].inputs[place].shape) for side, k in enumerate(pair)]
+        if shapes[0] != shapes[1]:
+            text = f"The {named.kind} {name} has the shape {shapes[0]} in A and {shapes[1]} in B."
+            self._add(Fact("shape", text, *pair, step, None, name), ("shape of weights",))
             return True
         dtypes = [self.runs[side].calls[k].inputs[place].dtype for side, k in enumerate(pair)]
         if dtypes[0] is not dtypes[1] and (error is None or error < _MOST_OF_A_DTYPE):
@@ -662,7 +691,7 @@ class Walk:
             if self.one.compiled != self.other.compiled:
                 self._compare_compiled(gap)
             return
-        computing = [[k for k in calls if not run.is_transparent(k)] for run, calls in self._sides(gap)]
+        computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
         if not any(computing) or (gap.tainted and self.facts) or (gap.is_first and not all(computing)):
             return
         self._tell(gap, None)

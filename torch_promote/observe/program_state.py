@@ -56,11 +56,13 @@ def generator_states() -> dict[str, str]:
     found = {"cpu": _of_generator(torch.default_generator)}
     if torch.cuda.is_initialized() and not _is_capturing():
         found |= {f"cuda:{i}": _of_generator(one) for i, one in enumerate(torch.cuda.default_generators)}
-    found["python"] = _digest(repr(random.getstate()).encode())
+    found["python"] = f"{hash(random.getstate()) & (1 << 64) - 1:016x}"  # that of numbers is the same everywhere
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        parts = _ask(numpy.get_state, ())
-        found["numpy"] = _digest(repr([one.tolist() if hasattr(one, "tolist") else one for one in parts]).encode())
+        parts = _ask(lambda: numpy.get_state(legacy=False)["state"], {})
+        found["numpy"] = _digest(
+            b"".join(one.tobytes() if hasattr(one, "tobytes") else b"%d" % one for one in parts.values())
+        )
     return found
 
 
@@ -70,12 +72,15 @@ def _of_generator(generator: torch.Generator) -> str:
 
 
 def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
-    """Returns the generator from which a call is about to draw, with a digest of its state: "cpu 0123456789abcdef"."""
+    """Returns the generator from which a call is about to draw, with a digest of its state: "cpu 0123456789abcdef".
+
+    A generator among its arguments is "its own".
+    """
     given = next((one for one in args if isinstance(one, torch.Generator)), None)
     device = next((one for one in args if isinstance(one, torch.device)), None)
     name = str(device) if device is not None else inputs[0].device if inputs else "cpu"
     if given is not None:
-        return f"a generator of {given.device} {_of_generator(given)}"
+        return f"its own {_of_generator(given)}"
     if name == "cpu":
         return f"cpu {_of_generator(torch.default_generator)}"
     if not name.startswith("cuda") or not torch.cuda.is_initialized() or _is_capturing():
@@ -285,5 +290,7 @@ def environment() -> dict[str, str]:
             asked[f"{module.removeprefix('torch._').removesuffix('.config')}.{name}"] = functools.partial(
                 getattr, config, name
             )
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        asked["rank"] = lambda: os.environ["RANK"]
     found = {name: str(_ask(question, UNKNOWN)) for name, question in asked.items()}
     return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}

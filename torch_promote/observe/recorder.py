@@ -52,9 +52,9 @@ from torch_promote.observe.events import (
     infos_of,
     records_of,
 )
-from torch_promote.observe.findings import is_uninitialized
+from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
+from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, writes_of, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.program_state import OptimizerStates, environment, generator_states, state_drawn_from
 from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
@@ -175,9 +175,10 @@ class Recorder:
             opened.reads = ()
             return
         outs = {one.name for one in writes if one.is_out}
+        computes = _has_results(facts.op) and not is_view(facts.name)
         opened.reads = tuple(
             [
-                self._read(tensor, info, not (facts.overwrites and place == 0) and info.name not in outs)
+                self._read(tensor, info, not (facts.overwrites and place == 0) and info.name not in outs, computes)
                 for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
             ]
         )
@@ -186,8 +187,15 @@ class Recorder:
         self._report.environment = environment()
         self._report.rng = generator_states()
 
-    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool) -> Read:
-        """Returns what is in a tensor's memory. `counts`: whether the call depends on what is in it."""
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, computes: bool = True) -> Read:
+        """Returns what is in a tensor's memory.
+
+        Args:
+            tensor: The tensor.
+            info: Its record.
+            counts: Whether the call depends on what is in it.
+            computes: Whether the call is no view, which leaves the memory to later calls.
+        """
         tensor = _local(tensor)
         if not has_storage(tensor):
             return Read()
@@ -202,15 +210,16 @@ class Recorder:
             kind = self._kind_of(tensor)
             known = None if memory.is_compiled else memory.digests.get(place)
             found = known
-            # What NumPy may share is not resizable. A parameter in shared memory is read anew in the next step.
-            may_change = not storage.resizable() and not memory.is_read
-            if found is None or may_change or (kind is not None and memory.step != step):
+            # What NumPy or another process may share is not resizable.
+            if found is None or (computes and (not storage.resizable() or (kind is not None and memory.step != step))):
                 found = self._measurer.digest(tensor)
             is_new = kind in ("parameter", "buffer") and not memory.is_read
             if is_new and (storage._cdata in self._open.writes or self._is_initializing()):
                 return Read(before, found)
             if not is_new and (known is None or found == known):
-                memory.digests[place], memory.step = found, step
+                memory.digests[place] = found
+                if computes:
+                    memory.step = step
                 return Read(before, found)
         elif not counts:
             return Read()
@@ -246,8 +255,7 @@ class Recorder:
         return not self._report.dropped
 
     def _values_of(self, tensor: torch.Tensor) -> Values:
-        with unnoticed():  # also by modes of torch functions, if a step has ended
-            return self._measurer.values(_local(tensor))
+        return self._measurer.values(_local(tensor))
 
     # --- names
 
@@ -346,7 +354,7 @@ class Recorder:
         self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
     ) -> tuple[Values, ...]:
         """The values of what a call has computed or returned."""
-        if is_uninitialized(call.op):
+        if is_uninitialized(call.op) or call.op.startswith("c10d::"):  # a collective writes after it has returned
             return (EMPTY,) * len(tensors)
         found = []
         for tensor, memory in zip(tensors, memories or (None,) * len(tensors), strict=True):
@@ -496,7 +504,8 @@ class Recorder:
             if self._is_kept:
                 self._report.ends.append(step)
             self._name_sources()
-            self._report.environment = environment()
+            if not self._steps:  # the program has set it up by now
+                self._report.environment = environment()
             if self._file is not None:
                 self._file.add_step(step)
             self._steps.append(self._calls)
@@ -518,6 +527,7 @@ class Recorder:
         if self._calls > (self._steps[-1] if self._steps else 0):
             parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
             self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
+        self._report.environment = environment()
         state = self._states.at_end(len(self._steps))
         if state is not None:
             self._report.states.append(state)
@@ -612,6 +622,12 @@ def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def _has_results(op: torch._ops.OpOverload) -> bool:
+    """Whether an op returns or writes tensors. Others ask for something, such as item() and is_pinned()."""
+    return bool(writes_of(op)) or any("Tensor" in str(one.type) for one in op._schema.returns)
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step

@@ -152,6 +152,10 @@ class Run:
         """Whether a call is a view, a copy or a conversion."""
         return is_transparent(self.calls[i].name)
 
+    def computes(self, i: int) -> bool:
+        """Whether a call has results of its own: it is no view, copy or conversion, and no question such as item()."""
+        return bool(self.calls[i].outputs) and not self.is_transparent(i)
+
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
