@@ -11,8 +11,16 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.divergence import Fact, Kind, Pair, Walk, argument_text, shapes_of
-from torch_promote.observe.events import TENSORS, Argument, Call, Phase, Step
+from torch_promote.observe.divergence import (
+    Fact,
+    Kind,
+    Pair,
+    Walk,
+    argument_text,
+    differing_attributes,
+    shapes_of,
+)
+from torch_promote.observe.events import Argument, Call, Phase, Step
 from torch_promote.observe.run import Run, is_unfinished, relative_error
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
@@ -506,11 +514,9 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     with_values = bool(before.values and after.values)
     may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
     complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
-    walk = Walk(one, other, may_round, complete)
-    only = [
-        [run.calls[i] for gap in walk.gaps for i in calls(gap) if not run.is_transparent(i)]
-        for run, calls in ((one, lambda gap: gap.one), (other, lambda gap: gap.other))
-    ]
+    walk = Walk(one, other, may_round, complete, with_values)
+    only_in_a = [one.calls[i] for gap in walk.gaps for i in gap.one if not one.is_transparent(i)]
+    only_in_b = [other.calls[j] for gap in walk.gaps for j in gap.other if not other.is_transparent(j)]
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
     starts = [pair.one for pair in walk.pairs]
     errors += [(bisect.bisect(starts, pair.one), error) for pair in walk.views if (error := walk.error_of(pair))]
@@ -524,8 +530,8 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         with_values,
         environment=environment,
         steps=_steps(before, after, walk),
-        only_in_a=only[0],
-        only_in_b=only[1],
+        only_in_a=only_in_a,
+        only_in_b=only_in_b,
         growth=_growth(walk),
         errors=sorted(errors + unread),
         unmatched=unmatched + (walk.read_at_last + _unmatched_ends(before, after) if with_values else 0),
@@ -550,8 +556,8 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         facts.append(Fact("op", what, error=largest))
     if not facts and walk.tail is not None and found.unfinished:
         text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
-        calls = walk.tail.one, walk.tail.other
-        facts.append(Fact("structure", text, *[one[0] if one else None for one in calls]))
+        first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
+        facts.append(Fact("structure", text, first, second))
     evidence = [f"{one.text} The same in {one.calls - 1:,} more calls." if one.calls > 1 else one.text for one in facts]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
@@ -566,18 +572,18 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
             if shapes_of(run_one := walk.one.calls[pair.one]) != shapes_of(run_other := walk.other.calls[pair.other])
         ]
         if shapes:
-            first, second = shapes[0]
+            call, theirs = shapes[0]
             evidence.append(
-                f"Calls with other shapes: {len(shapes):,} of {len(walk.pairs):,}. The first is {first.op} in "
-                f"{module_name(first.module)}: {shapes_of(first)} in A, {shapes_of(second)} in B."
+                f"Calls with other shapes: {len(shapes):,} of {len(walk.pairs):,}. The first is {call.op} in "
+                f"{module_name(call.module)}: {shapes_of(call)} in A, {shapes_of(theirs)} in B."
             )
         evidence += _of_generators(walk)
         if selecting:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
     if compiled:
-        calls = len(found.only_in_b if walk.one.compiled else found.only_in_a)
+        unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
-        evidence.append(f"Unseen in {name}, which ran compiled code: {calls:,} calls of the other run.")
+        evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
     return replace(found, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
 
 
@@ -605,7 +611,7 @@ def _first(walk: Walk, fact: Fact) -> DifferingCall | None:
     call = run.calls[i]
     place = call.name, call.module, call.phase
     number = sum((one.name, one.module, one.phase) == place for one in run.calls[:i])
-    return DifferingCall(*sides, number, run.steps[i], fact.error, fact.parameter or None)
+    return DifferingCall(sides[0], sides[1], number, run.steps[i], fact.error, fact.parameter or None)
 
 
 def _of_generators(walk: Walk) -> list[str]:
@@ -639,36 +645,19 @@ def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]
 
 
 def _changes(walk: Walk) -> list[Change]:
-    """The attributes that differ. Times, threads and shapes are ignored."""
+    """The attributes that differ, of the calls inside of others as well. Times, threads and shapes are ignored."""
     found: list[tuple[tuple[bool, int], list[Change]]] = []
     for pair in sorted([*walk.pairs, *walk.views]):
-        one, other = walk.one.calls[pair.one], walk.other.calls[pair.other]
-        before, after = _shown(one), _shown(other)
-        changes = [Change(one, other, what, text, after[what]) for what, text in before.items() if text != after[what]]
-        found.append(((False, pair.one), changes))
+        for inner in (*walk.inner_pairs(pair), pair):
+            one, other = walk.one.calls[inner.one], walk.other.calls[inner.other]
+            changes = [Change(one, other, what, *texts) for what, texts in differing_attributes(one, other).items()]
+            found.append(((False, inner.one), changes))
     for gap in walk.gaps:
         for i in gap.one:
             found.append(((False, i), [Change(call := walk.one.calls[i], None, ONLY_BEFORE, call.dtypes, "")]))
         for j in gap.other:
             found.append(((True, j), [Change(None, call := walk.other.calls[j], ONLY_AFTER, "", call.dtypes)]))
     return [change for _, changes in sorted(found, key=lambda one: one[0]) for change in changes]
-
-
-def _shown(call: Call) -> dict[str, str]:
-    """The attributes of a call that are compared, as text."""
-    dtypes = {name: ", ".join(dtype_name(info.dtype) for info in getattr(call, name)) or "none" for name in TENSORS}
-    casts = (
-        f"{cast.argument}: {dtype_name(cast.from_dtype)} -> {dtype_name(cast.to_dtype)}{', reused' * cast.reused}"
-        for cast in call.casts
-    )
-    return {
-        **dtypes,
-        "policy": call.policy_name or "none",
-        "said_by": call.said_by or "none",
-        "casts": "; ".join(casts) or "none",
-        "arguments": ", ".join(f"{name} {argument_text(value)}" for name, value in call.arguments) or "none",
-        "error": "it raised" if call.error else "it returned",
-    }
 
 
 def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED_FUNCTION
+from torch_promote.observe.events import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.run import Run, relative_error
 from torch_promote.observe.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
@@ -112,6 +112,7 @@ class Walk:
         other: The second run.
         may_round: Whether other kernels may have run, so that a small error is rounding.
         complete: Whether each recording has all calls of its run.
+        with_values: Whether both have values. Otherwise the attributes of calls are compared.
 
     Attributes:
         facts: What differs, in the order of the runs.
@@ -125,11 +126,12 @@ class Walk:
         read_at_last: The number of calls without results, such as item(), that read what differs by an unknown error.
     """
 
-    def __init__(self, one: Run, other: Run, may_round: bool, complete: tuple[bool, bool]) -> None:
+    def __init__(self, one: Run, other: Run, may_round: bool, complete: tuple[bool, bool], with_values: bool) -> None:
         self.one: Run = one
         self.other: Run = other
         self.runs: tuple[Run, Run] = one, other
         self._may_round = may_round
+        self._with_values = with_values
         self.facts: list[Fact] = []
         self.pairs: list[Pair] = []
         self.views: list[Pair] = []
@@ -168,7 +170,7 @@ class Walk:
                 for run, calls in zip(self.runs, (ones, others), strict=True)
             ]
             contents = [self.one.results(i) for i in ones], [self.other.results(j) for j in others]
-            found |= {ones[i]: others[j] for i, j in align(*names, contents)}
+            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], contents)}
         return found
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
@@ -224,7 +226,8 @@ class Walk:
                 self._see_gap(gap)
         if self._numbers and any(self._tainted):
             number, text = self._numbers
-            self._add(Fact("state", text, *self._first_of_optimizer(number), step=number))
+            one, other = self._first_of_optimizer(number)
+            self._add(Fact("state", text, one, other, number))
         self._compare_names()
         # Those of a step's start come before those of its calls.
         self.facts.sort(key=lambda fact: (fact.step, not (fact.parameter or fact.kind in ("weight", "state"))))
@@ -241,7 +244,7 @@ class Walk:
             for run, found in zip(self.runs, alone, strict=True)
         ]
         kind = "parameters and buffers"
-        fact = Fact("structure", f"Of {kind}, {text}.", readers[0], readers[1], self._step_of(*readers))
+        fact = Fact("structure", f"Of {kind}, {text}.", readers[0], readers[1], self._step_of(readers[0], readers[1]))
         place = next((i for i, one in enumerate(self.facts) if one.kind not in ("weight", "state", "policy")), None)
         self.facts.insert(len(self.facts) if place is None else place, fact)
 
@@ -333,8 +336,34 @@ class Walk:
 
     # --- calls of both runs
 
+    def inner_pairs(self, pair: Pair) -> list[Pair]:
+        """The calls inside of a call that both runs made."""
+        inner = self.one.inner(pair.one), self.other.inner(pair.other)
+        names = [[run.calls[k].name for k in calls] for run, calls in zip(self.runs, inner, strict=True)]
+        unknown: tuple[list[str], list[str]] = [""] * len(inner[0]), [""] * len(inner[1])
+        return [Pair(inner[0][i], inner[1][j]) for i, j in align(names[0], names[1], unknown)]
+
+    def _see_attributes(self, pair: Pair) -> None:
+        """Compares calls of which no contents are known."""
+        for one in (pair, *self.inner_pairs(pair)):
+            call, other = self.one.calls[one.one], self.other.calls[one.other]
+            found = differing_attributes(call, other)
+            if shapes_of(call) != shapes_of(other):
+                found.pop("arguments", None)  # sizes follow from shapes
+            if set(found) == {"arguments"}:
+                arguments = self._differing_arguments(one)
+                if arguments:
+                    self._add_arguments(one, arguments, None, ())
+            elif found:
+                what, (before, after) = next(iter(found.items()))
+                text = f"{self.place(*one)}: {what} {before} in A, {after} in B{_policies(call, other)}."
+                self._add(Fact("policy", text, *one, self._step_of(*one)), ("policy", call.name, what, before, after))
+
     def _see_view(self, pair: Pair) -> None:
         self.views.append(pair)
+        if not self._with_values:
+            self._see_attributes(pair)
+            return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
         same = one == other and _dtypes(self.one.calls[pair.one]) == _dtypes(self.other.calls[pair.other])
         if same:
@@ -347,6 +376,11 @@ class Walk:
         self._taint(pair)
 
     def _see(self, pair: Pair) -> None:
+        if not self._with_values:
+            self.pairs.append(pair)
+            self.errors.append(None)
+            self._see_attributes(pair)
+            return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
         dtypes = [_dtypes(run.calls[k]) for run, k in zip(self.runs, pair, strict=True)]
         known = bool(one and other)
@@ -463,7 +497,7 @@ class Walk:
                 self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
                 return
         draws = [run.recording.draws.get(k, "") for run, k in zip(self.runs, pair, strict=True)]
-        inner = self.one.inner(pair.one), self.other.inner(pair.other)
+        inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
         if draws[0] and draws[1] and draws[0] != draws[1]:
             name = draws[0].rpartition(" ")[0]
             generator = f"the generator {name}" if name != "its own" else "its own generator"
@@ -540,8 +574,8 @@ class Walk:
             side, k = view
             run = "AB"[side]
             text = f"Only {run} calls {self.runs[side].calls[k].op} on what {self.place(*pair)} reads ({name})."
-            places = (k, None) if side == 0 else (None, k)
-            self._add(Fact("structure", text, *places, step), ("view", self.runs[side].calls[k].name))
+            a, b = (k, None) if side == 0 else (None, k)
+            self._add(Fact("structure", text, a, b, step), ("view", self.runs[side].calls[k].name))
             return True
         if what[0] == what[1]:
             text = f"{self.place(*pair)} reads other elements of {what[0]} ({name}) in the two runs."
@@ -839,7 +873,7 @@ class Walk:
                 inputs = (s for s in run.sources if s.kind == "input" and s.step == step)
                 found.append(next((s for s in inputs if s.values.digest not in others.contents), None))
             if found[0] is not None and found[1] is not None and self._reads_forward(self.one, found[0]):
-                readers = [self._reader(run, s) for run, s in zip(self.runs, found, strict=True)]
+                readers = [self._reader(self.one, found[0]), self._reader(self.other, found[1])]
                 error = relative_error(found[0].values, found[1].values)
                 text = f"An input of step {step} differs ({found[0].info.name}), which no recorded call has made."
                 self._add(Fact("input", text, readers[0], readers[1], step, error), "sources")
@@ -883,3 +917,26 @@ def _listed(texts: Iterable[str]) -> str:
     shown = list(texts)
     more = f", and {len(shown) - _MOST_NAMES:,} more" if len(shown) > _MOST_NAMES else ""
     return ", ".join(shown[:_MOST_NAMES]) + more
+
+
+def _attributes(call: Call) -> dict[str, str]:
+    """The attributes of a call that are compared, as text."""
+    dtypes = {name: ", ".join(dtype_name(info.dtype) for info in getattr(call, name)) or "none" for name in TENSORS}
+    casts = (
+        f"{cast.argument}: {dtype_name(cast.from_dtype)} -> {dtype_name(cast.to_dtype)}{', reused' * cast.reused}"
+        for cast in call.casts
+    )
+    return {
+        **dtypes,
+        "policy": call.policy_name or "none",
+        "said_by": call.said_by or "none",
+        "casts": "; ".join(casts) or "none",
+        "arguments": ", ".join(f"{name} {argument_text(value)}" for name, value in call.arguments) or "none",
+        "error": "it raised" if call.error else "it returned",
+    }
+
+
+def differing_attributes(one: Call, other: Call) -> dict[str, tuple[str, str]]:
+    """Returns the attributes of a call that differ, with both values as text. Times, threads and shapes are ignored."""
+    before, after = _attributes(one), _attributes(other)
+    return {what: (text, after[what]) for what, text in before.items() if text != after[what]}

@@ -77,29 +77,30 @@ class Unseen(str):
     Attributes:
         kind: "compiled" functions, "threads" and "processes" that were started, "unknown" numbers of these, a "model"
             that was not called, the "unfinished" rest of a run that was killed, calls of "other processes".
-        count: How many; 0 if it is unknown.
+        number: How many; 0 if it is unknown.
     """
 
     kind: str
-    count: int
+    number: int
 
-    def __new__(cls, kind: str, count: int, text: str) -> Unseen:
+    def __new__(cls, kind: str, number: int, text: str) -> Unseen:
         """Makes a sentence of a kind."""
         found = super().__new__(cls, text)
-        found.kind, found.count = kind, count
+        found.kind, found.number = kind, number
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unseen, (self.kind, self.count, str(self))
+        return Unseen, (self.kind, self.number, str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-compatible values."""
-        return {"kind": self.kind, "count": self.count, "text": str(self)}
+        return {"kind": self.kind, "count": self.number, "text": str(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Unseen:
         """Returns the sentence from the data of `to_dict`."""
-        return cls(**decode_record({"kind": str, "count": int, "text": str}, data))
+        read = decode_record({"kind": str, "count": int, "text": str}, data)
+        return cls(read["kind"], read["count"], read["text"])
 
 
 @dataclass(frozen=True, slots=True)

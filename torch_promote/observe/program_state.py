@@ -59,7 +59,7 @@ def generator_states() -> dict[str, str]:
     found["python"] = f"{hash(random.getstate()) & (1 << 64) - 1:016x}"  # that of numbers is the same everywhere
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        parts = _ask(lambda: numpy.get_state(legacy=False)["state"], {})
+        parts: dict[str, Any] = _ask(lambda: numpy.get_state(legacy=False)["state"], {})
         found["numpy"] = _digest(
             b"".join(one.tobytes() if hasattr(one, "tobytes") else b"%d" % one for one in parts.values())
         )

@@ -296,7 +296,10 @@ class Recorder:
         states = self._states.names()
         for number, reference in list(self._unnamed.items()):
             tensor = reference()
-            kind, name = ("input", "") if tensor is None else self._name_of(tensor)
+            kind: _Kind = "input"
+            name = ""
+            if tensor is not None:
+                kind, name = self._name_of(tensor)
             if tensor is not None and not name and id(tensor) in states:
                 kind, name = "state", states[id(tensor)]
             if name or tensor is None:
@@ -322,7 +325,8 @@ class Recorder:
             number = self._report.add(call)
             self._calls = number + 1
             reads: tuple[Read, ...] = ()
-            draw, computes, memories = "", False, ()
+            draw, computes = "", False
+            memories: Sequence[_Memory | None] = ()
             if call.own:
                 reads, draw = self._open.reads, self._open.draw
                 computes, memories = self._follow(number, call, reads, args, tensors)

@@ -200,10 +200,9 @@ class Run:
         )
         return 8 * unit + math.sqrt(terms) * min(unit, torch.finfo(torch.float32).eps)
 
-    def inner(self, i: int) -> list[str]:
-        """The names of the calls inside of a call, which stand before it."""
-        found = []
-        while i > 0 and not self.calls[i - 1].own:
-            i -= 1
-            found.append(self.calls[i].name)
-        return found[::-1]
+    def inner(self, i: int) -> list[int]:
+        """The calls inside of a call, which stand before it."""
+        start = i
+        while start > 0 and not self.calls[start - 1].own:
+            start -= 1
+        return list(range(start, i))
