@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.divergence import (
@@ -281,6 +282,13 @@ class Difference(Report):
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     unfinished: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Raises OptionError: recordings are compared again instead."""
+        raise OptionError(
+            f"a difference cannot be read from {os.fspath(path)!r}. Compare the recordings: tp.diff(a, b)."
+        )
+
     @property
     def kind(self) -> Kind | None:
         """The kind of the first fact."""
@@ -472,13 +480,20 @@ class Difference(Report):
         differing = [one for one in self.growth if one.relative_l2]
         step = differing[0].step if differing else 0
         forward = [one for one in self.growth if (one.step, one.phase) == (step, "forward")]
-        shares = heat_shares([one.relative_l2 or 0.0 for one in forward])
+        inside: dict[str, float] = {}  # a module has the largest error of those in it, which it may fold
+        for one in forward:
+            parts = one.module.split(".") if one.module else []
+            for end in range(len(parts) + 1):
+                path = ".".join(parts[:end])
+                inside[path] = max(inside.get(path, 0.0), one.relative_l2 or 0.0)
+        sides = {one.module: one.shown_dtypes() for one in forward}
         branches = [
-            Branch(one.module, (one.relative_l2 or None, *one.shown_dtypes()), ({"heat": share},))
-            for one, share in zip(forward, shares, strict=True)
+            Branch(path, (error or None, *sides.get(path, ("", ""))), ({"heat": share},))
+            for (path, error), share in zip(inside.items(), heat_shares(list(inside.values())), strict=True)
         ]
         kinds = Column("relative L2", "number"), *_SIDES
-        yield Tree("Modules", kinds, branches, ("error",), note=f"The forward of step {step}.")
+        note = f"The forward of step {step}. A module has the largest error of those inside it."
+        yield Tree("Modules", kinds, branches, ("error",), note=note)
         rows = [
             (module_name(one.module), one.phase, one.calls, one.relative_l2, *one.shown_dtypes())
             for one in differing
@@ -514,7 +529,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     with_values = bool(before.values and after.values)
     may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
     complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
-    walk = Walk(one, other, may_round, complete, with_values)
+    walk = Walk(one, other, may_round, complete, with_values, "torch" in environment)
     only_in_a = [one.calls[i] for gap in walk.gaps for i in gap.one if not one.is_transparent(i)]
     only_in_b = [other.calls[j] for gap in walk.gaps for j in gap.other if not other.is_transparent(j)]
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
@@ -561,7 +576,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
     evidence = [f"{one.text} The same in {one.calls - 1:,} more calls." if one.calls > 1 else one.text for one in facts]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
-    if facts and in_common < _LEAST_IN_COMMON * min(totals):
+    if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals):
         text = f"These are different programs: {in_common:,} of {totals[0]:,} and {totals[1]:,} calls are in both."
         evidence.insert(0, text)
         facts.insert(0, Fact("structure", text, facts[0].one, facts[0].other))
@@ -580,6 +595,11 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         evidence += _of_generators(walk)
         if selecting:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
+    if walk.of_versions:
+        evidence.append(
+            f"{walk.described(walk.of_versions[0])}. Places where the versions of PyTorch make other calls: "
+            f"{len(walk.of_versions):,}."
+        )
     if compiled:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
@@ -651,12 +671,14 @@ def _changes(walk: Walk) -> list[Change]:
         for inner in (*walk.inner_pairs(pair), pair):
             one, other = walk.one.calls[inner.one], walk.other.calls[inner.other]
             changes = [Change(one, other, what, *texts) for what, texts in differing_attributes(one, other).items()]
-            found.append(((False, inner.one), changes))
+            found.append(((False, one.start), changes))
     for gap in walk.gaps:
         for i in gap.one:
-            found.append(((False, i), [Change(call := walk.one.calls[i], None, ONLY_BEFORE, call.dtypes, "")]))
+            call = walk.one.calls[i]
+            found.append(((False, call.start), [Change(call, None, ONLY_BEFORE, call.dtypes, "")]))
         for j in gap.other:
-            found.append(((True, j), [Change(None, call := walk.other.calls[j], ONLY_AFTER, "", call.dtypes)]))
+            call = walk.other.calls[j]
+            found.append(((True, call.start), [Change(None, call, ONLY_AFTER, "", call.dtypes)]))
     return [change for _, changes in sorted(found, key=lambda one: one[0]) for change in changes]
 
 

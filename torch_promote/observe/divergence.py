@@ -23,6 +23,7 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -113,6 +114,7 @@ class Walk:
         may_round: Whether other kernels may have run, so that a small error is rounding.
         complete: Whether each recording has all calls of its run.
         with_values: Whether both have values. Otherwise the attributes of calls are compared.
+        other_torch: Whether the versions of PyTorch differ, which may make other calls.
 
     Attributes:
         facts: What differs, in the order of the runs.
@@ -120,24 +122,35 @@ class Walk:
         views: Those that are views or conversions.
         errors: For each of `pairs`, the relative error of its results; None if it is unknown.
         gaps: The calls of one run alone, without those in `tail`.
+        of_versions: Those that versions of PyTorch explain.
         tail: The calls behind the end of the other run's recording; None if there are none.
         rounded: The calls whose results differ by rounding, on equal inputs.
         unknown: The number of calls in both runs of whose results one was not read.
         read_at_last: The number of calls without results, such as item(), that read what differs by an unknown error.
     """
 
-    def __init__(self, one: Run, other: Run, may_round: bool, complete: tuple[bool, bool], with_values: bool) -> None:
+    def __init__(
+        self,
+        one: Run,
+        other: Run,
+        may_round: bool,
+        complete: tuple[bool, bool],
+        with_values: bool,
+        other_torch: bool = False,
+    ) -> None:
         self.one: Run = one
         self.other: Run = other
         self.runs: tuple[Run, Run] = one, other
         self._may_round = may_round
         self._with_values = with_values
+        self._other_torch = other_torch
         self.facts: list[Fact] = []
         self.pairs: list[Pair] = []
         self.views: list[Pair] = []
         self.errors: list[float | None] = []
         self.gaps: list[Gap] = []
         self.tail: Gap | None = None
+        self.of_versions: list[Gap] = []
         self.rounded: list[tuple[Pair, float]] = []
         self.unknown = 0
         self.read_at_last = 0
@@ -149,6 +162,7 @@ class Walk:
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, and the text.
         self._numbers: tuple[int, str] | None = None
+        self._unexplained: list[Pair] = []  # views and conversions whose results differ
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -224,6 +238,9 @@ class Walk:
             gap.tainted = gap.tainted or self._is_tainted(side, k)
             if gap is not self.tail and k == (gap.one or gap.other)[-1]:
                 self._see_gap(gap)
+        for pair in self._unexplained:
+            if not self.facts and not self.rounded:  # no call has read it
+                self._explain(pair, self.error_of(pair))
         if self._numbers and any(self._tainted):
             number, text = self._numbers
             one, other = self._first_of_optimizer(number)
@@ -356,6 +373,8 @@ class Walk:
                     self._add_arguments(one, arguments, None, ())
             elif found:
                 what, (before, after) = next(iter(found.items()))
+                if call.dtypes != other.dtypes:
+                    what, before, after = "dtypes", call.dtypes, other.dtypes
                 text = f"{self.place(*one)}: {what} {before} in A, {after} in B{_policies(call, other)}."
                 self._add(Fact("policy", text, *one, self._step_of(*one)), ("policy", call.name, what, before, after))
 
@@ -365,15 +384,14 @@ class Walk:
             self._see_attributes(pair)
             return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
-        same = one == other and _dtypes(self.one.calls[pair.one]) == _dtypes(self.other.calls[pair.other])
-        if same:
+        call, theirs = self.one.calls[pair.one], self.other.calls[pair.other]
+        if one == other and _dtypes(call) == _dtypes(theirs):
             return
-        if not (one and other):
-            if any(self._is_tainted(side, k) for side, k in enumerate(pair)):
-                self._taint(pair)
-            return
-        self._explain(pair, self.error_of(pair))
-        self._taint(pair)
+        if _dtypes(call) != _dtypes(theirs) or self._differing_arguments(pair):
+            self._explain(pair, self.error_of(pair))
+            self._taint(pair)
+        else:  # a call that reads it is a better place to name
+            self._unexplained.append(pair)
 
     def _see(self, pair: Pair) -> None:
         if not self._with_values:
@@ -531,10 +549,22 @@ class Walk:
         """Adds what explains that an input of a call differs. Returns whether it is explained, here or before."""
         one, other = self.one.calls[pair.one], self.other.calls[pair.other]
         reads = self.one.reads(pair.one)[place], self.other.reads(pair.other)[place]
-        writers = [read.written_by[-1] if read.written_by else None for read in reads]
         infos = one.inputs[place], other.inputs[place]
+        chains = [
+            run.chain(read.written_by[-1]) if read.written_by else []
+            for run, read in zip(self.runs, reads, strict=True)
+        ]
+        if infos[0].dtype is not infos[1].dtype or any(
+            k in self._gap_of[side] for side, chain in enumerate(chains) for k in chain
+        ):
+            chains = [chain[:1] for chain in chains]  # a conversion explains it
+        writers = [chain[-1] if chain else None for chain in chains]
         name, step = infos[0].name, self._step_of(*pair)
-        if any(w is not None and w >= 0 and (w in self._tainted[side]) for side, w in enumerate(writers)):
+        if any(k in self._tainted[side] for side, chain in enumerate(chains) for k in chain):
+            return True
+        if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
+            text = f"{self.place(*pair)} reads memory that no recorded call has written ({name})."
+            self._add(Fact("input", text, *pair, step), ("undefined", one.name))
             return True
         sources = [
             run.sources[-1 - w] if w is not None and w < 0 else None for run, w in zip(self.runs, writers, strict=True)
@@ -728,7 +758,27 @@ class Walk:
         computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
         if not any(computing) or (gap.tainted and self.facts) or (gap.is_first and not all(computing)):
             return
+        if self._other_torch and self._depends_on_version(gap):
+            self.of_versions.append(gap)
+            return
         self._tell(gap, None)
+
+    def _depends_on_version(self, gap: Gap) -> bool:
+        """Whether versions of PyTorch alone explain calls of one run alone.
+
+        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
+        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
+        """
+        made = [
+            {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
+            for run, calls in self._sides(gap)
+        ]
+        if gap.one and gap.other:
+            return made[0] == made[1]
+        run, calls, lines = (self.one, gap.one, made[0]) if gap.one else (self.other, gap.other, made[1])
+        start, end = bisect.bisect_left(run.own, calls[0]), bisect.bisect_right(run.own, calls[-1])
+        around = {run.calls[i].line for i in (*run.own[max(start - 1, 0) : start], *run.own[end : end + 1])}
+        return lines <= around
 
     def _sides(self, gap: Gap) -> tuple[tuple[Run, list[int]], tuple[Run, list[int]]]:
         return (self.one, gap.one), (self.other, gap.other)
@@ -814,9 +864,9 @@ class Walk:
             return
         compiled, calls = (self.one, gap.one) if self.one.compiled else (self.other, gap.other)
         function = next((k for k in calls if compiled.calls[k].op == COMPILED_FUNCTION), None)
-        first = [calls[0] if calls else None for _, calls in self._sides(gap)]
         side = 0 if self.one.compiled else 1
-        first[side] = function if function is not None else first[side]
+        found = function if function is not None else calls[0] if calls else None
+        first = (found, None) if side == 0 else (None, found)
         text = (
             f"{reader} reads what compiled code computed in {'AB'[side]}, and it differs by more than rounding "
             f"(relative L2 {spell_number(error)})."
@@ -861,7 +911,9 @@ class Walk:
             other = self.other.named.get(name)
             if other is None or one.values.digest == other.values.digest or one.step or other.step:
                 continue
-            readers = [self._reader(run, source) for run, source in ((self.one, one), (self.other, other))]
+            readers = [
+                None if run.compiled else self._reader(run, s) for run, s in ((self.one, one), (self.other, other))
+            ]
             error = relative_error(one.values, other.values)
             text = f"The {one.kind} {name} has other contents.{self._other_weights(name, 0)}"
             self._add(Fact("weight", text, readers[0], readers[1], 0, error, name), "sources")
@@ -873,7 +925,8 @@ class Walk:
                 inputs = (s for s in run.sources if s.kind == "input" and s.step == step)
                 found.append(next((s for s in inputs if s.values.digest not in others.contents), None))
             if found[0] is not None and found[1] is not None and self._reads_forward(self.one, found[0]):
-                readers = [self._reader(self.one, found[0]), self._reader(self.other, found[1])]
+                pairs = (self.one, found[0]), (self.other, found[1])
+                readers = [None if run.compiled else self._reader(run, source) for run, source in pairs]
                 error = relative_error(found[0].values, found[1].values)
                 text = f"An input of step {step} differs ({found[0].info.name}), which no recorded call has made."
                 self._add(Fact("input", text, readers[0], readers[1], step, error), "sources")

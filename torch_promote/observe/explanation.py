@@ -203,6 +203,9 @@ class _Explainer:
         if self.kind == "line":
             yield "lines", _names(map(short_line, self.lines))
         yield "dtypes", _counts(whole.dtypes)
+        if self.kind != "module":
+            texts = (", ".join(f"{name} {value}" for name, value in call.arguments) for call in self.stored)
+            yield "arguments", _counts(Counter(text for text in texts if text))
         yield "policies", _counts(whole.policies)
         names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
         meanings = {policy.value: policy.meaning.partition(".")[0] for policy in CastPolicy}

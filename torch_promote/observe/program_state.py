@@ -142,6 +142,9 @@ class OptimizerStates:
         return {name: self._values_of(tensor) for name, tensor in self._named_tensors(optimizer)}
 
     def _named_tensors(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+        return _ask(lambda: self._tensors_of(optimizer), [])
+
+    def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
         found: list[tuple[str, torch.Tensor]] = []
         number = 0
         for place, group in enumerate(optimizer.param_groups):
@@ -178,6 +181,8 @@ class OptimizerStates:
 
     def _all_numbers(self, optimizer: torch.optim.Optimizer) -> dict[str, Argument]:
         suffix = self._suffix(optimizer)
+        if _ask(lambda: self._tensors_of(optimizer), None) is None:
+            return {f"state of {type(optimizer).__name__}{suffix}": UNKNOWN}
         found = {
             f"{key} of group {place}{suffix}": value
             for place, group in enumerate(optimizer.param_groups)

@@ -33,7 +33,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 
 import torch
 from torch import nn
@@ -49,6 +49,7 @@ from torch_promote.observe.events import (
     Source,
     Step,
     TensorInfo,
+    Unseen,
     infos_of,
     records_of,
 )
@@ -125,6 +126,22 @@ class _Open(threading.local):
     is_compiled: bool = False
 
 
+_P = ParamSpec("_P")
+
+
+def _goes_on(method: Callable[Concatenate[Recorder, _P], None]) -> Callable[Concatenate[Recorder, _P], None]:
+    """Lets the program go on if PyTorch, an optimizer or the disk refuses what a method asks for."""
+
+    @functools.wraps(method)
+    def call(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._fail(method.__name__, error)
+
+    return call  # type: ignore[return-value]  # functools.wraps
+
+
 class Recorder:
     """Records the values of a trace. It holds no tensors.
 
@@ -153,12 +170,25 @@ class Recorder:
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
+    def _fail(self, what: str, error: Exception) -> None:
+        """Says what the recording lacks, once for each error, and stops to write if the disk refuses."""
+        self._open.reads, self._open.draw = (), ""
+        if isinstance(error, OSError) and self._file is not None:
+            self._file.abandon()
+            self._file = None
+            text = f"The file of the recording ends before the run: {error.strerror or error}."
+        else:
+            text = f"Parts of the recording are unknown ({what}): {type(error).__name__}: {error}."
+        if text not in self._report.not_seen:
+            self._report.not_seen.append(Unseen("unknown", 0, text))
+
     def forget(self) -> None:
         """Begins again, with an empty report: what is known of memory refers to calls of another process."""
         self.__init__(self._report, self._modules, self._file)  # type: ignore[misc]
 
     # --- what a call reads
 
+    @_goes_on
     def begin(self, call: OpenCall) -> None:
         """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
         if not self._calls and not self._report.rng:
@@ -312,6 +342,7 @@ class Recorder:
 
     # --- what a call writes
 
+    @_goes_on
     def add(self, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         """Adds a call that has ended, here and to the report.
 
@@ -476,6 +507,7 @@ class Recorder:
 
     # --- steps
 
+    @_goes_on
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before a step of an optimizer: records its state, and names gradients."""
         state = self._states.at_step(optimizer, len(self._steps))
@@ -491,6 +523,7 @@ class Recorder:
                     gradient, name = _local(gradient), self._name_of(_local(parameter))[1]
                     self._names[id(gradient)] = weakref.ref(gradient), "gradient", name
 
+    @_goes_on
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer."""
         self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
@@ -526,9 +559,10 @@ class Recorder:
                 return known
         return self._values_of(tensor)
 
+    @_goes_on
     def close(self) -> None:
         """Called at the end of the block."""
-        if self._calls > (self._steps[-1] if self._steps else 0):
+        if self._calls > (self._steps[-1] if self._steps else 0) and (self._losses or not self._steps):
             parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
             self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
         self._report.environment = environment()

@@ -175,6 +175,12 @@ class RecordingFile:
             self._file.close()
             self._file = None
 
+    def abandon(self) -> None:
+        """Writes nothing more. What is in the file can be read."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._lines, self._process = None, [], -1
+
     def _put(self, mode: int) -> None:
         data = "".join([f"{line}\n" for line in self._lines]).encode()
         self._lines = []

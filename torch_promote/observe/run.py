@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Run", "is_unfinished", "relative_error"]
 
 _COPIES = re.compile(r"aten::(to|_to_copy|type_as|_autocast_to_\w+|lift|lift_fresh|lift_fresh_copy|contiguous|clone)$")
+#: Copies that are calls of their own if one run alone makes them.
+_DUPLICATES = ("aten::contiguous", "aten::clone")
 _RESHAPES = ("aten::_unsafe_view", "aten::_reshape_alias")
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
@@ -34,9 +36,9 @@ def is_copy(op: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_transparent(name: str) -> bool:
-    """Whether an op is a view, or returns the elements of its argument."""
+    """Whether an op is a view or a conversion, which returns the elements of its argument."""
     op = name.partition(".")[0]
-    return is_copy(op) or op in _RESHAPES or is_view(name)
+    return (is_copy(op) and op not in _DUPLICATES) or op in _RESHAPES or is_view(name)
 
 
 def _is_undefined(call: Call) -> bool:
@@ -149,11 +151,11 @@ class Run:
         return found if all(found) else ()
 
     def is_transparent(self, i: int) -> bool:
-        """Whether a call is a view, a copy or a conversion."""
+        """Whether a call is a view or a conversion."""
         return is_transparent(self.calls[i].name)
 
     def computes(self, i: int) -> bool:
-        """Whether a call has results of its own: it is no view, copy or conversion, and no question such as item()."""
+        """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
         return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
     def chain(self, writer: int) -> list[int]:
