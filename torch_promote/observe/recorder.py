@@ -29,7 +29,6 @@ import os
 import platform
 import random
 import sys
-import threading
 import types
 import weakref
 from collections import deque
@@ -138,9 +137,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-@dataclass  # without slots, which all threads would share
-class _Open(threading.local):
-    """The open call of the program in a thread.
+@dataclass(slots=True)
+class _Open:
+    """What is known of an open call of the program.
 
     Attributes:
         reads: What it reads.
@@ -173,7 +172,6 @@ class Recorder:
         self._keys = itertools.count(-1, -1)
         self._receivers: dict[int, Callable[[tuple[Values, ...]], None]] = {}  # by negative number
         self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
-        self._open = _Open()
         self._memory: dict[int, _Memory] = {}  # by storage
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
@@ -189,26 +187,29 @@ class Recorder:
 
     # --- calls
 
-    def begin(self, call: OpenCall) -> None:
-        """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
+    def begun(self, call: OpenCall) -> _Open:
+        """Called before a call: notes what a call of the program reads, of which some may be new sources."""
+        if call.around is not None:
+            mine: _Open = call.around.mine
+            return mine
         facts = call.facts
         if self._rng is None and _draws(facts.op):  # by now, a program has set its seed
             self._rng = _generators()
-        self._open.inside = {}  # of a call that raised
-        self._open.is_compiled = call.said_by == COMPILED
         writes = written(facts.op, call.args) if writes_of(facts.op) else ()
-        self._open.writes = frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)])
-        tensors = tensors_in(call.args)
-        if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
-            self._open.reads = ()
-            return
-        self._open.reads = tuple(
-            self._read(tensor, info, place > 0 or not facts.overwrites)
-            for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+        found = _Open(
+            writes=frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)]),
+            is_compiled=call.said_by == COMPILED,
         )
+        tensors = tensors_in(call.args)
+        if len(tensors) == len(call.inputs):  # otherwise, an argument is in a container that its record leaves out
+            found.reads = tuple(
+                self._read(tensor, info, place > 0 or not facts.overwrites, found)
+                for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+            )
+        return found
 
-    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool) -> tuple[int, ...]:
-        """Returns what is in a tensor's memory. `counts`: whether the call depends on what is in it."""
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open) -> tuple[int, ...]:
+        """Returns what is in a tensor's memory, for a call. `counts`: whether the call depends on what is in it."""
         if not has_storage(tensor):
             return ()
         storage = tensor.untyped_storage()
@@ -219,7 +220,7 @@ class Recorder:
             is_parameter = isinstance(tensor, nn.Parameter)
             if known.is_read or not (is_parameter or self._known_name(tensor) is not None):
                 return before
-            if is_parameter and (storage._cdata in self._open.writes or self._is_initializing()):
+            if is_parameter and (storage._cdata in of.writes or self._is_initializing()):
                 return before
         if not counts:
             return ()
@@ -229,9 +230,9 @@ class Recorder:
         if kind == "parameter" and not name:
             self._unnamed[source] = weakref.ref(tensor)
         found = self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
-        if kind != "input" or not self._open.is_compiled:  # compiled code may write to it again, without a new version
+        if kind != "input" or not of.is_compiled:  # compiled code may write to it again, without a new version
             memory = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
-            if not self._open.is_compiled:
+            if not of.is_compiled:
                 memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), found[0])
             self._memory[storage._cdata] = memory
         return (source,)
@@ -266,18 +267,18 @@ class Recorder:
         self._names = found
         self._named_at = len(self._steps) if found else -1
 
-    def add(self, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Adds a call that has ended, here and to the report.
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        """Called after a call. It is added here and to the report."""
+        if call is not None:
+            self._add(of.mine, call, of.args, results)
 
-        Args:
-            call: Its record.
-            args: Its arguments.
-            tensors: The tensors of its `outputs`.
-        """
+    def _add(self, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         with _lock:  # so that the report counts the calls of several threads in the same order
-            self._add(self._report.add(call) is not None, call, args, tensors)
+            self._count_and_add(self._report.add(call) is not None, of, call, args, tensors)
 
-    def _add(self, stored: bool, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    def _count_and_add(
+        self, stored: bool, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> None:
         if self._count % _CALLS_TO_WRITE == 0:
             self._write_so_far()
         number, self._count = self._count, self._count + 1
@@ -289,12 +290,12 @@ class Recorder:
             if loss is not None:
                 entry = self._calls_in(self._writers_of(loss)), len(self._steps)
                 self._measure([loss], lambda values: self._set_loss(values[0], *entry))
-            reads = self._open.reads
-            computes, memories = self._follow(number, call, reads, args, tensors)
+            reads = of.reads
+            computes, memories = self._follow(number, of, call, args, tensors)
         else:
             for tensor in filter(has_storage, tensors):
                 reference = StorageWeakRef(tensor.untyped_storage())
-                self._open.inside[reference.cdata] = reference, _version_of(tensor)
+                of.inside[reference.cdata] = reference, _version_of(tensor)
         if self._file is not None:
             self._file.add(number, call, reads, computes)
         if stored or computes:
@@ -319,28 +320,27 @@ class Recorder:
         running, path = self._modules.innermost
         tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
-        self._open.writes, self._open.is_compiled = frozenset(), False
-        reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
+        of = _Open()
+        of.reads = tuple(self._read(one, info, True, of) for one, info in zip(tensors, inputs, strict=True))
         line = innermost_line()
 
         def end(result: Any) -> None:
             results = tensors_in([result])
             written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
             known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
-            self._open.reads, self._open.writes = reads, frozenset(written) - known
-            self._open.inside, self._open.is_compiled = {}, False
+            of.writes = frozenset(written) - known
             call = Call(
                 COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
             )
-            self.add(call, args, results)
+            self._add(of, call, args, results)
 
         return end
 
     def _follow(
         self,
         number: int,
+        of: _Open,
         call: Call,
-        reads: tuple[tuple[int, ...], ...],
         args: Sequence[Any],
         tensors: Sequence[torch.Tensor],
     ) -> tuple[bool, list[_Memory | None]]:
@@ -352,7 +352,7 @@ class Recorder:
         # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
         # they leave is read as a new source.
         is_collective = call.op.startswith("c10d::")
-        if is_collective or (self._open.is_compiled and call.overload.endswith("out")):
+        if is_collective or (of.is_compiled and call.overload.endswith("out")):
             for tensor in filter(has_storage, tensors_in(args) if is_collective else tensors):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
             return not is_collective, []
@@ -366,7 +366,7 @@ class Recorder:
             storage, version = tensor.untyped_storage(), _version_of(tensor)
             reference = StorageWeakRef(storage)
             known = self._memory.get(reference.cdata)
-            if known is not None and known.version == version and reference.cdata not in self._open.writes:
+            if known is not None and known.version == version and reference.cdata not in of.writes:
                 memories.append(known)  # a view, or the argument itself
                 continue
             wrote = True
@@ -374,19 +374,18 @@ class Recorder:
             before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
             now = before if uninitialized else (*before, number)
             is_read = known is not None and known.is_read
-            memory = _Memory(reference, now, version, is_read, self._open.is_compiled)
+            memory = _Memory(reference, now, version, is_read, of.is_compiled)
             self._memory[reference.cdata] = memory
             memories.append(memory)
-        for key, (reference, version) in self._open.inside.items():  # such as the mask of a dropout
+        for key, (reference, version) in of.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
-        self._open.inside = {}
         if not wrote or uninitialized:
             return False, memories
-        read = set(self._calls_in(one for read in reads for one in read))
-        self._waiting[number] = read, not reads or asks_for_infinity(args)
-        return True, [] if self._open.is_compiled else memories
+        read = set(self._calls_in(one for read in of.reads for one in read))
+        self._waiting[number] = read, not of.reads or asks_for_infinity(args)
+        return True, [] if of.is_compiled else memories
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
         known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None

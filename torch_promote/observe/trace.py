@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -70,15 +70,16 @@ def trace(
     report = TraceReport(max_calls)
     recorder = Recorder(report, modules, file) if values or file is not None else None
 
-    def add(call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        if recorder is None:
+    def add(of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        if call is not None:
             report.add(call)
-        else:
-            recorder.add(call, args, tensors)
 
-    observer = CallObserver(modules, add, where == "casts")
-    if recorder is not None:
-        observer = _RecordingObserver(modules, add, where == "casts", recorder)
+    only_casting = where == "casts"
+    if recorder is None:
+        observer = CallObserver(modules, add, only_casting=only_casting)
+    else:
+        observer = CallObserver(modules, recorder.ended, recorder.begun, only_casting)
+        observer.compiled = recorder.begin_compiled
 
     def stepped(optimizer: torch.optim.Optimizer) -> None:
         report.steps += 1
@@ -98,18 +99,3 @@ def trace(
         report.name_devices()
         if file is not None:
             file.close(report)
-
-
-class _RecordingObserver(CallObserver):
-    """Tells a recorder before a call that the program makes, too."""
-
-    def __init__(self, *args: Any) -> None:
-        *others, self._recorder = args
-        super().__init__(*others)
-        self.compiled = self._recorder.begin_compiled
-
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        token = super().begin(op, args)
-        if isinstance(token, OpenCall) and len(self.open_calls) == 1:
-            self._recorder.begin(token)
-        return token
