@@ -175,11 +175,11 @@ def test_ops_that_declare_a_write_and_write_nothing() -> None:
     assert not writes_of(aten.retain_grad.default)
 
 
-def test_an_op_without_writes_costs_no_more_calls() -> None:
+def test_a_traced_linear_costs_at_most_171_python_calls() -> None:
     called: list[str] = []
 
     def note(frame: Any, event: str, arg: Any) -> None:
-        if event == "call":
+        if event == "call" and frame.f_code.co_filename.startswith(tp.__path__[0]):
             called.append(frame.f_code.co_name)
 
     linear, x = nn.Linear(3, 4), torch.ones(2, 3)
@@ -194,7 +194,7 @@ def test_an_op_without_writes_costs_no_more_calls() -> None:
             gc.enable()
     assert "produced" in called
     assert not {"written", "writes_of", "_not_returned"} & set(called)
-    assert len(called) <= 205
+    assert len(called) <= 171
 
 
 def test_running_statistics_are_written_by_the_ops_that_normalize_with_them() -> None:

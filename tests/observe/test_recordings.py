@@ -22,7 +22,8 @@ from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
 from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source
-from torch_promote.observe.recorder import Recorder, _Open
+from torch_promote.observe.observer import OpenCall
+from torch_promote.observe.recorder import Recorder
 from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, distance
@@ -145,32 +146,23 @@ def test_what_a_call_reads(program: Callable[..., object], expected: list[list[s
     assert reads_of(report, "sin") == expected
 
 
-def test_what_a_thread_reads_is_unknown_to_others() -> None:
-    mine = _Open(((1,),))
-    mine.reads = ((2,),)
-    thread = threading.Thread(target=lambda: setattr(mine, "reads", ()))
-    thread.start()
-    thread.join()
-    assert mine.reads == ((2,),)
-
-
 def test_values_belong_to_their_calls_if_two_threads_add_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd has a thread for each device. Here, another one adds a call while the first is adding its own."""
-    add, count, others, fives = Recorder.add, Recording.add, [], torch.full((2,), 5.0)
+    ended, count, others, fives = Recorder.ended, Recording.add, [], torch.full((2,), 5.0)
 
-    def added(recorder: Recorder, call: Call, args: list[object], tensors: list[torch.Tensor]) -> None:
+    def added(recorder: Recorder, of: OpenCall, call: Call, results: list[torch.Tensor]) -> None:
         def counted(report: Recording, call: Call) -> int | None:
             number = count(report, call)
             if not others:
-                others.append(threading.Thread(target=add, args=(recorder, replace(call), args, [fives])))
+                others.append(threading.Thread(target=ended, args=(recorder, of, replace(call), [fives])))
                 others[0].start()
                 others[0].join(0.1)  # it waits for this call to be added
             return number
 
         monkeypatch.setattr(Recording, "add", counted)
-        add(recorder, call, args, tensors)
+        ended(recorder, of, call, results)
 
-    monkeypatch.setattr(Recorder, "add", added)
+    monkeypatch.setattr(Recorder, "ended", added)
     with tp.trace(values=True) as report:
         torch.full((2,), 7.0)
         others[0].join()

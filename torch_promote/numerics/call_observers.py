@@ -37,7 +37,7 @@ from torch_promote.numerics.step_state import (
     set_random_state,
 )
 from torch_promote.observe.events import Call
-from torch_promote.observe.observer import THROUGH, CallObserver
+from torch_promote.observe.observer import THROUGH, CallObserver, OpenCall
 from torch_promote.observe.ops import can_be_read, has_storage, leaves, overload_name, unnoticed, writes_of
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.legality import moves_data
@@ -132,7 +132,7 @@ class ForwardCalls(CallObserver):
     def __init__(self, modules: RunningModules) -> None:
         super().__init__(modules, self._remember)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._ended: tuple[Call, list[torch.Tensor]] | None = None
+        self._last: tuple[Call, list[torch.Tensor]] | None = None
         self.saw_backward: bool = False
         self.communicates: bool = False
 
@@ -142,13 +142,13 @@ class ForwardCalls(CallObserver):
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
         """Called after a call with its record, its arguments, and the tensors of its outputs."""
 
-    def _remember(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        self._ended = call, tensors
+    def _remember(self, of: OpenCall, call: Call | None, tensors: list[torch.Tensor]) -> None:
+        self._last = None if call is None else (call, tensors)
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call."""
         self.communicates |= op.namespace in BETWEEN_PROCESSES
-        stack = self.open_calls
+        stack = self._thread.tokens
         if stack and getattr(stack[-1], "runs", None) is None:
             return None  # part of another call
         inner = bool(stack)
@@ -163,7 +163,7 @@ class ForwardCalls(CallObserver):
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
             try:
-                token.kept = key, self.about_to(key, op, args)
+                token.mine = key, self.about_to(key, op, args)
                 token.real_results = self.wants_real_results
             except BaseException:
                 self.failed(token)
@@ -173,16 +173,16 @@ class ForwardCalls(CallObserver):
     def end(self, token: Any, results: list[Any]) -> None:
         """Called after a call."""
         super().end(token, results)
-        kept = getattr(token, "kept", None)
-        if kept is None or self._ended is None:
+        kept = getattr(token, "mine", None)
+        if kept is None or self._last is None:
             return
-        (call, tensors), self._ended = self._ended, None
+        (call, tensors), self._last = self._last, None
         self.seen(kept[0], call, token.args, tensors, kept[1])
 
     def failed(self, token: Any) -> None:
         """Called when a call raises."""
         super().failed(token)
-        self._ended = None
+        self._last = None
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step

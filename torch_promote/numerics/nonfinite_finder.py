@@ -39,7 +39,7 @@ from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
 from torch_promote.observe.events import Call, Phase
-from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, Part
+from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, OpenCall, Part
 from torch_promote.observe.ops import (
     OVERWRITING,
     asks_for_infinity,
@@ -439,8 +439,8 @@ class NonfiniteFinder(CallObserver):
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self.done: bool = False
 
-    def _remember_call(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        self._watching.ended = call, tensors
+    def _remember_call(self, of: OpenCall, call: Call | None, tensors: list[torch.Tensor]) -> None:
+        self._watching.ended = None if call is None else (call, tensors)
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call."""

@@ -1,4 +1,4 @@
-"""The observer of calls: makes an event, a `Call` record, for each call of an op, and passes it to a subscriber.
+"""The observer of calls: makes a `Call` record of each call of an op, and passes it to a listener.
 
 NOTE [ What one call is ]
 If autocast has a policy for an op, the dispatcher makes three kinds of calls: the op on the caller's arguments, the
@@ -89,7 +89,8 @@ class OpenCall:
         wrapped: Whether a torch.func transform wraps its tensors.
         policy_is_known: Whether it, or a call that it is part of, has a policy or an answer why it has none.
         first_node: The sequence number of the first autograd node that it may record.
-        kept: Data of a subclass of the observer.
+        around: The call that it is made in; None if the program makes it.
+        mine: What the listener's `begun` has returned.
         real_results: Whether `end` has to get the caller's results; see `Token`.
 
     The others are those of `Call`, or what these are made from; `stock_too` is that of `Token`.
@@ -106,13 +107,14 @@ class OpenCall:
     to_autograd: bool
     wrapped: bool
     first_node: int
+    around: OpenCall | None
     start: int
     policy: CastPolicy | torch.dtype | None = None
     said_by: str = ""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     policy_is_known: bool = False
     fallback: str = ""
-    kept: Any = None
+    mine: Any = None
     real_results: bool = False
     stock_too: bool = False
 
@@ -185,10 +187,14 @@ class _StateFacts:
 class CallObserver:
     """Makes `Call` records of the calls that it observes; an `Observer` for `observe_dispatch`.
 
+    A listener is a pair of functions, which run in the thread of the call. What `begun` returns is `mine` of the open
+    call until it ends, so a listener needs no stack of its own. `ended` follows each `begun` that has not raised.
+
     Args:
         modules: Tracks which module runs.
-        add: The subscriber. It gets each call with the tensors of its `outputs` and its arguments in the schema's
-            order, in the thread of the call.
+        ended: Called when a call has ended, with its record and the tensors of its `outputs`. If the call has raised,
+            `Call.error` is true. The record is None if it has none, because only the calls inside of it count.
+        begun: Called before a call.
         only_casting: Whether to skip calls without an autocast policy.
 
     Attributes:
@@ -199,12 +205,14 @@ class CallObserver:
     def __init__(
         self,
         modules: RunningModules,
-        add: Callable[[Call, list[torch.Tensor], list[Any]], None],
+        ended: Callable[[OpenCall, Call | None, list[torch.Tensor]], None],
+        begun: Callable[[OpenCall], Any] | None = None,
         only_casting: bool = False,
     ) -> None:
         self.sources: PolicySources = PolicySources(modules)
         self.modules = modules
-        self._add = add
+        self._ended = ended
+        self._begun = begun
         self._only_casting = only_casting
         self._nodes = NodeOrigins(modules)
         self._numbers = TensorNumbers()
@@ -215,11 +223,6 @@ class CallObserver:
         self._plans: dict[tuple[int, int, int], tuple[Any, ...]] = {}
         self._origins: dict[Origin, Origin] = {}
         self._infos: dict[Any, tuple[TensorInfo, ...]] = {}
-
-    @property
-    def open_calls(self) -> list[Token]:
-        """The open calls of this thread, the outermost first."""
-        return self._thread.tokens
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer. A fused one may leave the versions of the weights as they were."""
@@ -282,6 +285,7 @@ class CallObserver:
             to_autograd and not casting,
             wrapped,
             first_node,
+            around,
             time.time_ns(),
         )
         if isinstance(call, CastingCall) and plan is not None:
@@ -294,6 +298,12 @@ class CallObserver:
         else:
             self._explain_policy(call, plan, asked)
         tokens.append(call)
+        if self._begun is not None:
+            try:
+                call.mine = self._begun(call)
+            except BaseException:  # the dispatcher does not make the call
+                self._pop(call)
+                raise
         return call
 
     def _begin_part(
@@ -410,8 +420,10 @@ class CallObserver:
         self._nodes.add(call.first_node, call.origin)
         casting = call if isinstance(call, CastingCall) and call.ran_with is not None else None
         if (self._only_casting and call.policy is None) or (call.wrapped and casting is None):
+            self._ended(call, None, [])
             return
-        self._add(
+        self._ended(
+            call,
             Call(
                 op=call.facts.op_name,
                 overload=call.facts.overload,
@@ -432,11 +444,10 @@ class CallObserver:
                 start=call.start,
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
-                own=not self._thread.tokens,
+                own=call.around is None,
                 fallback=call.fallback,
             ),
             [tensor for _, tensor in outputs],
-            call.args,
         )
 
     def _casts(self, call: CastingCall) -> Iterator[Cast]:
@@ -530,12 +541,12 @@ def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
     """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
 
     Args:
-        observer: The observer, which makes a `Call` of each call for its subscriber.
+        observer: The observer, which makes a `Call` of each call for its listener.
         not_seen: Gets a sentence for each kind of computation in the block that cannot be observed.
 
     Example:
         >>> calls: list[Call] = []
-        >>> with observe(CallObserver(RunningModules(), lambda call, *_: calls.append(call)), []):
+        >>> with observe(CallObserver(RunningModules(), lambda _, call, *__: calls.append(call)), []):
         ...     _ = torch.ones(2).exp()
         >>> [call.name for call in calls]
         ['aten::ones', 'aten::exp']

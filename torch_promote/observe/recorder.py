@@ -28,7 +28,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -107,9 +106,9 @@ def _place_of(tensor: torch.Tensor) -> _Place:
     return offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
-@dataclass  # without slots, which all threads would share
-class _Open(threading.local):
-    """The open call of the program in a thread.
+@dataclass(slots=True)
+class _Open:
+    """What is known of an open call of the program.
 
     Attributes:
         reads: What it reads.
@@ -156,7 +155,6 @@ class Recorder:
         self._modules = modules
         self._file = file
         self._measurer = Measurer()
-        self._open = _Open()
         self._memory: dict[int, _Memory] = {}  # by storage
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
@@ -172,7 +170,6 @@ class Recorder:
 
     def _fail(self, what: str, error: Exception) -> None:
         """Says what the recording lacks, once for each error, and stops to write if the disk refuses."""
-        self._open.reads, self._open.draw = (), ""
         if isinstance(error, OSError) and self._file is not None:
             self._file.abandon()
             self._file = None
@@ -188,27 +185,36 @@ class Recorder:
 
     # --- what a call reads
 
+    def begun(self, call: OpenCall) -> _Open:
+        """Called before a call: notes what a call of the program reads, of which some may be new sources."""
+        if call.around is not None:
+            mine: _Open = call.around.mine
+            return mine
+        found = _Open(is_compiled=call.said_by == COMPILED)
+        self._begin(call, found)
+        return found
+
     @_goes_on
-    def begin(self, call: OpenCall) -> None:
-        """Called before a call that the program makes: notes what it reads, of which some may be new sources."""
+    def _begin(self, call: OpenCall, found: _Open) -> None:
         if not self._calls and not self._report.rng:
             self._start()
-        opened, facts = self._open, call.facts
-        opened.inside = {}  # of a call that raised
-        opened.is_compiled = call.said_by == COMPILED
-        opened.draw = state_drawn_from(call.args, call.inputs) if _draws(facts.op) else ""
+        facts = call.facts
+        if _draws(facts.op):
+            found.draw = state_drawn_from(call.args, call.inputs)
         writes = writes_of(facts.op)
-        storages = (one.untyped_storage()._cdata for _, one in written(facts.op, call.args) if has_storage(one))
-        opened.writes = frozenset(storages) if writes else frozenset()
+        if writes:
+            storages = (one.untyped_storage()._cdata for _, one in written(facts.op, call.args) if has_storage(one))
+            found.writes = frozenset(storages)
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
-            opened.reads = ()
             return
         outs = {one.name for one in writes if one.is_out}
         computes = _has_results(facts.op) and not is_view(facts.name)
-        opened.reads = tuple(
+        found.reads = tuple(
             [
-                self._read(tensor, info, not (facts.overwrites and place == 0) and info.name not in outs, computes)
+                self._read(
+                    tensor, info, not (facts.overwrites and place == 0) and info.name not in outs, found, computes
+                )
                 for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
             ]
         )
@@ -217,13 +223,14 @@ class Recorder:
         self._report.environment = environment()
         self._report.rng = generator_states()
 
-    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, computes: bool = True) -> Read:
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
         """Returns what is in a tensor's memory.
 
         Args:
             tensor: The tensor.
             info: Its record.
             counts: Whether the call depends on what is in it.
+            of: The call.
             computes: Whether the call is no view, which leaves the memory to later calls.
         """
         tensor = _local(tensor)
@@ -244,7 +251,7 @@ class Recorder:
             if found is None or (computes and (not storage.resizable() or (kind is not None and memory.step != step))):
                 found = self._measurer.digest(tensor)
             is_new = kind in ("parameter", "buffer") and not memory.is_read
-            if is_new and (storage._cdata in self._open.writes or self._is_initializing()):
+            if is_new and (storage._cdata in of.writes or self._is_initializing()):
                 return Read(before, found)
             if not is_new and (known is None or found == known):
                 memory.digests[place] = found
@@ -262,9 +269,9 @@ class Recorder:
         if not name:
             self._unnamed[number] = weakref.ref(tensor)
         self._add_source(Source(kind, name, info, values, before, step))
-        if kind != "input" or not self._open.is_compiled:  # compiled code may write to it again, without a new version
+        if kind != "input" or not of.is_compiled:  # compiled code may write to it again, without a new version
             new = _Memory(StorageWeakRef(storage), (number,), version, kind in ("parameter", "buffer"), step=step)
-            if not self._open.is_compiled:
+            if not of.is_compiled:
                 new.values[place], new.digests[place] = values, values.digest
             self._memory[storage._cdata] = new
         return Read((number,), values.digest)
@@ -342,15 +349,13 @@ class Recorder:
 
     # --- what a call writes
 
-    @_goes_on
-    def add(self, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Adds a call that has ended, here and to the report.
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        """Called after a call. It is added here and to the report."""
+        if call is not None:
+            self._add(of.mine, call, of.args, results)
 
-        Args:
-            call: Its record.
-            args: Its arguments.
-            tensors: The tensors of its `outputs`.
-        """
+    @_goes_on
+    def _add(self, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         tensors = [_local(one) for one in tensors]
         with _lock:  # so that calls of several threads are numbered in the order in which they are followed
             number = self._report.add(call)
@@ -359,12 +364,12 @@ class Recorder:
             draw, computes = "", False
             memories: Sequence[_Memory | None] = ()
             if call.own:
-                reads, draw = self._open.reads, self._open.draw
-                computes, memories = self._follow(number, call, reads, args, tensors)
+                reads, draw = of.reads, of.draw
+                computes, memories = self._follow(number, of, call, args, tensors)
             else:
                 for tensor in filter(has_storage, tensors):
                     reference = StorageWeakRef(tensor.untyped_storage())
-                    self._open.inside[reference.cdata] = reference, _version_of(tensor)
+                    of.inside[reference.cdata] = reference, _version_of(tensor)
             values: tuple[Values, ...] = ()
             if self._is_kept or computes:
                 values = self._measure(call, tensors, memories)
@@ -414,36 +419,34 @@ class Recorder:
         running, path = self._modules.innermost
         tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
-        self._open.writes, self._open.is_compiled = frozenset(), False
-        reads = tuple(self._read(one, info, True) for one, info in zip(tensors, inputs, strict=True))
+        of = _Open()
+        of.reads = tuple(self._read(one, info, True, of) for one, info in zip(tensors, inputs, strict=True))
         line = innermost_line()
 
         def end(result: Any) -> None:
             results = tensors_in([result])
             written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
             known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
-            self._open.reads, self._open.writes = reads, frozenset(written) - known
-            self._open.inside, self._open.is_compiled, self._open.draw = {}, False, ""
+            of.writes = frozenset(written) - known
             call = Call(
                 COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
             )
-            self.add(call, args, results)
+            self._add(of, call, args, results)
 
         return end
 
     def _follow(
-        self, number: int, call: Call, reads: tuple[Read, ...], args: Sequence[Any], tensors: Sequence[torch.Tensor]
+        self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[bool, Sequence[_Memory | None]]:
         """Notes what a call of the program has written.
 
         Returns:
             Whether it has computed anything, and the memory of each tensor that is not written without a new version.
         """
-        opened = self._open
         # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
         # they leave is read as a new source.
         is_collective = call.op.startswith("c10d::")
-        if is_collective or (opened.is_compiled and call.overload.endswith("out")):
+        if is_collective or (of.is_compiled and call.overload.endswith("out")):
             for tensor in filter(has_storage, map(_local, tensors_in(args) if is_collective else tensors)):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
             return not is_collective, ()
@@ -457,7 +460,7 @@ class Recorder:
             storage, version = tensor.untyped_storage(), _version_of(tensor)
             key = storage._cdata
             known = self._memory.get(key)
-            if known is not None and known.version == version and key not in opened.writes:
+            if known is not None and known.version == version and key not in of.writes:
                 memories.append(known)  # a view, or the argument itself
                 continue
             wrote = True
@@ -469,18 +472,17 @@ class Recorder:
                 (*before, number),
                 version,
                 is_read,
-                opened.is_compiled,
+                of.is_compiled,
                 uninitialized,
                 step,
             )
             self._memory[key] = memory
             memories.append(memory)
-        for key, (reference, version) in opened.inside.items():  # such as the mask of a dropout
+        for key, (reference, version) in of.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
-        opened.inside = {}
-        if opened.is_compiled:
+        if of.is_compiled:
             return wrote and not uninitialized, ()
         return wrote and not uninitialized, memories
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -88,13 +88,13 @@ class Tracer:
         modules = self._modules = RunningModules(model)
         self._recorder = Recorder(self.report, modules, file) if values else None
         if self._recorder is None:
-            self._observer = CallObserver(modules, self._add, only_casting)
+            self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
         else:
-            self._observer = _RecordingObserver(modules, self._add, only_casting, self._recorder)
+            self._observer = CallObserver(modules, self._recorder.ended, self._recorder.begun, only_casting)
+            self._observer.compiled = self._recorder.begin_compiled
 
-    def _add(self, call: Call, tensors: list[torch.Tensor], args: list[Any]) -> None:
-        if self._recorder is not None:
-            self._recorder.add(call, args, tensors)
+    def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        if call is None:
             return
         number = self.report.add(call)
         if self._file is not None:
@@ -145,18 +145,3 @@ class Tracer:
             self._file.__init__(path)  # type: ignore[misc]  # what the parent has defined is not in this file
         if self._recorder is not None:
             self._recorder.forget()
-
-
-class _RecordingObserver(CallObserver):
-    """Tells a recorder before a call that the program makes, too."""
-
-    def __init__(self, *args: Any) -> None:
-        *others, self._recorder = args
-        super().__init__(*others)
-        self.compiled = self._recorder.begin_compiled
-
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        token = super().begin(op, args)
-        if isinstance(token, OpenCall) and len(self.open_calls) == 1:
-            self._recorder.begin(token)
-        return token
