@@ -60,9 +60,7 @@ if TYPE_CHECKING:
     from torch_promote.regions.installation import (
         install,
         installed,
-        installed_as,
         stock_autocast,
-        uninstall,
     )
     from torch_promote.regions.module_policies import (
         module_policies,
@@ -106,7 +104,6 @@ __all__ = [
     "find_nonfinite",
     "install",
     "installed",
-    "installed_as",
     "load",
     "make_rule",
     "module_policies",
@@ -124,7 +121,6 @@ __all__ = [
     "trace",
     "tune",
     "types",
-    "uninstall",
     "why",
 ]
 
@@ -142,7 +138,7 @@ _LAZY_MODULES = (
     ("torch_promote.numerics.comparison", "Comparison"),
     ("torch_promote.numerics.tune", "tune"),
     ("torch_promote.numerics.tuning", "Tuning"),
-    ("torch_promote.regions.installation", "install installed installed_as stock_autocast uninstall"),
+    ("torch_promote.regions.installation", "install installed stock_autocast"),
     (
         "torch_promote.regions.module_policies",
         "module_policies print_module_policy remove_module_policy set_module_policy",

@@ -70,7 +70,6 @@ from torch_promote.regions.autocast import CacheInfo as CacheInfo
 from torch_promote.regions.autocast import CacheMode as CacheMode
 from torch_promote.regions.defaults import RegisteredPolicy as RegisteredPolicy
 from torch_promote.regions.installation import Installation as Installation
-from torch_promote.regions.installation import InstalledBlock as InstalledBlock
 from torch_promote.regions.module_policies import SetPolicies as SetPolicies
 from torch_promote.regions.promotion import KindLike as KindLike
 from torch_promote.regions.promotion import PromotionEvent as PromotionEvent

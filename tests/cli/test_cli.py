@@ -362,7 +362,7 @@ def test_info_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch, wide: No
     monkeypatch.setattr(registrations, "op_table", lambda: STRANGE_ROWS)
     monkeypatch.setattr(registrations, "registered", lambda device: frozenset({"aten::mm", "lib::op"}))
     tp.set_default_policy("cuda")
-    with tp.installed_as(cache="all") as installation, tp.register_policy("relu", "fp32", device_type="cpu"):
+    with tp.install(cache="all") as installation, tp.register_policy("relu", "fp32", device_type="cpu"):
         info = json_of(capsys, "info")
         text, in_full = text_of(capsys, "info"), text_of(capsys, "info", "--all")
     default = "Policy.named('cuda'), from TORCH_PROMOTE_POLICY=cuda"
@@ -399,7 +399,7 @@ def test_info_fits_a_screen(capsys: Capture, monkeypatch: pytest.MonkeyPatch, co
     with contextlib.ExitStack() as stack:
         for op in ("relu", "gelu", "silu", "add", "mul"):
             stack.enter_context(tp.register_policy(op, "fp64"))
-        stack.enter_context(tp.installed_as(policy=policy, overrides={"mm": "fp64"}))
+        stack.enter_context(tp.install(policy=policy, overrides={"mm": "fp64"}))
         text, in_full, info = text_of(capsys, "info"), text_of(capsys, "info", "--all"), json_of(capsys, "info")
     assert len(text.splitlines()) <= 30
     assert "(--all)" in text

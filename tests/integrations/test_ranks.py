@@ -76,7 +76,7 @@ CASES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
     "default_policy": lambda other: (put(tp.set_default_policy, "off" if other else None), cpu()),
     "registered_policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
     "installed": lambda other: (
-        tp.installed_as(overrides={"matmul": "fp32"} if other else None),
+        tp.install(overrides={"matmul": "fp32"} if other else None),
         torch.autocast("cpu"),
     ),
     "switched_off": lambda other: (put(tp.set_check_ranks, False), cpu(policy="off" if other else None)),
@@ -260,7 +260,7 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
             results[name, "modules", f"ours, {mode}"] = run(ours, before=HEAD)
             results[name, "modules", f"ours, set when wrapped, {mode}"] = run(ours, after=HEAD)
             for policy, overrides in (("stock", None), ("overrides", OVERRIDES)):
-                with tp.installed_as(overrides=overrides, cache=mode):
+                with tp.install(overrides=overrides, cache=mode):
                     results[name, policy, f"installed, {mode}"] = run(stock)
     return results
 

@@ -72,7 +72,7 @@ ON_USE = {
     ),
     "torch.autocast.__enter__, __exit__": (
         "is_ours(torch.amp.autocast_mode.autocast.__enter__)",
-        "tp.uninstall()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
+        "tp.installed().remove()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
     ),
     "nn.Module.forward of single modules": (
         "'forward' in vars(linear)",

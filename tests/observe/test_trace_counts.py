@@ -67,7 +67,7 @@ OTHER_REGIONS: dict[str, Region] = {
     ),
     "register_policy": _registered,
     "default policy": _default,
-    "install": lambda: _two(tp.installed_as, lambda: torch.autocast("cpu")),
+    "install": lambda: _two(tp.install, lambda: torch.autocast("cpu")),
 }
 #: Entries of the op database that run something above the mode and inside of an op, which a trace does not look into.
 NOT_EQUAL = {

@@ -142,9 +142,8 @@ def test_rms_norm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCH_PROMOTE_POLICY", name)
         use_environment()
         assert rms_norm(tp.my_autocast("cuda", dtype=torch.bfloat16)) is dtype
-        tp.install(policy=name)
-        assert rms_norm(torch.autocast("cuda", dtype=torch.bfloat16)) is dtype
-        tp.uninstall()
+        with tp.install(policy=name):
+            assert rms_norm(torch.autocast("cuda", dtype=torch.bfloat16)) is dtype
 
 
 # --- names

@@ -224,7 +224,7 @@ def test_what_enters_regions_later_keeps_its_change() -> None:
     forget()
     with torch.compiler.set_stance("fail_on_recompile"):
         assert compiled(x).dtype is torch.float64
-    with tp.installed_as(overrides={"exp.default": torch.float64, "dot.default": "keep"}):
+    with tp.install(overrides={"exp.default": torch.float64, "dot.default": "keep"}):
         forget()
         with torch.autocast("cpu"):
             assert torch.exp(x).dtype is torch.float64

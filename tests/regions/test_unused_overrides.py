@@ -158,7 +158,7 @@ def test_a_program_that_is_right(overrides: dict[Any, Any], body: Body) -> None:
     [
         'tp.my_autocast("cpu", policy=tp.Policy.stock().override(overrides))',
         'tp.my_autocast("cpu", enabled=False, overrides=overrides)',
-        'tp.installed_as(overrides=overrides), torch.autocast("cpu")',
+        'tp.install(overrides=overrides), torch.autocast("cpu")',
         'tp.my_autocast("cpu", overrides=overrides), torch.autocast("cpu", enabled=False)',
         'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="off")',
         'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", overrides={"linear": "fp32"})',
