@@ -75,7 +75,7 @@ if is_first_import():
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _flex_attention.install()
-    _module_tables.set_library(lambda name: importlib.import_module(f"torch_promote.regions.{name}"))
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 

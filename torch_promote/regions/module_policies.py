@@ -38,7 +38,6 @@ __all__ = [
     "apply",
     "bind",
     "choose",
-    "in_tables",
     "matches",
     "module_policies",
     "print_module_policy",
@@ -387,16 +386,10 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
 
     The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
-    chosen = in_tables(policy, model)
+    tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
+    chosen = choose(model, tables)
     _checkpoint.install()
     return Binding(numbered(policy.modules, model if alone else None), chosen)
-
-
-def in_tables(policy: Policy, model: Any) -> dict[nn.Module, ModulePolicy]:
-    """Returns the policies that the tables of a policy have for modules of a model."""
-    return choose(
-        model, {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
-    )
 
 
 def _by_name(model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> Mapping[str, PolicyOfModule]:
