@@ -27,9 +27,6 @@ TORCH_FUNCTION_MODE: int
 RUNNING_LOOP: int
 """In what `enter_region` returns: an event loop runs in this thread."""
 
-UNCHECKED_RANKS: int
-"""In what `enter_region` returns: `set_ranks_unchecked(True)` was called last."""
-
 WATCHED: int
 """In what `enter_region` returns: `set_regions_watched(True)` was called last."""
 
@@ -48,7 +45,6 @@ class RegionBase:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
-def set_ranks_unchecked(unchecked: bool, /) -> None: ...
 def set_regions_watched(watched: bool, /) -> None: ...
 def open_regions() -> tuple[tuple[int, int], ...]: ...
 def enter_region(owner: object, packed: str, /) -> int: ...

@@ -27,9 +27,7 @@ from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import flex_attention as _flex_attention
-from torch_promote.integrations import ranks as _ranks
 from torch_promote.integrations.checkpoint import checkpoint_contexts
-from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
@@ -47,6 +45,7 @@ from torch_promote.regions.region import Region as _Region
 if TYPE_CHECKING:
     from torch_promote import reference, types
     from torch_promote.checking.check_casts import check_casts
+    from torch_promote.checking.check_ranks import check_ranks
     from torch_promote.checking.crosscheck import CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
@@ -74,8 +73,7 @@ if is_first_import():
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _flex_attention.install()
-    _ranks.install()
-    _module_tables.set_library(lambda name: importlib.import_module(f"torch_promote.regions.{name}"))
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 
@@ -94,6 +92,7 @@ __all__ = [
     "__version__",
     "cache_info",
     "check_casts",
+    "check_ranks",
     "checkpoint_contexts",
     "clear_cache",
     "compare",
@@ -114,7 +113,6 @@ __all__ = [
     "register_policy",
     "registered_policies",
     "remove_module_policy",
-    "set_check_ranks",
     "set_default_policy",
     "set_module_policy",
     "stock_autocast",
@@ -127,6 +125,7 @@ __all__ = [
 #: Modules that a training loop does not need, with the names that are loaded from them on first access.
 _LAZY_MODULES = (
     ("torch_promote.checking.check_casts", "check_casts"),
+    ("torch_promote.checking.check_ranks", "check_ranks"),
     ("torch_promote.checking.report", "CrosscheckReport"),
     ("torch_promote.checking.crosscheck", "crosscheck"),
     ("torch_promote.checking.why", "why"),

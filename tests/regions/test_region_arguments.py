@@ -306,7 +306,6 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "find_nonfinite(raise_at_first)": lambda value: tp.find_nonfinite(raise_at_first=value).__enter__(),
     "promotion(matmul)": lambda value: tp.promotion("jax", matmul=value),
     "register_policy(replace)": lambda value: tp.register_policy("relu", "fp32", replace=value),
-    "set_check_ranks(enabled)": lambda value: tp.set_check_ranks(value),
     "trace(values)": lambda value: tp.trace(values=value).__enter__(),
     "tune(progress)": lambda value: tp.tune(print, model=MODEL, tolerance=1e-3, progress=value),
 }

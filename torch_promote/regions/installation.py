@@ -31,7 +31,6 @@ from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import stays_stocks
 from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
 from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.policy.op_table import DEVICE_TYPES, OpPolicy
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
 from torch_promote.policy.policy import Policy, PolicyLike
@@ -189,8 +188,6 @@ def _exit(
 
 
 def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
-    if surroundings & _C.UNCHECKED_RANKS:
-        compare_ranks(_installation)
     if surroundings & _C.RUNNING_LOOP:
         guard_tasks()
         objects = _thread.objects

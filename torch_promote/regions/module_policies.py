@@ -10,7 +10,7 @@ import collections
 import fnmatch
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_promote.errors import LONGEST_NAME, PolicyError, did_you_mean
 from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.integrations.ranks import describe_module_policies
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.policy import AppliedPolicy, ModuleHandle, ModulePolicyLike, Policy, PolicyOfModule
 from torch_promote.regions.module_forward import (
@@ -39,7 +38,6 @@ __all__ = [
     "apply",
     "bind",
     "choose",
-    "in_tables",
     "matches",
     "module_policies",
     "print_module_policy",
@@ -168,17 +166,8 @@ def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
         >>> module_policies(model)
         {'0': 'off', '1': {'aten::softmax': 'lower'}}
     """
-    return {name: policy.value for name, policy in _policies(model)}
-
-
-def _policies(model: nn.Module) -> Iterator[tuple[str, ModulePolicy]]:
     named = ((name, policy_of(module)) for name, module in model.named_modules())
-    return ((name, policy) for name, policy in named if policy is not None)
-
-
-@describe_module_policies
-def _describe(model: nn.Module) -> dict[str, str]:
-    return {name: policy.description for name, policy in _policies(model)}
+    return {name: policy.value for name, policy in named if policy is not None}
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
@@ -397,16 +386,10 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
 
     The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
-    chosen = in_tables(policy, model)
+    tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
+    chosen = choose(model, tables)
     _checkpoint.install()
     return Binding(numbered(policy.modules, model if alone else None), chosen)
-
-
-def in_tables(policy: Policy, model: Any) -> dict[nn.Module, ModulePolicy]:
-    """Returns the policies that the tables of a policy have for modules of a model."""
-    return choose(
-        model, {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
-    )
 
 
 def _by_name(model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> Mapping[str, PolicyOfModule]:
