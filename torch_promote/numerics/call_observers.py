@@ -18,7 +18,6 @@ collectives, which depend on other ranks; and recomputations of checkpoints, whi
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from torch_promote import _C
 from torch_promote.checking.comparison import compare
 from torch_promote.numerics.impacts import ErrorSums, Impacts
 from torch_promote.numerics.step_state import (
-    BETWEEN_PROCESSES,
     RandomState,
     random_state,
     repeat,
@@ -38,9 +36,8 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import THROUGH, CallObserver, OpenCall
-from torch_promote.observe.ops import can_be_read, has_storage, leaves, overload_name, unnoticed, writes_of
+from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, overload_name, unnoticed
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.legality import moves_data
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
@@ -147,7 +144,7 @@ class ForwardCalls(CallObserver):
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call."""
-        self.communicates |= op.namespace in BETWEEN_PROCESSES
+        self.communicates |= facts_of(op).communicates
         stack = self._thread.tokens
         if stack and getattr(stack[-1], "runs", None) is None:
             return None  # part of another call
@@ -158,7 +155,7 @@ class ForwardCalls(CallObserver):
         if token.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif (token.phase == "forward" or (token.phase == "optimizer" and token.autocast)) and _computes(op):
+        elif (token.phase == "forward" or (token.phase == "optimizer" and token.autocast)) and token.facts.computes:
             place = token.origin.module, overload_name(op)
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
@@ -183,13 +180,6 @@ class ForwardCalls(CallObserver):
         """Called when a call raises."""
         super().failed(token)
         self._last = None
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _computes(op: torch._ops.OpOverload) -> bool:
-    if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
-        return False
-    return not moves_data(overload_name(op)) and bool(op._schema.returns or writes_of(op))
 
 
 def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -440,7 +430,7 @@ class CompareLocally(ForwardCalls):
         # A cast to float8 without a scale would saturate: the region that the call runs in scales.
         in_float8 = as_in.policy in FLOAT8_POLICIES
         dtypes = {} if in_float8 else {info.name: info.dtype for info in as_in.ran_with}
-        writes = {one.name for one in writes_of(op)}
+        writes = {one.name for one in facts_of(op).writes}
 
         def convert(name: str, value: Any) -> Any:
             if isinstance(value, torch.Generator):

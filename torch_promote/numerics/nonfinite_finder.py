@@ -35,22 +35,20 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.numerics.scaler_steps import ScalerSteps
-from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
+from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.events import Call, Phase
 from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, OpenCall, Part
 from torch_promote.observe.ops import (
-    OVERWRITING,
     asks_for_infinity,
     can_be_read,
+    facts_of,
     has_storage,
     is_wrapped,
     overload_name,
     tensor_arguments,
     tensors_in,
     unnoticed,
-    writes_of,
     written,
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
@@ -249,10 +247,7 @@ class FinderState:
 
 _LOWER = (torch.float16, torch.bfloat16)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-_CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
-#: Ops that write to a part of a tensor, as ops of libraries may, too. The rest may be uninitialized.
-_PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
 _MOST_BENIGN = 1000
 
 
@@ -307,20 +302,19 @@ class WatchedCall:
         """The extremes of `tensors` before the call; finite ones for memory that the op overwrites."""
         outs = set(map(id, self.outs.values()))
         fresh = [tensor for _, tensor in self.tensors if id(tensor) not in self.before and id(tensor) not in outs]
-        before = {} if self.op._schema.name in OVERWRITING else self.before
+        before = {} if facts_of(self.op).overwrites else self.before
         found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
     @property
     def outs(self) -> dict[str, torch.Tensor]:
         """The arguments for `out=`, by name."""
-        return dict(written(self.op, self.args, [one for one in writes_of(self.op) if one.is_out]))
+        return dict(written([one for one in facts_of(self.op).writes if one.is_out], self.args))
 
     @property
     def is_partial(self) -> bool:
         """Whether the op may write to a part of an argument that contained values that are not finite."""
-        name = self.op._schema.name.removeprefix("aten::")
-        return (name in _PARTIAL or "::" in name) and not all(map(is_finite, self.before.values()))
+        return facts_of(self.op).writes_part and not all(map(is_finite, self.before.values()))
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether all non-finite values of an output were there before the call, outside of the part that it wrote."""
@@ -366,7 +360,7 @@ class WatchedCall:
                 return dtype if dtype is not None and value in (*_LOWER, torch.float32) else value
             return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
 
-        if self.op.namespace in BETWEEN_PROCESSES:
+        if facts_of(self.op).communicates:
             return None
         try:
             with unnoticed():
@@ -463,7 +457,7 @@ class NonfiniteFinder(CallObserver):
         if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
             calls[-1].cast_args = args
         calls.append(watched)
-        if writes_of(op) and not _is_part(token):  # a part is not judged by itself
+        if facts_of(op).writes and not _is_part(token):  # a part is not judged by itself
             self._look_before(watched)
         name = overload_name(op)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
@@ -478,7 +472,7 @@ class NonfiniteFinder(CallObserver):
 
     def _look_before(self, watched: WatchedCall) -> None:
         token, op, args = watched.token, watched.op, watched.args
-        tensors = [tensor for _, tensor in written(op, args, [one for one in writes_of(op) if not one.is_out])]
+        tensors = [tensor for _, tensor in written([one for one in facts_of(op).writes if not one.is_out], args)]
         watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
         repeats = isinstance(token, CastingCall) or any(tensor.dtype in _LOWER for _, tensor in watched.tensors)
         repeats |= watched.is_partial or (self._scale is not None and token.phase == "backward")
@@ -534,13 +528,13 @@ class NonfiniteFinder(CallObserver):
         call, results = watched.call, watched.results
         if call.composite and watched.has_inner and not watched.inner_nonfinite:
             return
-        if not watched.has_inner and _only_views(watched.op):
+        if not watched.has_inner and facts_of(watched.op).shares:
             return
-        uninitialized = UNINITIALIZED.get(call.name, ())
+        unwritten = facts_of(watched.op).unwritten
         self.seen.checked += 1
         watched.outputs = extremes(results)
         for i, tensor in enumerate(results):
-            if not is_finite(watched.outputs[i]) and (i in uninitialized or watched.keeps(tensor)):
+            if not is_finite(watched.outputs[i]) and (i in unwritten or watched.keeps(tensor)):
                 watched.outputs[i] = FINITE
         if all(map(is_finite, watched.outputs)):
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
@@ -693,7 +687,7 @@ class NonfiniteFinder(CallObserver):
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
         """The verdict on a call at fault, of which all inputs are finite or not."""
         call, tensors = watched.call, watched.tensors
-        if finite and call.name in _CONVERSIONS:
+        if finite and facts_of(watched.op).is_copy:
             sources = [name for name, tensor in tensors if id(tensor) not in watched.before] or [tensors[0][0]]
             first = next(i for i, found in enumerate(watched.outputs) if not is_finite(found))
             return Verdict("overflow in a cast", call.name, sources[min(first, len(sources) - 1)])
@@ -754,8 +748,3 @@ def _called_by_grad_scaler(frame: Any) -> bool:
     while frame is not None and is_ours(frame):  # one observer may call another
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename == grad_scaler.__file__
-
-
-def _only_views(op: torch._ops.OpOverload) -> bool:
-    returns = op._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)

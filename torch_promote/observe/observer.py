@@ -50,6 +50,8 @@ from torch_promote.observe.ops import (
     autograd_may_call,
     bytes_of,
     cast_key,
+    device_of,
+    facts_of,
     is_excluded,
     is_traced,
     is_weight,
@@ -235,7 +237,7 @@ class CallObserver:
         """Called before a call."""
         facts = self._facts.get(id(op))
         if facts is None:
-            facts = _store(self._facts, id(op), OpFacts(op))
+            facts = _store(self._facts, id(op), facts_of(op))
         if facts.is_ignored or is_excluded(_PYTHON):
             return None
         if is_traced():
@@ -247,8 +249,9 @@ class CallObserver:
         if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
             return None
         named, dtypes = read_arguments(facts.arguments, args)
-        wrapped = is_wrapped(tensor for _, tensor in named)
-        composite = wrapped or facts.is_composite(named)
+        tensors = [tensor for _, tensor in named]
+        wrapped = is_wrapped(tensors)
+        composite = wrapped or facts.is_composite(device_of(tensors))
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
             part = self._begin_part(outer, facts, args, named, composite)
             if part is not None:
@@ -317,7 +320,7 @@ class CallObserver:
             to_autograd = not composite and autograd_may_call(facts)
             part = Part(outer, 0, composite or to_autograd, to_autograd)
             outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
-        elif facts.is_conversion:
+        elif facts.op_name == "aten::to":
             if named and named[0][1] is args[0]:  # not a number
                 if outer.policy in FLOAT8_POLICIES and args[0].dtype is torch.float8_e4m3fn and torch.float32 in args:
                     self._note_float8(outer, args[0])
@@ -398,7 +401,7 @@ class CallObserver:
             return
         self._pop(token)
         if isinstance(token, OpenCall):
-            self._close(token, produced(token.facts.op, token.args, results), False)
+            self._close(token, produced(token.facts, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 

@@ -53,9 +53,8 @@ from torch_promote.observe.events import (
     infos_of,
     records_of,
 )
-from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, unnoticed, writes_of, written
+from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, unnoticed, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.recording_file import RecordingFile
 from torch_promote.observe.values import EMPTY, Row, Values, ValuesCollector, in_any_order
@@ -193,9 +192,9 @@ class Recorder:
             mine: _Open = call.around.mine
             return mine
         facts = call.facts
-        if self._rng is None and _draws(facts.op):  # by now, a program has set its seed
+        if self._rng is None and facts.is_random:  # by now, a program has set its seed
             self._rng = _generators()
-        writes = written(facts.op, call.args) if writes_of(facts.op) else ()
+        writes = written(facts.writes, call.args) if facts.writes else ()
         found = _Open(
             writes=frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)]),
             is_compiled=call.said_by == COMPILED,
@@ -300,10 +299,11 @@ class Recorder:
             self._file.add(number, call, reads, computes)
         if stored or computes:
             self._reads[number] = reads
-            if is_uninitialized(call.op):
+            facts = facts_of(call.name)
+            if facts.is_uninitialized:
                 tensors = memories = ()
             known = [self._known_of(tensor, memory) for tensor, memory in zip(tensors, memories, strict=False)]
-            found = self._collector.add(number, tensors, is_view(call.name), known)
+            found = self._collector.add(number, tensors, facts.is_view, known)
             for tensor, memory, values in zip(tensors, memories, found, strict=False):
                 if memory is not None and memory.known is None and memory.written_by[-1:] == (number,):
                     memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), values)
@@ -357,10 +357,10 @@ class Recorder:
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
             return not is_collective, []
         memories: list[_Memory | None] = []
-        uninitialized, wrote = is_uninitialized(call.op), False
+        facts, wrote = facts_of(call.name), False
         for tensor in tensors:
             if not has_storage(tensor):
-                wrote = wrote or not is_view(call.name)
+                wrote = wrote or not facts.is_view
                 memories.append(None)
                 continue
             storage, version = tensor.untyped_storage(), _version_of(tensor)
@@ -372,7 +372,7 @@ class Recorder:
             wrote = True
             is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
             before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
-            now = before if uninitialized else (*before, number)
+            now = before if facts.is_uninitialized else (*before, number)
             is_read = known is not None and known.is_read
             memory = _Memory(reference, now, version, is_read, of.is_compiled)
             self._memory[reference.cdata] = memory
@@ -381,7 +381,7 @@ class Recorder:
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
-        if not wrote or uninitialized:
+        if not wrote or facts.is_uninitialized:
             return False, memories
         read = set(self._calls_in(one for read in of.reads for one in read))
         self._waiting[number] = read, not of.reads or asks_for_infinity(args)
@@ -564,12 +564,6 @@ def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _draws(op: torch._ops.OpOverload) -> bool:
-    """Whether an op draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _generators() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_promote.observe.events import COMPILED, COMPILED_CALLS, UNFINISHED, Call
-from torch_promote.observe.findings import is_uninitialized, is_view
-from torch_promote.observe.ops import find_overload
+from torch_promote.observe.ops import facts_of
 from torch_promote.observe.values import Values, distance
 
 if TYPE_CHECKING:
@@ -21,30 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "is_close", "is_random", "is_unfinished", "relative_error", "rounding_of"]
 
-_CONVERSIONS = re.compile(
-    r"aten::(to|_to_copy|type_as|_autocast_to_\w+|_unsafe_view|_reshape_alias|lift|lift_fresh|lift_fresh_copy|contiguous)$"
-)
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 _COPIES = ("aten::contiguous",)  # transparent to what is read, and calls of their own if only one run has them
-_RANDOM = re.compile(
-    r"\w+::_?(fused_|native_)?(alpha_|feature_)?(dropout|bernoulli|rand|normal|uniform|multinomial|poisson|exponential"
-    r"|geometric|cauchy|log_normal|random|rrelu|binomial|sample_dirichlet|standard_gamma)"
-)
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_conversion(op: str) -> bool:
-    return _CONVERSIONS.match(op) is not None
-
-
-@functools.lru_cache(maxsize=4096)
 def _is_transparent(name: str) -> bool:
-    op = name.partition(".")[0]
-    return (_is_conversion(op) and op not in _COPIES) or is_view(name)
+    facts = facts_of(name)
+    return facts.is_view or (facts.keeps_elements and facts.op_name not in _COPIES)
 
 
-@functools.lru_cache(maxsize=4096)
 def is_random(name: str) -> bool:
     """Whether an op draws random numbers.
 
@@ -52,17 +36,12 @@ def is_random(name: str) -> bool:
         >>> is_random("aten::dropout"), is_random("aten::uniform_"), is_random("aten::mul.Tensor")
         (True, True, False)
     """
-    if _RANDOM.match(name):
-        return True
-    try:
-        return torch.Tag.nondeterministic_seeded in find_overload(name).tags
-    except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):
-        return False  # an op of another PyTorch release or the program
+    return facts_of(name).is_random
 
 
 def _is_undefined(call: Call) -> bool:
     """Whether a call leaves memory whose contents no call has computed: uninitialized, or another storage."""
-    if is_uninitialized(call.op):
+    if facts_of(call.name).is_uninitialized:
         return True
     if not _ALLOCATES.match(call.op):
         return False
@@ -202,7 +181,7 @@ class Run:
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a conversion what it has converted, and so on."""
         found = [writer]
-        while writer >= 0 and (_is_conversion(self.calls[writer].op) or self.is_transparent(writer)):
+        while writer >= 0 and (facts_of(self.calls[writer].name).keeps_elements or self.is_transparent(writer)):
             reads = self.calls[writer].reads
             if not reads or len(reads[0]) != 1:
                 break
