@@ -424,12 +424,24 @@ class OpFacts:
         communicates: Whether every process must call it equally often.
         moves_data: Whether it returns its argument's data, or memory of the same dtype, and computes nothing.
         computes: Whether its results are computed in this process.
+        has_results: Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
     """
 
     __slots__ = (
         *("_is_composite", "_promotes", "arguments", "communicates", "computes", "is_cast", "is_copy", "is_detach"),
         *("is_ignored", "is_in_place", "is_random", "is_uninitialized", "is_view", "keeps_elements", "moves_data"),
-        *("name", "op", "op_name", "overload", "overwrites", "shares", "unreturned", "unwritten", "writes"),
+        *(
+            "has_results",
+            "name",
+            "op",
+            "op_name",
+            "overload",
+            "overwrites",
+            "shares",
+            "unreturned",
+            "unwritten",
+            "writes",
+        ),
         *("writes_part",),
     )
 
@@ -460,6 +472,7 @@ class OpFacts:
         self.communicates: bool = op.namespace in _BETWEEN_PROCESSES
         self.moves_data: bool = op.namespace == "fsdp" or moves_data(self.name)
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
+        self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
         self._is_composite: dict[str, bool] = {}
         self._promotes = self.name in _promoting_names()
 

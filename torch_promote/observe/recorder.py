@@ -207,7 +207,7 @@ class Recorder:
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             return
         outs = {one.name for one in facts.writes if one.is_out}
-        computes = bool(facts.writes or facts.op._schema.returns) and not facts.is_view
+        computes = facts.has_results and not facts.is_view
         found.reads = tuple(
             [
                 self._read(
