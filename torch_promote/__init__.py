@@ -27,7 +27,6 @@ from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import flex_attention as _flex_attention
-from torch_promote.integrations.checkpoint import checkpoint_contexts
 from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     )
     from torch_promote.regions.module_policies import (
         module_policies,
-        print_module_policy,
         remove_module_policy,
         set_module_policy,
     )
@@ -93,7 +91,6 @@ __all__ = [
     "cache_info",
     "check_casts",
     "check_ranks",
-    "checkpoint_contexts",
     "clear_cache",
     "compare",
     "crosscheck",
@@ -107,7 +104,6 @@ __all__ = [
     "make_rule",
     "module_policies",
     "my_autocast",
-    "print_module_policy",
     "promotion",
     "reference",
     "register_policy",
@@ -140,7 +136,7 @@ _LAZY_MODULES = (
     ("torch_promote.regions.installation", "install installed stock_autocast"),
     (
         "torch_promote.regions.module_policies",
-        "module_policies print_module_policy remove_module_policy set_module_policy",
+        "module_policies remove_module_policy set_module_policy",
     ),
 )
 _LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split()}

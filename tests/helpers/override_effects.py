@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 import torch_promote as tp
 from helpers.rows import calls
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
-from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
+from torch_promote.observe.ops import facts_of
 from torch_promote.parity.entry_run import Bound
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, Row
@@ -75,7 +75,7 @@ def carry_out(plan: AutocastPlan, bound: Bound, kept: Kept | None = None) -> Any
 
 def runs_and_writes(call: Any, op: Any) -> Any:
     """Makes a function that returns a call's results and the written arguments, with zeros for uninitialized memory."""
-    unwritten = UNINITIALIZED_IN_TABLE.get(full_name(op), ())
+    unwritten = facts_of(full_name(op)).unwritten
     written = [
         (index, argument.name)
         for index, argument in enumerate(op._schema.arguments)

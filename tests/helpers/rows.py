@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
-from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE
+from torch_promote.observe.ops import facts_of
 from torch_promote.parity.entry_run import Bound
 from torch_promote.parity.row_samples import (
     COMPLEX,
@@ -132,11 +132,10 @@ def stock_and_ours(
 
 def without_unwritten(row: Row, result: Any) -> Any:
     """The results, with zeros for those that the op does not write."""
-    if row.name not in UNINITIALIZED_IN_TABLE:
+    unwritten = facts_of(row.name).unwritten
+    if not unwritten:
         return result
-    return tuple(
-        torch.zeros_like(out) if i in UNINITIALIZED_IN_TABLE[row.name] else out for i, out in enumerate(result)
-    )
+    return tuple(torch.zeros_like(out) if i in unwritten else out for i, out in enumerate(result))
 
 
 def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:

@@ -39,7 +39,7 @@ CASES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
     "torch.autocast": lambda other: (nothing(), torch.autocast("cpu", enabled=other)),
     "promotion rule": lambda other: (nothing(), tp.promotion("jax" if other else "numpy")),
     "registered policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
-    "installed": lambda other: (tp.installed_as(overrides=LINEAR if other else None), torch.autocast("cpu")),
+    "installed": lambda other: (tp.install(overrides=LINEAR if other else None), torch.autocast("cpu")),
 }
 
 
@@ -170,7 +170,7 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
             results[name, "modules", f"ours, {mode}"] = run(ours, before=HEAD)
             results[name, "modules", f"ours, set when wrapped, {mode}"] = run(ours, after=HEAD)
             for policy, overrides in (("stock", None), ("overrides", LINEAR)):
-                with tp.installed_as(overrides=overrides, cache=mode):
+                with tp.install(overrides=overrides, cache=mode):
                     results[name, policy, f"installed, {mode}"] = run(stock)
     return results
 

@@ -32,7 +32,7 @@ from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError, check_flag
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import has_our_kernel, is_composite, is_fake, is_traced, overload_name, tensors_in
+from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, overload_name, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
@@ -41,8 +41,6 @@ from torch_promote.reference.ops.infer import Inference
 
 __all__ = [
     "NOT_REPEATABLE",
-    "UNINITIALIZED",
-    "UNINITIALIZED_IN_TABLE",
     "VARIABLE",
     "Checker",
     "CrosscheckError",
@@ -174,30 +172,10 @@ def read_reports(folder: Path) -> dict[int, CrosscheckReport]:
 
 # --- the observer of one block
 
-#: Ops of the table with results that no kernel writes to: the positions of these results. Dtype, shape and strides are
-#: compared, bits are not.
-UNINITIALIZED_IN_TABLE: dict[str, tuple[int, ...]] = {
-    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
-    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
-}
-
-#: The same for all ops. The ops that allocate have a kernel on the autocast key once an override names them.
-UNINITIALIZED: dict[str, tuple[int, ...]] = {
-    **UNINITIALIZED_IN_TABLE,
-    "aten::empty.memory_format": (0,),
-    "aten::empty_like": (0,),
-    "aten::empty_strided": (0,),
-    "aten::new_empty": (0,),
-    "aten::new_empty_strided": (0,),
-    "aten::resize_": (0,),
-}
-
 #: On the CPU, LAPACK's gelsy reads which columns are fixed from memory that PyTorch has not initialized.
 NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
 #: What stock does with an op that it casts nothing for.
 _STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
-#: Namespaces whose ops compute nothing.
-_IGNORED_NAMESPACES = frozenset({"prim", "profiler"})
 
 
 @dataclass(slots=True, eq=False)
@@ -237,7 +215,7 @@ class Checker:
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
         """Computes the expectation of a call, and decides how much of the call to observe."""
-        if op.namespace in _IGNORED_NAMESPACES or is_traced():
+        if facts_of(op).is_ignored or is_traced():
             return None
         calls = self.calls.open
         inside = calls[-1] if calls else None
@@ -427,9 +405,7 @@ def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: Au
 
 
 def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    # The kernel of the first tensor that is not on the CPU runs.
-    types = [tensor.device.type for tensor in tensors_in(args)]
-    return is_composite(op, next((device for device in types if device != "cpu"), "cpu"))
+    return facts_of(op).is_composite(device_of(tensors_in(args)))
 
 
 # --- the second run of a call, under stock autocast
@@ -485,7 +461,7 @@ def _written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[
 
     Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
     """
-    left_out = UNINITIALIZED.get(overload_name(op), ())
+    left_out = facts_of(op).unwritten
     if op._schema.is_mutable:
         results = _mapped(torch.Tensor.detach, list(results))
     return [None if position in left_out else result for position, result in enumerate(results)]

@@ -34,7 +34,7 @@ from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
 from torch_promote.observe.autocast_state import state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import argument_names, is_composite, overload_name, tensor_arguments, tensors_in
+from torch_promote.observe.ops import argument_names, device_of, facts_of, overload_name, tensor_arguments, tensors_in
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -67,10 +67,6 @@ _DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 _WRONG = "PyTorch does not raise here: the reference is wrong. Report it."
 #: Calls on more elements are not run on real tensors.
 _SMALL = 1 << 20
-#: Ops by which autocast and composite ops change a dtype. The casts are steps of their own.
-_CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
-#: Ops that return the data of their first argument.
-_LIKE_VIEWS = ("aten::_unsafe_view", "aten::reshape", "aten::contiguous", "aten::_reshape_alias", "aten::clone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,32 +255,25 @@ class _Call:
         return [dtype for dtype in inference.dtypes if dtype is not None]
 
     @property
-    def is_cast(self) -> bool:
-        """Whether the op changes a tensor's dtype and nothing else."""
-        return self.op._schema.name in _CASTS
-
-    @property
     def is_view(self) -> bool:
         """Whether the op returns a view of its first argument, which has that argument's dtype."""
-        returned = self.op._schema.returns
-        aliases = [one.alias_info is not None and not one.alias_info.is_write for one in returned]
-        return bool(returned) and all(aliases) and self.name != "aten::view.dtype"
+        return facts_of(self.op).shares and self.name != "aten::view.dtype"
 
     @property
     def is_composite(self) -> bool:
         """Whether the op is composite on the device of its tensors."""
-        devices = [tensor.device.type for tensor in tensors_in(self.args)]
-        return is_composite(self.op, next((device for device in devices if device != "cpu"), "cpu"))
+        return facts_of(self.op).is_composite(device_of(tensors_in(self.args)))
 
     def inside(self) -> Iterator[_Call]:
         """The calls inside that get a step: not views, and what composite ops call instead of these."""
         for call in self.inner:
             expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
             explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
-            if call.is_cast:
+            facts = facts_of(call.op)
+            if facts.is_cast:  # autocast and composite ops change a dtype with it
                 before = tensors_in(call.args[:1])  # none for a Python number
                 yield from [call] if before and tensors and before[0].dtype is not tensors[0].dtype else []
-            elif call.is_view or call.op._schema.name in _LIKE_VIEWS or tensors == []:
+            elif call.is_view or facts.keeps_elements or facts.op_name == "aten::clone" or tensors == []:
                 continue
             elif expected.has_policy or explained or not (call.is_composite and call.inner):
                 yield call
@@ -616,7 +605,7 @@ class _StepWriter:
     def write(self, call: _Call) -> None:
         """Writes the steps of a call."""
         plan = call.expectation.plan
-        if call.is_cast and call.results is not None:
+        if facts_of(call.op).is_cast and call.results is not None:
             self.steps.append(f"{self._spell(call.args[0])} is cast to {_dtypes(call.results)}.")
             return
         if plan is not None and plan.policy is not None:

@@ -1,4 +1,4 @@
-"""The command `torch-promote trace`: runs a program and reports which op ran in which dtype, and why."""
+"""The command `torch-promote trace`: reports which op ran in which dtype and why, in a program or a saved trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
 
-{PROGRAM}"""
+{PROGRAM}
+--read runs nothing: it shows a trace that --json wrote. PATTERN explains the
+calls of a module, an op or a line in it: in which dtypes they came, ran and
+returned, by which policy and who set it, what was cast, what you can change.
+"""
 
 EPILOG = """\
 examples:

@@ -1,4 +1,4 @@
-"""The observers of a comparison's runs.
+"""The listeners of a comparison's runs.
 
 NOTE [ The runs of a comparison ]
 1. The reference: `KeepReference` keeps the results of its calls, a fingerprint of each, and the state of the random
@@ -18,7 +18,6 @@ collectives, which depend on other ranks; and recomputations of checkpoints, whi
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -30,17 +29,15 @@ from torch_promote import _C
 from torch_promote.checking.comparison import compare
 from torch_promote.numerics.impacts import ErrorSums, Impacts
 from torch_promote.numerics.step_state import (
-    BETWEEN_PROCESSES,
     RandomState,
     random_state,
     repeat,
     set_random_state,
 )
 from torch_promote.observe.events import Call
-from torch_promote.observe.observer import THROUGH, CallObserver, OpenCall
-from torch_promote.observe.ops import can_be_read, has_storage, leaves, overload_name, unnoticed, writes_of
+from torch_promote.observe.observer import CallObserver, OpenCall
+from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, overload_name, unnoticed
 from torch_promote.observe.places import RunningModules
-from torch_promote.policy.legality import moves_data
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
@@ -115,13 +112,14 @@ def _free_bytes(device: str) -> int:
         return 4 * _LEAST
 
 
-class ForwardCalls(CallObserver):
-    """An observer of the calls of a forward. Subclasses process the calls.
+class ForwardCalls:
+    """A listener for the calls of a forward. Subclasses process the calls.
 
     Args:
         modules: Tracks which module runs.
 
     Attributes:
+        observer: The observer of the calls.
         saw_backward: Whether a backward ran.
         communicates: Whether a call communicates with other processes.
     """
@@ -130,9 +128,8 @@ class ForwardCalls(CallObserver):
     wants_real_results = False
 
     def __init__(self, modules: RunningModules) -> None:
-        super().__init__(modules, self._remember)
+        self.observer: CallObserver = CallObserver(modules, self.ended, self.begun, outermost_only=True)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._last: tuple[Call, list[torch.Tensor]] | None = None
         self.saw_backward: bool = False
         self.communicates: bool = False
 
@@ -142,54 +139,27 @@ class ForwardCalls(CallObserver):
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
         """Called after a call with its record, its arguments, and the tensors of its outputs."""
 
-    def _remember(self, of: OpenCall, call: Call | None, tensors: list[torch.Tensor]) -> None:
-        self._last = None if call is None else (call, tensors)
-
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """Called before a call."""
-        self.communicates |= op.namespace in BETWEEN_PROCESSES
-        stack = self._thread.tokens
-        if stack and getattr(stack[-1], "runs", None) is None:
-            return None  # part of another call
-        inner = bool(stack)
-        token: Any = super().begin(op, args)
-        if inner or token is None or token is THROUGH:
-            return token
-        if token.phase == "backward":
+    def begun(self, of: OpenCall) -> tuple[CallKey, Any] | None:
+        """Called before a call. Returns its key, and what `about_to` returns; None if it is not processed."""
+        self.communicates |= of.facts.communicates
+        if of.around is not None:
+            return None
+        if of.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif (token.phase == "forward" or (token.phase == "optimizer" and token.autocast)) and _computes(op):
-            place = token.origin.module, overload_name(op)
+        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and of.facts.computes:
+            place = of.origin.module, of.facts.name
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
-            try:
-                token.mine = key, self.about_to(key, op, args)
-                token.real_results = self.wants_real_results
-            except BaseException:
-                self.failed(token)
-                raise
-        return token
+            of.real_results = self.wants_real_results
+            return key, self.about_to(key, of.facts.op, of.args)
+        return None
 
-    def end(self, token: Any, results: list[Any]) -> None:
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         """Called after a call."""
-        super().end(token, results)
-        kept = getattr(token, "mine", None)
-        if kept is None or self._last is None:
-            return
-        (call, tensors), self._last = self._last, None
-        self.seen(kept[0], call, token.args, tensors, kept[1])
-
-    def failed(self, token: Any) -> None:
-        """Called when a call raises."""
-        super().failed(token)
-        self._last = None
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _computes(op: torch._ops.OpOverload) -> bool:
-    if op.namespace in (*BETWEEN_PROCESSES, "fsdp"):  # FSDP's ops move data
-        return False
-    return not moves_data(overload_name(op)) and bool(op._schema.returns or writes_of(op))
+        if of.mine is not None and call is not None and not call.error:
+            key, begun = of.mine
+            self.seen(key, call, of.args, results, begun)
 
 
 def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -225,7 +195,7 @@ class KeptCall:
 
 
 class KeepReference(ForwardCalls):
-    """The observer of the reference."""
+    """The listener of the reference."""
 
     def __init__(self, modules: RunningModules) -> None:
         super().__init__(modules)
@@ -253,7 +223,7 @@ class KeepReference(ForwardCalls):
 
 
 class CompareCandidate(ForwardCalls):
-    """The observer of the candidate. It drops the results of the reference's calls after use.
+    """The listener of the candidate. It drops the results of the reference's calls after use.
 
     Attributes:
         calls: The candidate's calls.
@@ -296,7 +266,7 @@ class CompareCandidate(ForwardCalls):
 
 
 class CompareLocally(ForwardCalls):
-    """The observer of the reference's second run.
+    """The listener of the reference's second run.
 
     Args:
         modules: Tracks which module runs.
@@ -335,32 +305,24 @@ class CompareLocally(ForwardCalls):
         self._regions: dict[Any, list[my_autocast]] = {}
         self._impacts = impacts
         self._with_grad = with_grad
-        self._recorded: list[Any] = []
+        self._recorded: OpenCall | None = None
         self._missing = dict.fromkeys(reference)
 
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+    def begun(self, of: OpenCall) -> tuple[CallKey, Any] | None:
         """Called before a call. Ops that move data are recorded as well, because gradients flow through them."""
-        token = super().begin(op, args)
-        is_forward = getattr(token, "phase", "") == "forward"
+        mine = super().begun(of)
+        is_forward = of.around is None and of.phase == "forward"
         if self._with_grad and is_forward and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            self._recorded.append(token)
+            self._recorded = of
             torch._C._set_grad_enabled(True)
-        return token
+        return mine
 
-    def end(self, token: Any, results: list[Any]) -> None:
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         """Called after a call."""
-        self._stop_recording(token)
-        super().end(token, results)
-
-    def failed(self, token: Any) -> None:
-        """Called when a call raises."""
-        self._stop_recording(token)
-        super().failed(token)
-
-    def _stop_recording(self, token: Any) -> None:
-        if self._recorded and self._recorded[-1] is token:
-            self._recorded.pop()
+        if self._recorded is of:
+            self._recorded = None
             torch._C._set_grad_enabled(False)
+        super().ended(of, call, results)
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> list[torch.Tensor] | None:
         """Called before a call. Returns the results of the call in the candidate's dtypes."""
@@ -440,7 +402,7 @@ class CompareLocally(ForwardCalls):
         # A cast to float8 without a scale would saturate: the region that the call runs in scales.
         in_float8 = as_in.policy in FLOAT8_POLICIES
         dtypes = {} if in_float8 else {info.name: info.dtype for info in as_in.ran_with}
-        writes = {one.name for one in writes_of(op)}
+        writes = {one.name for one in facts_of(op).writes}
 
         def convert(name: str, value: Any) -> Any:
             if isinstance(value, torch.Generator):

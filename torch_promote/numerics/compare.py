@@ -16,6 +16,7 @@ from torch_promote.numerics.call_observers import (
     CallKey,
     CompareCandidate,
     CompareLocally,
+    ForwardCalls,
     KeepReference,
     KeptCall,
 )
@@ -30,7 +31,7 @@ from torch_promote.numerics.impacts import (
     watch_gradients,
 )
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
-from torch_promote.observe.dispatch import Observer, observe_dispatch
+from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.events import Call, Unseen
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
@@ -254,8 +255,8 @@ class ComparedRuns:
         """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
         return any(Ranks().gather(here)) if self._kept.communicates else here
 
-    def _run(self, policy: Policy, observer: Observer, on_result: Any = None) -> Results:
-        return self._runs.run(policy, around=observe_dispatch(observer), on_result=on_result)
+    def _run(self, policy: Policy, calls: ForwardCalls, on_result: Any = None) -> Results:
+        return self._runs.run(policy, around=observe_dispatch(calls.observer), on_result=on_result)
 
     def _check(self, first: Results, second: Results) -> dict[str, float]:
         noise: dict[str, float] = {}

@@ -349,7 +349,7 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._seen = finder.seen
     try:
-        with observe(finder, report.not_seen):
+        with observe(finder.observer, report.not_seen):
             yield report
     finally:
         finder.finish()

@@ -1,4 +1,4 @@
-"""The observer of `find_nonfinite`: checks the outputs of calls, and diagnoses the first that is not finite.
+"""The listener of `find_nonfinite`: checks the outputs of calls, and diagnoses the first that is not finite.
 
 NOTE [ Which call is the origin ]
 A call is checked when it ends: its results, and the arguments that it wrote to. Its other arguments are inspected only
@@ -35,22 +35,17 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.checking.crosscheck import UNINITIALIZED
 from torch_promote.numerics.scaler_steps import ScalerSteps
-from torch_promote.numerics.step_state import BETWEEN_PROCESSES, repeat
+from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.events import Call, Phase
-from torch_promote.observe.observer import THROUGH, CallObserver, CastingCall, OpenCall, Part
+from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall
 from torch_promote.observe.ops import (
-    OVERWRITING,
+    OpFacts,
     asks_for_infinity,
     can_be_read,
     has_storage,
-    is_wrapped,
-    overload_name,
     tensor_arguments,
-    tensors_in,
     unnoticed,
-    writes_of,
     written,
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
@@ -249,10 +244,7 @@ class FinderState:
 
 _LOWER = (torch.float16, torch.bfloat16)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-_CONVERSIONS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
-#: Ops that write to a part of a tensor, as ops of libraries may, too. The rest may be uninitialized.
-_PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
 _MOST_BENIGN = 1000
 
 
@@ -261,8 +253,7 @@ class WatchedCall:
     """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended.
 
     Attributes:
-        token: The observer's token.
-        op: The overload.
+        facts: The op.
         args: Its arguments, in the schema's order.
         before: The extremes of arguments that the op writes to, before the call, by id.
         copies: Copies of those whose old values the verdict may need, by id.
@@ -277,8 +268,7 @@ class WatchedCall:
         outputs: Their extremes; finite ones if the call has left the non-finite values in memory as they were.
     """
 
-    token: Any
-    op: torch._ops.OpOverload
+    facts: OpFacts
     args: list[Any]
     before: dict[int, Extremes] = field(default_factory=dict)
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -295,7 +285,7 @@ class WatchedCall:
     @functools.cached_property
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors among the arguments, by name."""
-        return list(tensor_arguments(self.op, self.args))
+        return list(tensor_arguments(self.facts.op, self.args))
 
     @property
     def nonfinite(self) -> list[torch.Tensor]:
@@ -307,20 +297,19 @@ class WatchedCall:
         """The extremes of `tensors` before the call; finite ones for memory that the op overwrites."""
         outs = set(map(id, self.outs.values()))
         fresh = [tensor for _, tensor in self.tensors if id(tensor) not in self.before and id(tensor) not in outs]
-        before = {} if self.op._schema.name in OVERWRITING else self.before
+        before = {} if self.facts.overwrites else self.before
         found = dict(zip(map(id, fresh), extremes(fresh), strict=True)) | before
         return [found.get(id(tensor), FINITE) for _, tensor in self.tensors]
 
     @property
     def outs(self) -> dict[str, torch.Tensor]:
         """The arguments for `out=`, by name."""
-        return dict(written(self.op, self.args, [one for one in writes_of(self.op) if one.is_out]))
+        return dict(written([one for one in self.facts.writes if one.is_out], self.args))
 
     @property
     def is_partial(self) -> bool:
         """Whether the op may write to a part of an argument that contained values that are not finite."""
-        name = self.op._schema.name.removeprefix("aten::")
-        return (name in _PARTIAL or "::" in name) and not all(map(is_finite, self.before.values()))
+        return self.facts.writes_part and not all(map(is_finite, self.before.values()))
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether all non-finite values of an output were there before the call, outside of the part that it wrote."""
@@ -366,11 +355,11 @@ class WatchedCall:
                 return dtype if dtype is not None and value in (*_LOWER, torch.float32) else value
             return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
 
-        if self.op.namespace in BETWEEN_PROCESSES:
+        if self.facts.communicates:
             return None
         try:
             with unnoticed():
-                return repeat(self.op, self.args, convert)
+                return repeat(self.facts.op, self.args, convert)
         except Exception:  # an op may refuse the dtype, or the changed arguments
             return None
 
@@ -402,15 +391,7 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 _MOST_PROVISIONAL = 20
 
 
-class _Watching(threading.local):
-    """The running calls of a thread, outermost first, and the last one that has ended."""
-
-    def __init__(self) -> None:
-        self.calls: list[WatchedCall] = []
-        self.ended: tuple[Call, list[torch.Tensor]] | None = None
-
-
-class NonfiniteFinder(CallObserver):
+class NonfiniteFinder:
     """Looks for the first call with finite inputs and a non-finite output.
 
     Args:
@@ -418,6 +399,10 @@ class NonfiniteFinder(CallObserver):
         found: Called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
             that it raises propagates to the call's caller.
         is_allowed: Whether a call may make non-finite values.
+
+    Attributes:
+        observer: The observer of the calls.
+        seen: What the finder knows so far.
     """
 
     def __init__(
@@ -426,10 +411,9 @@ class NonfiniteFinder(CallObserver):
         found: Callable[[NonfiniteOrigin | None], None],
         is_allowed: Callable[[Call], bool],
     ) -> None:
-        super().__init__(modules, self._remember_call)
+        self.observer: CallObserver = CallObserver(modules, self.ended, self.begun)
         self._found = found
         self._is_allowed = is_allowed
-        self._watching = _Watching()
         self._lock = threading.RLock()
         self.seen: FinderState = FinderState()
         self._scale: float | None = None  # GradScaler's
@@ -437,37 +421,16 @@ class NonfiniteFinder(CallObserver):
         self._nan_is_known = False
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
-        self.done: bool = False
 
-    def _remember_call(self, of: OpenCall, call: Call | None, tensors: list[torch.Tensor]) -> None:
-        self._watching.ended = None if call is None else (call, tensors)
-
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+    def begun(self, of: OpenCall) -> WatchedCall | None:
         """Called before a call."""
-        if self.done:
+        if of.wrapped:  # cannot be read; the calls on the tensors inside follow
             return None
-        if is_wrapped(tensors_in(args)):  # cannot be read; the calls on the tensors inside follow
-            return THROUGH
-        token = super().begin(op, args)
-        if token is None:
-            return None
-        try:
-            self._watch(WatchedCall(token, op, args))
-        except BaseException:  # no memory for a copy: the dispatcher does not make the call
-            self.failed(token)
-            raise
-        return token
-
-    def _watch(self, watched: WatchedCall) -> None:
-        token, op, args, calls = watched.token, watched.op, watched.args, self._watching.calls
-        if _is_part(token) and calls and overload_name(op) == overload_name(calls[-1].op):
-            calls[-1].cast_args = args
-        calls.append(watched)
-        if writes_of(op) and not _is_part(token):  # a part is not judged by itself
-            self._look_before(watched)
-        name = overload_name(op)
+        watched, args, name = WatchedCall(of.facts, of.args), of.args, of.facts.name
+        if of.facts.writes:
+            self._look_before(watched, of)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
-        is_scaling = name == "aten::mul.Tensor" and len(calls) == 1 and isinstance(args[1], torch.Tensor)
+        is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _called_by_grad_scaler(sys._getframe()):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
@@ -475,13 +438,13 @@ class NonfiniteFinder(CallObserver):
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
             self._scale, self._scaled_overflow = None, False
+        return watched
 
-    def _look_before(self, watched: WatchedCall) -> None:
-        token, op, args = watched.token, watched.op, watched.args
-        tensors = [tensor for _, tensor in written(op, args, [one for one in writes_of(op) if not one.is_out])]
+    def _look_before(self, watched: WatchedCall, of: OpenCall) -> None:
+        tensors = [tensor for _, tensor in written([one for one in of.facts.writes if not one.is_out], of.args)]
         watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
-        repeats = isinstance(token, CastingCall) or any(tensor.dtype in _LOWER for _, tensor in watched.tensors)
-        repeats |= watched.is_partial or (self._scale is not None and token.phase == "backward")
+        repeats = isinstance(of, CastingCall) or any(tensor.dtype in _LOWER for _, tensor in watched.tensors)
+        repeats |= watched.is_partial or (self._scale is not None and of.phase == "backward")
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
             watched.copies = {
@@ -490,57 +453,37 @@ class NonfiniteFinder(CallObserver):
                 if (repeats or not is_finite(watched.before[id(tensor)])) and can_be_read(tensor)
             }
 
-    def end(self, token: Any, results: list[Any]) -> None:
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         """Called after a call."""
-        if token is THROUGH:
+        watched, around = of.mine, of.around
+        if self.observer.is_done or watched is None or call is None or call.error:
             return
-        super().end(token, results)
-        watched = self._pop_watched(token)
-        if self.done or watched is None:
-            return
-        calls = self._watching.calls
-        parent = calls[-1] if calls else None
+        while around is not None and around.mine is None:
+            around = around.around
+        parent: WatchedCall | None = None if around is None else around.mine
+        if parent is not None and isinstance(around, CastingCall) and around.runs == around.facts.name:
+            parent.cast_args = around.cast_args
+        if isinstance(of, CastingCall):
+            watched.has_inner |= of.cast_args is not None
+            watched.cast_args = of.cast_args if of.runs == of.facts.name else None
+        watched.call, watched.results = call, results
         if parent is not None:
             parent.has_inner = True
-        if _is_part(token):
-            if parent is not None:
-                parent.inner_nonfinite |= watched.inner_nonfinite
-                if parent.verdict is None and watched.verdict is not None:
-                    parent.verdict = _in_terms_of(parent, watched, watched.verdict)
-            return
-        assert self._watching.ended is not None
-        (watched.call, watched.results), self._watching.ended = self._watching.ended, None
-        if parent is None and watched.call.autocast and watched.call.phase != "backward":
-            self.seen.forward_ops.setdefault((watched.call.module, watched.call.line), {})[watched.call.name] = None
+        elif call.autocast and call.phase != "backward":
+            self.seen.forward_ops.setdefault((call.module, call.line), {})[call.name] = None
         self._check(watched, parent)
-
-    def failed(self, token: Any) -> None:
-        """Called when a call raises."""
-        super().failed(token)
-        self._watching.ended = None
-        self._pop_watched(token)
-
-    def _pop_watched(self, token: Any) -> WatchedCall | None:
-        """Removes a call, and those inside it that an error has ended."""
-        calls = self._watching.calls
-        place = next((i for i, watched in enumerate(calls) if watched.token is token), None)
-        if place is None:
-            return None
-        watched = calls[place]
-        del calls[place:]
-        return watched
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
         if call.composite and watched.has_inner and not watched.inner_nonfinite:
             return
-        if not watched.has_inner and _only_views(watched.op):
+        if not watched.has_inner and watched.facts.shares:
             return
-        uninitialized = UNINITIALIZED.get(call.name, ())
+        unwritten = watched.facts.unwritten
         self.seen.checked += 1
         watched.outputs = extremes(results)
         for i, tensor in enumerate(results):
-            if not is_finite(watched.outputs[i]) and (i in uninitialized or watched.keeps(tensor)):
+            if not is_finite(watched.outputs[i]) and (i in unwritten or watched.keeps(tensor)):
                 watched.outputs[i] = FINITE
         if all(map(is_finite, watched.outputs)):
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
@@ -593,15 +536,15 @@ class NonfiniteFinder(CallObserver):
     def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
         origin = self._origin(watched, verdict)
         with self._lock:
-            if self.done:
+            if self.observer.is_done:
                 return
             self._drop_ended()
             first = not self._provisional
             if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
                 self._provisional.append((origin, Propagation(watched.nonfinite)))
             else:
-                self.done = True
-            self.done |= len(self._provisional) > _MOST_PROVISIONAL
+                self.observer.is_done = True
+            self.observer.is_done |= len(self._provisional) > _MOST_PROVISIONAL
         if first:
             self._found(origin)
 
@@ -617,7 +560,7 @@ class NonfiniteFinder(CallObserver):
     def finish(self) -> None:
         """Called after the block."""
         with self._lock:
-            if not self.done:
+            if not self.observer.is_done:
                 self._drop_ended()
 
     # --- verdicts
@@ -693,7 +636,7 @@ class NonfiniteFinder(CallObserver):
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
         """The verdict on a call at fault, of which all inputs are finite or not."""
         call, tensors = watched.call, watched.tensors
-        if finite and call.name in _CONVERSIONS:
+        if finite and watched.facts.is_copy:
             sources = [name for name, tensor in tensors if id(tensor) not in watched.before] or [tensors[0][0]]
             first = next(i for i, found in enumerate(watched.outputs) if not is_finite(found))
             return Verdict("overflow in a cast", call.name, sources[min(first, len(sources) - 1)])
@@ -715,7 +658,7 @@ class NonfiniteFinder(CallObserver):
         if watched.cast_args is None or len(watched.cast_args) != len(watched.args):
             return None
         before = dict(watched.tensors)
-        for name, tensor in tensor_arguments(watched.op, watched.cast_args):
+        for name, tensor in tensor_arguments(watched.facts.op, watched.cast_args):
             if tensor.dtype not in _LOWER or name not in before:
                 continue
             passed, cast = extremes([before[name], tensor])
@@ -736,26 +679,16 @@ class NonfiniteFinder(CallObserver):
                 self.seen.benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
 
 
-def _is_part(token: Any) -> bool:
-    """Whether a call is part of the enclosing call: the op with cast arguments, or a conversion for it."""
-    return isinstance(token, Part)
-
-
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:
     """The verdict on a call that another one made, with the argument that the other one passed on; "" if it did not."""
-    if overload_name(watched.op) == overload_name(parent.op):
+    if watched.facts is parent.facts:
         return verdict
     passed = dict(watched.tensors).get(verdict.argument)
-    argument = next((name for name, tensor in parent.tensors if tensor is passed), "")
-    return Verdict(verdict.kind, verdict.inner, argument)
+    arguments = [*parent.tensors, *tensor_arguments(parent.facts.op, parent.cast_args or ())]
+    return Verdict(verdict.kind, verdict.inner, next((name for name, tensor in arguments if tensor is passed), ""))
 
 
 def _called_by_grad_scaler(frame: Any) -> bool:
     while frame is not None and is_ours(frame):  # one observer may call another
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename == grad_scaler.__file__
-
-
-def _only_views(op: torch._ops.OpOverload) -> bool:
-    returns = op._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)

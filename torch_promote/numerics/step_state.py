@@ -37,10 +37,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_promote.checking.comparison import compare
 from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.observe.ops import produced
+from torch_promote.observe.ops import facts_of, produced
 
 __all__ = [
-    "BETWEEN_PROCESSES",
     "RandomState",
     "StepState",
     "is_compiled",
@@ -50,8 +49,6 @@ __all__ = [
     "set_random_state",
 ]
 
-#: Namespaces of ops that every process must call equally often.
-BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
 _STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)
@@ -398,7 +395,7 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
     finally:
         set_random_state(before)
     several = results if isinstance(results, list | tuple) else [results]
-    return [one for _, one in produced(op, [value for _, value in given], several)]
+    return [one for _, one in produced(facts_of(op), [value for _, value in given], several)]
 
 
 # --- the objects to which a step refers

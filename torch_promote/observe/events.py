@@ -244,6 +244,11 @@ class Call:
     fallback: str = ""
 
     @property
+    def reason(self) -> str:
+        """The source of the policy, and if the call ran in lower precision instead of float8, why."""
+        return f"{self.said_by}; ran as lower_precision_fp: {self.fallback}" if self.fallback else self.said_by
+
+    @property
     def policy_name(self) -> str:
         """The policy's name: "lower_precision_fp", "float32" for a dtype; "" without a policy."""
         return "" if self.policy is None else str(encode(self.policy))
@@ -401,7 +406,7 @@ class CallGroup:
         self.dtypes[call.dtypes] += 1
         self.phases[call.phase] += 1
         if call.policy is not None:
-            self.policies[f"{call.policy_name}: {call.said_by}"] += 1
+            self.policies[f"{call.policy_name}: {call.reason}"] += 1
         elif call.said_by:
             self.rules[call.said_by] += 1
         self.cast_time += call.cast_time
@@ -570,7 +575,7 @@ class Calls(list[Call]):
                 call.phase,
                 call.line,
                 call.dtypes,
-                f"{call.policy_name}: {call.said_by}" if call.policy_name else None,
+                f"{call.policy_name}: {call.reason}" if call.policy_name else None,
                 len(call.casts) or None,
             )
             for call in self

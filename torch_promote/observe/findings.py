@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
-from torch_promote.observe.ops import find_overload
+from torch_promote.observe.ops import facts_of
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent
 
@@ -25,8 +23,6 @@ __all__ = [
     "dtypes_chart",
     "exponents_chart",
     "float8_table",
-    "is_uninitialized",
-    "is_view",
     "module_tree",
     "modules_and_optimizer",
     "result_dtypes",
@@ -144,7 +140,9 @@ def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
 
     Ops that return a view of their argument, such as transpose, come last.
     """
-    return sorted(groups, key=lambda group: (-group.bytes, not group.policies, is_view(group.key), -group.calls))
+    return sorted(
+        groups, key=lambda group: (-group.bytes, not group.policies, facts_of(group.key).is_view, -group.calls)
+    )
 
 
 #: The name of the group of the calls that optimizers made.
@@ -238,7 +236,6 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
     return Chart("Bytes of casts by module", "bars", series, labels, unit="bytes")
 
 
-_UNINITIALIZED = re.compile(r"\w+::_*(new_)?empty")
 #: The exponents of the smallest subnormal, the smallest normal and the largest number of float16.
 _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
 
@@ -251,7 +248,8 @@ def exponents_chart(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Chart 
     """
     by_op: dict[str, list[Values]] = {}
     for call, results in measured:
-        if not call.composite and not is_view(call.name) and not is_uninitialized(call.op):
+        facts = facts_of(call.name)
+        if not (call.composite or facts.is_view or facts.is_uninitialized):
             by_op.setdefault(call.name, []).extend(values for values in results if values.count)
     rows = []
     for op, found in by_op.items():
@@ -321,26 +319,3 @@ def float8_table(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Table:
         note="Saturated: the shares of values at the largest number of the dtype, which the largest value of a tensor "
         "or row becomes. Became 0: the shares that were not 0 before.",
     )
-
-
-def is_uninitialized(op: str) -> bool:
-    """Whether an op returns uninitialized memory, as torch.empty, empty_like and new_empty_strided do."""
-    return _UNINITIALIZED.match(op) is not None
-
-
-#: Ops that return views, which their schemas do not say.
-_UNDECLARED_VIEWS = ("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_")
-
-
-@functools.lru_cache(maxsize=4096)
-def is_view(name: str) -> bool:
-    """Whether an op returns a view of an argument, whose values another call has computed."""
-    if name.startswith(("aten::to.", "aten::contiguous")):
-        return False  # only if there is nothing to do
-    if name.startswith(_UNDECLARED_VIEWS):
-        return True
-    try:
-        schema = find_overload(name)._schema
-    except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):
-        return False  # an op of another PyTorch release or the program
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)

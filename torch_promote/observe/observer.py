@@ -50,6 +50,8 @@ from torch_promote.observe.ops import (
     autograd_may_call,
     bytes_of,
     cast_key,
+    device_of,
+    facts_of,
     is_excluded,
     is_traced,
     is_weight,
@@ -127,6 +129,7 @@ class CastingCall(OpenCall):
         runs: The overload that autocast calls.
         tensors: The arguments by name, to identify the casts.
         ran_with: The arguments of that call; None until autocast has made it.
+        cast_args: The same as they are.
         sizes: Their bytes by name.
         conversions: The number of casts that autocast has asked for and that no argument explains yet, by `cast_key`.
         cast_time: The time of the casts so far, in nanoseconds.
@@ -136,6 +139,7 @@ class CastingCall(OpenCall):
     runs: str = ""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     ran_with: tuple[TensorInfo, ...] | None = None
+    cast_args: list[Any] | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     conversions: dict[tuple[Any, ...], int] = field(default_factory=dict)
     cast_time: int = 0
@@ -196,10 +200,12 @@ class CallObserver:
             `Call.error` is true. The record is None if it has none, because only the calls inside of it count.
         begun: Called before a call.
         only_casting: Whether to skip calls without an autocast policy.
+        outermost_only: Whether to skip calls that are made in another one.
 
     Attributes:
         modules: Tracks which module runs.
         sources: Finds the source of a policy.
+        is_done: Whether to observe no more calls.
     """
 
     def __init__(
@@ -208,12 +214,15 @@ class CallObserver:
         ended: Callable[[OpenCall, Call | None, list[torch.Tensor]], None],
         begun: Callable[[OpenCall], Any] | None = None,
         only_casting: bool = False,
+        outermost_only: bool = False,
     ) -> None:
         self.sources: PolicySources = PolicySources(modules)
         self.modules = modules
+        self.is_done: bool = False
         self._ended = ended
         self._begun = begun
         self._only_casting = only_casting
+        self._outermost_only = outermost_only
         self._nodes = NodeOrigins(modules)
         self._numbers = TensorNumbers()
         self._thread = _Thread()
@@ -236,8 +245,8 @@ class CallObserver:
         """Called before a call."""
         facts = self._facts.get(id(op))
         if facts is None:
-            facts = _store(self._facts, id(op), OpFacts(op))
-        if facts.is_ignored or is_excluded(_PYTHON):
+            facts = _store(self._facts, id(op), facts_of(op))
+        if self.is_done or facts.is_ignored or is_excluded(_PYTHON):
             return None
         if is_traced():
             if self.compiled is not None:
@@ -247,9 +256,12 @@ class CallObserver:
         outer = tokens[-1] if tokens else None
         if outer is not None and outer.to_autograd and is_excluded(_BELOW_AUTOGRAD):
             return None
+        if outer is not None and self._outermost_only and not isinstance(outer, CastingCall):
+            return None
         named, arguments = read_arguments(facts.arguments, args)
-        wrapped = is_wrapped(tensor for _, tensor in named)
-        composite = wrapped or facts.is_composite(named)
+        tensors = [tensor for _, tensor in named]
+        wrapped = is_wrapped(tensors)
+        composite = wrapped or facts.is_composite(device_of(tensors))
         if isinstance(outer, CastingCall) and outer.ran_with is None and outer.wrapped == wrapped:
             part = self._begin_part(outer, facts, args, named, composite)
             if part is not None:
@@ -317,8 +329,9 @@ class CallObserver:
             outer.sizes = {path: bytes_of(tensor) for path, tensor in named}
             to_autograd = not composite and autograd_may_call(facts)
             part = Part(outer, 0, composite or to_autograd, to_autograd)
+            outer.cast_args = args
             outer.ran_with = ran_with  # last, because Ctrl-C may interrupt in between
-        elif facts.is_conversion:
+        elif facts.op_name == "aten::to":
             if named and named[0][1] is args[0]:  # not a number
                 if outer.policy in FLOAT8_POLICIES and args[0].dtype is torch.float8_e4m3fn and torch.float32 in args:
                     self._note_float8(outer, args[0])
@@ -399,7 +412,7 @@ class CallObserver:
             return
         self._pop(token)
         if isinstance(token, OpenCall):
-            self._close(token, produced(token.facts.op, token.args, results), False)
+            self._close(token, produced(token.facts, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 

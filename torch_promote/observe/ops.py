@@ -1,10 +1,11 @@
-"""What observers ask of an op and of a call's tensors, and `unnoticed`, which runs ops that nobody observes."""
+"""The facts of ops and of a call's tensors, and `unnoticed`, which runs ops that nobody observes."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,13 +13,13 @@ import torch
 
 from torch_promote import _C
 from torch_promote.loader import AUTOCAST_KEY
+from torch_promote.policy.legality import moves_data
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [
-    "OVERWRITING",
     "NamedTensors",
     "OpFacts",
     "argument_names",
@@ -28,11 +29,12 @@ __all__ = [
     "bytes_of",
     "can_be_read",
     "cast_key",
+    "device_of",
+    "facts_of",
     "find_overload",
     "has_our_kernel",
     "has_row",
     "has_storage",
-    "is_composite",
     "is_excluded",
     "is_fake",
     "is_traced",
@@ -46,7 +48,6 @@ __all__ = [
     "tensor_arguments",
     "tensors_in",
     "unnoticed",
-    "writes_of",
     "written",
 ]
 
@@ -80,20 +81,6 @@ def find_overload(name: str) -> torch._ops.OpOverload:
     found = getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
     assert isinstance(found, torch._ops.OpOverload), name
     return found
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def is_composite(op: torch._ops.OpOverload, device_type: str) -> bool:
-    """Whether an op has no kernel for a device type, and calls other ops instead, each of which is dispatched.
-
-    Example:
-        >>> is_composite(torch.ops.aten.linear.default, "cpu"), is_composite(torch.ops.aten.mm.default, "cpu")
-        (True, False)
-    """
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = overload_name(op)
-    own = torch._C._dispatch_key_for_device(device_type)
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, own)
 
 
 def has_our_kernel(op: torch._ops.OpOverload) -> bool:
@@ -202,19 +189,12 @@ _STATISTICS = {
 _NOT_WRITING = ("aten::record_stream", "aten::retain_grad")
 
 
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def writes_of(op: torch._ops.OpOverload) -> tuple[Write, ...]:
-    """Returns the arguments that an op writes to, as its schema's alias annotations say.
-
-    Example:
-        >>> [write.name for write in writes_of(torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default)]
-        ['self', 'found_inf']
-    """
-    schema = op._schema
+def _writes(schema: Any) -> tuple[Write, ...]:
+    """The arguments that an op writes to, as its schema's alias annotations say."""
     if schema.name in _NOT_WRITING:
         return ()
     returned = {alias for one in schema.returns if one.alias_info is not None for alias in one.alias_info.before_set}
-    names = argument_names(op)
+    names = [argument.name for argument in schema.arguments]
     flag = _STATISTICS.get(schema.name)
     found = []
     for place, argument in enumerate(schema.arguments):
@@ -226,27 +206,27 @@ def writes_of(op: torch._ops.OpOverload) -> tuple[Write, ...]:
     return tuple(found)
 
 
-def written(op: torch._ops.OpOverload, args: Sequence[Any], writes: Sequence[Write] | None = None) -> NamedTensors:
+def written(writes: Iterable[Write], args: Sequence[Any]) -> NamedTensors:
     """Returns the tensors that a call writes to, by their paths among its arguments.
 
     Args:
-        op: The overload.
+        writes: The op's writes, or some of them.
         args: All its arguments, in the schema's order.
-        writes: Some of the op's writes. None: all.
 
     Example:
-        >>> [name for name, _ in written(torch.ops.aten._foreach_mul_.Scalar, [[torch.ones(1), torch.ones(1)], 2])]
+        >>> facts = facts_of(torch.ops.aten._foreach_mul_.Scalar)
+        >>> [name for name, _ in written(facts.writes, [[torch.ones(1), torch.ones(1)], 2])]
         ['self[0]', 'self[1]']
     """
-    asked = [one for one in (writes_of(op) if writes is None else writes) if one.flag is None or args[one.flag]]
+    asked = [one for one in writes if one.flag is None or args[one.flag]]
     return read_arguments([one.name for one in asked], [args[one.place] for one in asked])[0]
 
 
-def produced(op: torch._ops.OpOverload, args: Sequence[Any], results: Sequence[Any]) -> NamedTensors:
+def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> NamedTensors:
     """Returns the tensors that a call has produced: its results, and the arguments that it wrote to and did not return.
 
     Args:
-        op: The overload.
+        facts: The op.
         args: All its arguments, in the schema's order.
         results: Its results.
 
@@ -255,9 +235,9 @@ def produced(op: torch._ops.OpOverload, args: Sequence[Any], results: Sequence[A
 
     Example:
         >>> x = torch.ones(1)
-        >>> [name for name, _ in produced(torch.ops.aten.add_.Tensor, [x, x, 1], [x])]
+        >>> [name for name, _ in produced(facts_of("aten::add_.Tensor"), [x, x, 1], [x])]
         ['0']
-        >>> [name for name, _ in produced(torch.ops.aten._foreach_add_.Scalar, [[x], 1], [])]
+        >>> [name for name, _ in produced(facts_of("aten::_foreach_add_.Scalar"), [[x], 1], [])]
         ['self[0]']
     """
     found: NamedTensors = []
@@ -266,13 +246,7 @@ def produced(op: torch._ops.OpOverload, args: Sequence[Any], results: Sequence[A
             found.append((str(len(found)), value))
         elif value is not None:
             found.extend((str(i), tensor) for i, tensor in enumerate(tensors_in([value]), len(found)))
-    others = _not_returned(op)
-    return found + written(op, args, others) if others else found
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _not_returned(op: torch._ops.OpOverload) -> tuple[Write, ...]:
-    return tuple(one for one in writes_of(op) if not one.is_returned)
+    return found + written(facts.unreturned, args) if facts.unreturned else found
 
 
 _keys: Any = torch._C
@@ -396,8 +370,35 @@ def _promoting_names() -> frozenset[str]:
     return frozenset(op.name for op in promoting_ops() if not op.matmul)
 
 
+#: Ops that return views, which their schemas do not say.
+_UNDECLARED_VIEWS = ("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_")
+#: Ops that return their argument if there is nothing to do.
+_UNLESS_IDLE = ("aten::to", "aten::contiguous")
+_CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
+#: Ops whose result has the elements of their argument, although it is no view.
+_KEEPING = (*_CASTS, "aten::type_as", "aten::contiguous", "aten::_unsafe_view", "aten::lift", "aten::lift_fresh_copy")
+_COPIES = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
+_OVERWRITING = frozenset(
+    f"aten::{name}_"
+    for name in (
+        *("bernoulli", "cauchy", "copy", "exponential", "fill", "geometric", "log_normal", "normal", "random"),
+        *("uniform", "zero", "_foreach_copy", "_foreach_zero"),
+    )
+)
+#: Ops that write to a part of a tensor, as ops of libraries may, too. The rest may be uninitialized.
+_PARTIAL = ("index_copy_", "index_put_", "_index_put_impl_", "index_fill_", "scatter_", "masked_fill_", "put_")
+_UNINITIALIZED = re.compile(r"\w+::_*(new_)?empty")
+#: Ops with results that no kernel writes to, other than those that only allocate: the positions of these results.
+_UNWRITTEN = {
+    "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
+    "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
+    "aten::resize_": (0,),
+}
+_BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
+
+
 class OpFacts:
-    """What an observer has to know of an op, computed once.
+    """What the package knows of an op. `facts_of` returns it, computed once.
 
     Attributes:
         op: The overload.
@@ -405,53 +406,89 @@ class OpFacts:
         op_name: The op's name, "aten::softmax".
         overload: The overload's name, "int".
         arguments: The names of its arguments.
+        writes: The arguments that it writes to.
+        unreturned: Those that it does not return.
+        unwritten: The positions of results whose memory no kernel writes to.
+        is_uninitialized: Whether it only allocates memory, as empty and new_empty_strided do.
         is_ignored: Whether it computes nothing, such as the ops of torch.profiler.
         is_in_place: Whether it writes to its first argument.
-        is_conversion: Whether autocast calls it to cast an argument.
         is_detach: Whether it is detach or detach_.
+        is_random: Whether it draws random numbers.
+        is_cast: Whether it changes the dtype of a tensor and nothing else.
+        is_copy: Whether its kernel copies elements to a tensor that may have another dtype.
+        is_view: Whether it returns a view of an argument, whose elements another call has computed.
+        shares: Whether it returns views of arguments or, as `to` and `contiguous` may, the argument.
+        keeps_elements: Whether its result has the elements of its argument, perhaps in another dtype.
         overwrites: Whether it ignores the old content of the tensor that it writes to.
+        writes_part: Whether it may write to a part of a tensor alone.
+        communicates: Whether every process must call it equally often.
+        moves_data: Whether it returns its argument's data, or memory of the same dtype, and computes nothing.
+        computes: Whether its results are computed in this process.
+        has_results: Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
     """
 
     __slots__ = (
-        "_is_composite",
-        "_promotes",
-        "arguments",
-        "is_conversion",
-        "is_detach",
-        "is_ignored",
-        "is_in_place",
-        "name",
-        "op",
-        "op_name",
-        "overload",
-        "overwrites",
+        *("_is_composite", "_promotes", "arguments", "communicates", "computes", "is_cast", "is_copy", "is_detach"),
+        *("is_ignored", "is_in_place", "is_random", "is_uninitialized", "is_view", "keeps_elements", "moves_data"),
+        *(
+            "has_results",
+            "name",
+            "op",
+            "op_name",
+            "overload",
+            "overwrites",
+            "shares",
+            "unreturned",
+            "unwritten",
+            "writes",
+        ),
+        *("writes_part",),
     )
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
+        aliases = [one.alias_info is not None and not one.alias_info.is_write for one in schema.returns]
         self.op: torch._ops.OpOverload = op
         self.name: str = overload_name(op)
-        self.arguments: tuple[str, ...] = argument_names(op)
         self.op_name: str = schema.name
         self.overload: str = schema.overload_name
+        self.arguments: tuple[str, ...] = argument_names(op)
+        self.writes: tuple[Write, ...] = _writes(schema)
+        self.unreturned: tuple[Write, ...] = tuple(one for one in self.writes if not one.is_returned)
+        self.is_uninitialized: bool = _UNINITIALIZED.match(schema.name) is not None
+        self.unwritten: tuple[int, ...] = (0,) if self.is_uninitialized else _UNWRITTEN.get(self.name, ())
         self.is_ignored: bool = op.namespace in ("prim", "profiler")
         self.is_in_place: bool = schema.is_mutable and schema.name.endswith("_")
-        self.is_conversion: bool = self.name in _CONVERSIONS
-        self.is_detach: bool = self.name in ("aten::detach", "aten::detach_")
-        self.overwrites: bool = self.op_name in OVERWRITING
+        self.is_detach: bool = schema.name in ("aten::detach", "aten::detach_")
+        self.is_random: bool = torch.Tag.nondeterministic_seeded in op.tags
+        self.is_cast: bool = schema.name in _CASTS
+        self.is_copy: bool = schema.name in _COPIES
+        declared = any(aliases) and schema.name not in _UNLESS_IDLE
+        self.is_view: bool = declared or schema.name.startswith(_UNDECLARED_VIEWS)
+        self.shares: bool = bool(aliases) and all(aliases)
+        self.keeps_elements: bool = schema.name in _KEEPING or (self.is_view and self.name != "aten::view.dtype")
+        self.overwrites: bool = schema.name in _OVERWRITING
+        self.writes_part: bool = op.namespace != "aten" or schema.name.removeprefix("aten::") in _PARTIAL
+        self.communicates: bool = op.namespace in _BETWEEN_PROCESSES
+        self.moves_data: bool = op.namespace == "fsdp" or moves_data(self.name)
+        self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
+        self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
         self._is_composite: dict[str, bool] = {}
         self._promotes = self.name in _promoting_names()
 
-    def is_composite(self, named: NamedTensors) -> bool:
-        """Whether the op calls other ops, on the first device of its tensors that is not the CPU."""
-        device = "cpu"
-        for _, tensor in named:
-            device = tensor.device.type
-            if device != "cpu":
-                break
-        found = self._is_composite.get(device)
+    def is_composite(self, device_type: str) -> bool:
+        """Whether it has no kernel for a device type, and calls other ops instead, each of which is dispatched.
+
+        Example:
+            >>> facts_of("aten::linear").is_composite("cpu"), facts_of("aten::mm").is_composite("cpu")
+            (True, False)
+        """
+        found = self._is_composite.get(device_type)
         if found is None:
-            found = self._is_composite[device] = is_composite(self.op, device)
+            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+            key = torch._C._dispatch_key_for_device(device_type)
+            found = has_kernel(self.name, "CompositeImplicitAutograd") and not has_kernel(self.name, key)
+            self._is_composite[device_type] = found
         return found
 
     def promotes(self, dtypes: Iterable[torch.dtype]) -> bool:
@@ -459,15 +496,32 @@ class OpFacts:
         return self._promotes and len(set(dtypes)) > 1
 
 
-_CONVERSIONS = frozenset({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other"})
-#: The ops that ignore the old content of the tensor that they write to.
-OVERWRITING = frozenset(
-    f"aten::{name}_"
-    for name in (
-        *("bernoulli", "cauchy", "copy", "exponential", "fill", "geometric", "log_normal", "normal", "random"),
-        *("uniform", "zero", "_foreach_copy", "_foreach_zero"),
-    )
-)
+@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
+def facts_of(op: torch._ops.OpOverload | str) -> OpFacts:
+    """Returns the facts of an overload, or of one with a full name.
+
+    Example:
+        >>> facts_of("aten::view").is_view, facts_of(torch.ops.aten.normal_.default).is_random
+        (True, True)
+    """
+    if not isinstance(op, str):
+        return OpFacts(op)
+    try:
+        return facts_of(find_overload(op))
+    except (AttributeError, RuntimeError, KeyError, ValueError, TypeError):  # of another PyTorch release or program
+        return facts_of(torch.ops.aten.mul.Tensor)  # nothing but that it computes its results is assumed of it
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> str:
+    """The type of the device whose kernel runs: that of the first tensor that is not on the CPU."""
+    found = "cpu"
+    for tensor in tensors:
+        found = tensor.device.type
+        if found != "cpu":
+            break
+    return found
+
+
 #: Above these, an argument is recorded by its digest.
 _MOST_ENTRIES, _MOST_CHARACTERS = 64, 200
 

@@ -52,9 +52,8 @@ from torch_promote.observe.events import (
     infos_of,
     records_of,
 )
-from torch_promote.observe.findings import is_uninitialized, is_view
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, has_storage, tensors_in, writes_of, written
+from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.observe.program_state import OptimizerStates, environment, generator_states, state_drawn_from
 from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
@@ -199,17 +198,16 @@ class Recorder:
         if not self._calls and not self._report.rng:
             self._start()
         facts = call.facts
-        if _draws(facts.op):
+        if facts.is_random:
             found.draw = state_drawn_from(call.args, call.inputs)
-        writes = writes_of(facts.op)
-        if writes:
-            storages = (one.untyped_storage()._cdata for _, one in written(facts.op, call.args) if has_storage(one))
+        if facts.writes:
+            storages = (one.untyped_storage()._cdata for _, one in written(facts.writes, call.args) if has_storage(one))
             found.writes = frozenset(storages)
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             return
-        outs = {one.name for one in writes if one.is_out}
-        computes = _has_results(facts.op) and not is_view(facts.name)
+        outs = {one.name for one in facts.writes if one.is_out}
+        computes = facts.has_results and not facts.is_view
         found.reads = tuple(
             [
                 self._read(
@@ -395,7 +393,8 @@ class Recorder:
         self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
     ) -> tuple[Values, ...]:
         """The values of what a call has computed or returned."""
-        if is_uninitialized(call.op) or call.op.startswith("c10d::"):  # a collective writes after it has returned
+        facts = facts_of(call.name)
+        if facts.is_uninitialized or facts.communicates:  # a collective writes after it has returned
             return (EMPTY,) * len(tensors)
         found = []
         for tensor, memory in zip(tensors, memories or (None,) * len(tensors), strict=True):
@@ -452,7 +451,7 @@ class Recorder:
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
             return not is_collective, ()
         memories: list[_Memory | None] = []
-        uninitialized, wrote = is_uninitialized(call.op), False
+        uninitialized, wrote = facts_of(call.name).is_uninitialized, False
         for tensor in tensors:
             if not has_storage(tensor):
                 wrote = True
@@ -662,15 +661,3 @@ def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _has_results(op: torch._ops.OpOverload) -> bool:
-    """Whether an op returns or writes tensors. Others ask for something, such as item() and is_pinned()."""
-    return bool(writes_of(op)) or any("Tensor" in str(one.type) for one in op._schema.returns)
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def _draws(op: torch._ops.OpOverload) -> bool:
-    """Whether an op draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_promote.observe.events import COMPILED, Call
-from torch_promote.observe.findings import is_uninitialized, is_view
+from torch_promote.observe.ops import facts_of
 from torch_promote.observe.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
@@ -20,30 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "is_unfinished", "relative_error"]
 
-_COPIES = re.compile(r"aten::(to|_to_copy|type_as|_autocast_to_\w+|lift|lift_fresh|lift_fresh_copy|contiguous|clone)$")
-#: Copies that are calls of their own if one run alone makes them.
-_DUPLICATES = ("aten::contiguous", "aten::clone")
-_RESHAPES = ("aten::_unsafe_view", "aten::_reshape_alias")
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 
 
-@functools.lru_cache(maxsize=4096)
-def is_copy(op: str) -> bool:
-    """Whether an op returns the elements of its argument, perhaps in another dtype."""
-    return _COPIES.match(op) is not None
-
-
-@functools.lru_cache(maxsize=4096)
-def is_transparent(name: str) -> bool:
-    """Whether an op is a view or a conversion, which returns the elements of its argument."""
-    op = name.partition(".")[0]
-    return (is_copy(op) and op not in _DUPLICATES) or op in _RESHAPES or is_view(name)
+def _is_copy(call: Call) -> bool:
+    """Whether a call returns the elements of its argument, perhaps in another dtype, in memory of its own."""
+    facts = facts_of(call.name)
+    return call.op == "aten::clone" or (facts.keeps_elements and not facts.is_view)
 
 
 def _is_undefined(call: Call) -> bool:
     """Whether a call leaves memory whose contents no call has computed: uninitialized, or another storage."""
-    if is_uninitialized(call.op):
+    if facts_of(call.name).is_uninitialized:
         return True
     if not _ALLOCATES.match(call.op):
         return False
@@ -152,7 +140,8 @@ class Run:
 
     def is_transparent(self, i: int) -> bool:
         """Whether a call is a view or a conversion."""
-        return is_transparent(self.calls[i].name)
+        call = self.calls[i]
+        return facts_of(call.name).keeps_elements and call.op != "aten::contiguous"
 
     def computes(self, i: int) -> bool:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
@@ -161,7 +150,7 @@ class Run:
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
-        while writer >= 0 and is_copy(self.calls[writer].op):
+        while writer >= 0 and _is_copy(self.calls[writer]):
             reads = self.reads(writer)
             if not reads or len(reads[0].written_by) != 1:
                 break

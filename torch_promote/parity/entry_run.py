@@ -17,9 +17,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.crosscheck import UNINITIALIZED_IN_TABLE, crosscheck
+from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.checking.known_gaps import SampleGap, known_gaps
 from torch_promote.checking.report import CrosscheckReport
+from torch_promote.observe.ops import facts_of
 from torch_promote.observe.places import describe_arguments
 from torch_promote.parity.model import (
     DENSE_ONLY,
@@ -250,7 +251,7 @@ class EntryRun:
             if type(a) is not type(b) or (str(a) != str(b) and _BANNED_ERROR not in str(b)):
                 yield "error", f"expected {_error_text(b)}{where}, as stock has\n    got      {_error_text(a)}"
                 return
-        unwritten = {f"result[{position}]" for position in UNINITIALIZED_IN_TABLE.get(self.entry.name, ())}
+        unwritten = {f"result[{position}]" for position in facts_of(self.entry.name).unwritten}
         for name in ("result", "gradients", "inputs"):
             for difference in compare(getattr(ours, name), getattr(stock, name), name):
                 if difference.kind == "bits" and (self._nondeterministic or difference.where in unwritten):

@@ -40,7 +40,6 @@ __all__ = [
     "choose",
     "matches",
     "module_policies",
-    "print_module_policy",
     "remove_module_policy",
     "set_module_policy",
 ]
@@ -105,7 +104,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]
         >>> from torch_promote import my_autocast
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> handle = set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
-        >>> print_module_policy(model)
+        >>> print(module_policies(model))
         Sequential
         |-- 0: Linear  [{linear: float16}]
         `-- 2: Linear  [fp32]
@@ -158,16 +157,32 @@ def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
 
     Returns:
         Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Mappings
-        contain the names of ops and cast policies. A module with several names is listed under the first.
+        contain the names of ops and cast policies. A module with several names is listed under the first. `print`
+        shows a tree of the modules with a policy and their parents.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
         >>> _ = set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
         >>> module_policies(model)
         {'0': 'off', '1': {'aten::softmax': 'lower'}}
+        >>> print(module_policies(model))
+        Sequential
+        |-- 0: Linear  [off]
+        `-- 1: Softmax  [{aten::softmax: lower}]
+        2 of 3 modules have a policy.
     """
     named = ((name, policy_of(module)) for name, module in model.named_modules())
-    return {name: policy.value for name, policy in named if policy is not None}
+    policies = {name: policy.value for name, policy in named if policy is not None}
+    return _PrintedAsTree(policies, _tree(model, len(policies)))
+
+
+class _PrintedAsTree(dict[str, PolicyOfModule]):
+    def __init__(self, policies: Mapping[str, PolicyOfModule], tree: str) -> None:
+        super().__init__(policies)
+        self._tree = tree
+
+    def __str__(self) -> str:
+        return self._tree
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
@@ -191,25 +206,9 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         detach(module)
 
 
-def print_module_policy(model: nn.Module) -> None:
-    """Prints a tree of the modules with a policy and their parents.
-
-    Args:
-        model: The model.
-
-    Example:
-        >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
-        >>> _ = set_module_policy(model, {"body.*": "off"})
-        >>> print_module_policy(model)
-        ModuleDict
-        `-- body: Sequential
-            |-- 0: Linear  [off]
-            `-- 1: ReLU  [off]
-        2 of 5 modules have a policy.
-    """
-    having = len(module_policies(model))
+def _tree(model: nn.Module, having: int) -> str:
     total = len(list(model.modules()))
-    print("\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."]))
+    return "\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."])
 
 
 def _branches(module: nn.Module) -> list[str]:
