@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.observe.events import Call, Cast, TensorInfo
+from torch_promote.observe.events import Call, Cast, TensorInfo, Unseen
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values
 from torch_promote.policy.op_table import CastPolicy
@@ -128,10 +128,11 @@ def small_report(*, values: bool = False) -> TraceReport:
         outputs=(info("0", BF16),),
         start=START + 2_000_000,
         duration=150_000,
-        values=measured if values else (),
     )
     made = linear("blocks.0.query", 300_000, 1)
     report = report_of(norm, made, linear("blocks.0.key", 500_000, 1, 1, reused=True), loss, mm)
+    if values:
+        report.values[4] = measured
     report.steps = 1
-    report.not_seen.append("A compiled graph ran 2 times. The calls in it were not seen.")
+    report.not_seen.append(Unseen("compiled", 2, "A compiled graph ran 2 times. The calls in it were not seen."))
     return report

@@ -98,10 +98,10 @@ def test_sketches_survive_json_and_have_none_without_numbers() -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.complex64, torch.int32):
         for tensor in (torch.randn(2000).mul_(1e-3).to(dtype), torch.zeros(3, dtype=dtype), torch.ones(0, dtype=dtype)):
             values = Values.of(tensor)
-            assert Values.from_dict(values.to_dict()) == values
+            assert Values.from_json(values.to_json()) == values
     assert len(Values.of(torch.randn(2000)).to_dict()["sketch"]) == 100
     with pytest.raises(ValueError, match="a sketch has 16 numbers"):
-        Values.from_dict(Values.of(torch.ones(3)).to_dict() | {"sketch": "AAAA"})
+        Values.from_json([*Values.of(torch.ones(3)).to_json()[:-1], "AAAA"])
     integers = Values.of(torch.arange(3)), Values.of(torch.arange(1, 4))
     assert distance(*integers) is None
     assert distance(integers[0], integers[0]) == 0.0

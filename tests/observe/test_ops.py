@@ -153,5 +153,5 @@ def test_a_tensor_that_is_overwritten_is_not_read(name: str) -> None:
             getattr(tensor, name.removeprefix("aten::"))(*arguments.get(name.removeprefix("aten::"), []))
         _ = tensor + 1
     assert not found.found
-    (call,) = report.calls.where(op=name)
-    assert call.reads[0] == ()
+    (number,) = (number for number, call in enumerate(report.calls) if call.op == name)
+    assert report.reads[number][0].written_by == ()

@@ -1,4 +1,4 @@
-"""The statistics of `trace(values=True)` are exact, do not affect the program, and are transferred once per step."""
+"""The statistics of `trace(values=True)` are exact, and do not affect the program."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from torch_promote.observe import values as values_module
-from torch_promote.observe.measure import measure_by_ops, readable, unpack_sketch
-from torch_promote.observe.ops import unnoticed
+from torch_promote.observe.recorder import Recorder
 from torch_promote.observe.trace import trace
-from torch_promote.observe.values import EMPTY, Values, ValuesCollector
+from torch_promote.observe.values import EMPTY, Measurer, Values
 
 INTEGERS = {
     torch.float16: torch.int16,
@@ -36,14 +34,6 @@ EDGES = (0.0, 2.0**-24, 2.0**-25, 65504.0, 65520.0, 2.0**-133, 2.0**-134, (2 - 2
 def statistics(tensor: torch.Tensor) -> Values:
     """What is counted of a tensor."""
     return dataclasses.replace(Values.of(tensor), digest="", l2=None, sketch="")
-
-
-def by_ops(tensor: torch.Tensor) -> Values:
-    """What other devices than CPUs measure."""
-    elements = readable(tensor)
-    assert elements is not None
-    row = measure_by_ops(elements)
-    return values_module._of_row(values_module.Row(row, elements.dtype, tensor.dtype), row.tolist())
 
 
 def counted_one_by_one(tensor: torch.Tensor) -> Values:
@@ -81,17 +71,6 @@ def counted_one_by_one(tensor: torch.Tensor) -> Values:
     )
 
 
-def assert_alike(one: Values, other: Values) -> None:
-    """Asserts that the counts and digests are equal, and the sums but for the order of summation."""
-    assert one == dataclasses.replace(other, l2=one.l2, sketch=one.sketch)
-    assert bool(one.sketch) == bool(other.sketch)
-    if other.l2 is not None:
-        assert one.l2 == pytest.approx(other.l2, rel=1e-12)
-    if other.sketch:
-        near = 2.0**-26 * other.l2 + 1e-320  # squares of subnormal numbers are 0
-        assert unpack_sketch(one.sketch) == pytest.approx(unpack_sketch(other.sketch), abs=near)
-
-
 @st.composite
 def tensors(draw: Any) -> torch.Tensor:
     """Tensors of any bits, and of values next to the edges."""
@@ -110,7 +89,6 @@ def tensors(draw: Any) -> torch.Tensor:
 @given(tensors())
 def test_statistics_equal_a_loop_in_float64(tensor: torch.Tensor) -> None:
     assert statistics(tensor) == counted_one_by_one(tensor)
-    assert_alike(by_ops(tensor), Values.of(tensor))
 
 
 @settings(deadline=None)
@@ -141,7 +119,6 @@ def test_rows_of_all_kinds(dtype: torch.dtype, size: int) -> None:
     for name, row in rows.items():
         tensor = row.to(dtype)
         assert statistics(tensor) == counted_one_by_one(tensor), name
-        assert_alike(by_ops(tensor), Values.of(tensor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
@@ -149,7 +126,6 @@ def test_large_tensors_are_measured_in_pieces_and_by_threads(dtype: torch.dtype)
     size = 4096 * 1021 + 5000  # more than a piece
     tensor = torch.randn(size).mul_(torch.arange(size) % 30).to(dtype)
     found = Values.of(tensor)
-    assert_alike(by_ops(tensor), found)
     threads = torch.get_num_threads()
     try:
         for number in (1, 2, 3, 7):
@@ -243,9 +219,9 @@ def test_calls_get_the_values_of_their_results_and_the_program_notices_nothing()
     assert torch.equal(torch.stack(losses), torch.stack(expected[0]))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected[1], strict=True))
     assert report.steps == 2
-    assert all(len(call.values) == len(call.outputs) for call in report.calls)
-    assert report.calls[last].values == (Values.of(mine),)
-    linear = report.calls.where(op="linear")[0].values[0]
+    assert all(len(report.values.get(number, ())) == len(call.outputs) for number, call in enumerate(report.calls))
+    assert report.values[last] == (Values.of(mine),)
+    (linear,) = report.values_of(report.calls.where(op="linear")[0])
     assert linear.count == 32
     assert linear.exponents
 
@@ -316,65 +292,33 @@ def _without_versions() -> None:
         x.view(-1)
 
 
-@pytest.mark.parametrize("kind", ["on a CPU", "by ops"])
 @pytest.mark.parametrize("program", [_views, _parts_and_overlaps, _in_place, _written_by_kernels, _without_versions])
-def test_views_have_the_values_of_what_was_written(
-    program: Callable[[], None], kind: str, monkeypatch: pytest.MonkeyPatch
+def test_views_have_the_values_of_what_they_are_views_of(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected: dict[int, list[Values]] = {}
-    reused = 0
-    add = ValuesCollector.add
+    """Values that are known are not measured again."""
+    expected: list[list[Values]] = []
+    measured, add, values_of = [0], Recorder._add, Measurer.values
 
-    def checked(self: Any, number: int, tensors: Any, is_view: bool = False, known: Any = ()) -> Any:
-        nonlocal reused
-        expected[number] = [Values.of(one) for one in tensors]
-        reused += sum(one is not None for one in known)
-        return add(self, number, tensors, is_view, known)
+    def checked(self: Any, of: Any, call: Any, args: Any, tensors: Any) -> None:
+        expected.append([Values.of(one) for one in tensors])
+        before = measured[0]
+        add(self, of, call, args, tensors)
+        measured.append(measured[0] - before)
 
-    def by_ops(self: Any, tensor: torch.Tensor, is_view: bool) -> Any:
-        with unnoticed():
-            elements = readable(tensor)
-            assert elements is not None
-            return values_module.Row(measure_by_ops(elements), elements.dtype, tensor.dtype)
+    def counted(self: Any, tensor: torch.Tensor) -> Values:
+        measured[0] += 1
+        return values_of(self, tensor)
 
-    monkeypatch.setattr(ValuesCollector, "add", checked)
-    if kind == "by ops":
-        monkeypatch.setattr(ValuesCollector, "_measure", by_ops)
+    monkeypatch.setattr(Recorder, "_add", checked)
+    monkeypatch.setattr(Measurer, "values", counted)
     torch.manual_seed(0)
     with trace(values=True) as report:
         program()
-    for number, call in enumerate(report.calls):
-        for found, values in zip(call.values, expected.get(number, ()), strict=False):
-            if not found.digest:
-                values = dataclasses.replace(values, digest="", sketch="")
-            if kind == "by ops":
-                assert_alike(found, values)
-            else:
-                assert found == dataclasses.replace(values, l2=found.l2), call
-                assert found.l2 == (values.l2 and pytest.approx(values.l2, rel=1e-14))
-    assert reused
-
-
-def test_one_transfer_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    transfers: list[int] = []
-    transfer = values_module._transfer
-    monkeypatch.setattr(values_module, "_transfer", lambda rows: transfers.append(len(rows)) or transfer(rows))
-    model, optimizer = model_and_optimizer()
-    with trace(model, values=True):
-        for _ in range(3):
-            step(model, optimizer)
-    assert len(transfers) == 4  # the last is that of the block's end
-    assert not any(transfers)  # the values of a CPU are at hand
-
-
-def test_a_full_buffer_is_transferred_at_once() -> None:
-    delivered: list[int] = []
-    collector = ValuesCollector(lambda number, values: delivered.append(number), most=3)
-    for number in range(5):
-        collector.add(number, [torch.ones(2)])
-    assert delivered == [0, 1, 2]
-    collector.transfer()
-    assert delivered == [0, 1, 2, 3, 4]
+    for number, (call, values) in enumerate(zip(report.calls, expected, strict=True)):
+        for found, known in zip(report.values.get(number, ()), values, strict=True):
+            assert found in (known, EMPTY), call
+    assert 0 in measured[1:]
 
 
 def test_modes_and_version_counters_do_not_notice() -> None:

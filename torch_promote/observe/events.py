@@ -681,7 +681,7 @@ class Recording:
     def first_nonfinite(self) -> Call | None:
         """The call that made the inf or NaN that `nonfinite` counts; None without, or without values."""
         number = self.nonfinite.first_call
-        return None if number is None else self.calls[number]
+        return None if number is None or number >= len(self.calls) else self.calls[number]
 
     def by_op(self) -> GroupTable:
         """Returns the calls by op and overload, most cast bytes first: a list that prints as a table."""

@@ -372,8 +372,9 @@ class Recorder:
             if self._is_kept or computes:
                 values = self._measure(call, tensors, memories)
             if self._is_kept:
-                self._report.values[number] = values
-                if call.own:
+                if values:
+                    self._report.values[number] = values
+                if reads:
                     self._report.reads[number] = reads
                 if draw:
                     self._report.draws[number] = draw
@@ -566,7 +567,6 @@ class Recorder:
         if self._calls > (self._steps[-1] if self._steps else 0) and (self._losses or not self._steps):
             parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
             self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
-        self._report.environment = environment()
         state = self._states.at_end(len(self._steps))
         if state is not None:
             self._report.states.append(state)

@@ -333,7 +333,9 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     for name, value in decode_record(_END, end).items() if end is not None else ():
         setattr(report, name, value)
     report.asked = [decode_record(_ASKED, one) for one in report.asked]
-    _ = report.first_nonfinite  # raises IndexError if there is no such call
+    first = report.nonfinite.first_call
+    if first is not None and not 0 <= first < len(report.calls) + report.dropped:
+        raise ValueError(f"there is no call {first}, which made the first inf or NaN")
     if end is None or rest or not decompressor.eof:
         report.steps = len(report.ends)
         text = (

@@ -1,0 +1,496 @@
+"""`tp.diff` of two runs with one planted difference: the kind, the first call, what differs, and no false sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import checkpoint, dlpack
+
+import torch_promote as tp
+from torch_promote.observe.difference import Difference
+from torch_promote.observe.trace_report import TraceReport
+
+Program = Callable[[int], object]
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Both runs of a comparison start alike, and leave nothing to later tests."""
+    state, numbers = torch.get_rng_state(), random.getstate()
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(numbers)
+
+
+def parts_of(program: Program, run: int) -> Iterator[None]:
+    """What is not recorded, up to the program's `yield` if it has one, and what is."""
+    if inspect.isgeneratorfunction(program):
+        yield from program(run)
+    else:
+        yield
+        program(run)
+
+
+def recorded(program: Program, run: int) -> TraceReport:
+    with seeded():
+        parts = iter(parts_of(program, run))
+        next(parts)
+        with tp.trace(values=True) as report:
+            next(parts, None)
+    return report
+
+
+def in_a_file(program: Program, run: int, folder: Path) -> TraceReport:
+    """The recording of a forked process."""
+    path = folder / f"{run}.jsonl.gz"
+    child = os.fork()
+    if not child:
+        status = 1
+        with contextlib.suppress(Exception), seeded():
+            parts = iter(parts_of(program, run))
+            next(parts)
+            with tp.trace(record=path):
+                next(parts, None)
+            status = 0
+        os._exit(status)
+    assert not os.waitpid(child, 0)[1]
+    return tp.load(path)
+
+
+def batch(seed: int = 1, *shape: int) -> Tensor:
+    return torch.randn(*(shape or (8, 8)), generator=torch.Generator().manual_seed(seed))
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    steps: int = 3,
+    before: Callable[[int], object] = lambda step: None,
+    between: Callable[[int], object] = lambda step: None,
+    batches: Callable[[int], Tensor] = batch,
+) -> None:
+    """`before` a step; `between` its backward and the optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1) if optimizer is None else optimizer
+    for step in range(steps):
+        before(step)
+        model(batches(step)).float().square().mean().backward()
+        between(step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# --- weights
+
+
+@torch.no_grad()
+def another_weight(k: int) -> None:
+    model = net()
+    model[2].weight[0, 0] += 0.1 * k
+    model(batch())
+
+
+def another_initialization(k: int) -> None:
+    model = nn.Linear(8, 8)
+    nn.init.normal_(model.weight, std=0.02 + 0.02 * k)
+    model(batch()).sum().backward()
+
+
+def another_buffer(k: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).eval()
+    model[1].running_mean.fill_(0.5 * k)  # type: ignore[operator, union-attr]
+    model(batch())
+
+
+def another_buffer_in_training(k: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model[1].running_mean.fill_(0.5 * k)  # type: ignore[operator, union-attr]
+    train(model)
+
+
+def written_through(how: Callable[[nn.Parameter], object]) -> Program:
+    def program(k: int) -> None:
+        model = net()
+        train(model, before=lambda step: how(model[2].weight) if k and step == 1 else None)  # type: ignore[arg-type]
+
+    return program
+
+
+def by_numpy(weight: nn.Parameter) -> None:
+    weight.detach().numpy()[:] *= 1.5
+
+
+def by_dlpack(weight: nn.Parameter) -> None:
+    dlpack.from_dlpack(weight.detach()).mul_(1.5)
+
+
+def a_gradient_by_numpy(k: int) -> None:
+    model = net()
+
+    def scale(step: int) -> None:
+        if step == 1:
+            model[2].weight.grad.numpy()[:] *= 1 + k  # type: ignore[operator, union-attr]
+
+    train(model, between=scale)
+
+
+# --- states
+
+
+def resumed(make: Callable[[Any], torch.optim.Optimizer], loads: bool = False) -> Program:
+    """A training of six steps, recorded from step 3 on, and one that was resumed there."""
+
+    def program(k: int) -> Iterator[None]:
+        model = net()
+        optimizer = make(model.parameters())
+        train(model, optimizer)
+        if not k:
+            yield
+        else:
+            weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+            yield
+            model = net()
+            model.load_state_dict(weights)
+            optimizer = make(model.parameters())
+            if loads:
+                optimizer.load_state_dict(state)
+        train(model, optimizer)
+
+    return program
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda one: torch.optim.AdamW(one, 1e-2, foreach=False),
+    "foreach": lambda one: torch.optim.AdamW(one, 1e-2, foreach=True),
+    "fused": lambda one: torch.optim.AdamW(one, 1e-2, fused=True),
+    "momentum": lambda one: torch.optim.SGD(one, 1e-2, momentum=0.9),
+}
+
+
+def with_numbers(k: int, **both: tuple[Any, Any]) -> None:
+    model = net()
+    train(model, torch.optim.AdamW(model.parameters(), **{name: values[k] for name, values in both.items()}))
+
+
+def another_lr(k: int) -> None:
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), 0.1 if k else 0.01))
+
+
+def a_schedule(k: int) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5 if k else 0.9)
+    train(model, optimizer, before=lambda step: schedule.step() if step else None)
+
+
+def a_scaler(k: int) -> None:
+    model = net()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=4.0 + 4 * k)
+    for step in range(2):
+        scaler.scale(model(batch(step)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+# --- inputs
+
+
+def another_batch(k: int) -> None:
+    train(net(), batches=lambda step: batch(step + 10 * k))
+
+
+def in_another_order(part: Callable[[Tensor, int], Tensor]) -> Program:
+    def program(k: int) -> None:
+        order, data = ([0, 1, 2], [1, 0, 2])[k], batch(0, 15, 8)
+        train(net(), batches=lambda step: part(data, order[step]))
+
+    return program
+
+
+def another_seed(k: int) -> None:
+    model = net()
+    torch.manual_seed(k)
+    functional.dropout(model(batch()), 0.5).sum().backward()
+
+
+def another_generator(k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    net()(torch.randn(8, 8, generator=generator))
+
+
+def drawn_once_more(k: int) -> None:
+    model = net()
+    torch.randn(k)
+    functional.dropout(model(batch()), 0.5).sum().backward()
+
+
+def shuffled_by_python(k: int) -> None:
+    model, order = net(), list(range(3))
+    random.seed(k + 1)
+    random.shuffle(order)
+    train(model, batches=lambda step: batch(order[step]))
+
+
+# --- arguments
+
+
+def attention(**changed: Any) -> Program:
+    q = batch(0, 1, 2, 8, 8)
+    return lambda k: functional.scaled_dot_product_attention(q, q, q, **(changed if k else {}))
+
+
+def call_of(function: Callable[[Tensor, Any], object], one: Any, other: Any) -> Program:
+    def program(k: int) -> None:
+        model = net()
+        function(model(batch()), (one, other)[k])
+
+    return program
+
+
+# --- shapes, dtypes, structure
+
+
+def in_micro_batches(k: int) -> None:
+    """Of ids, as a language model has them, whose loss is averaged over each of its batches."""
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ids = torch.randint(0, 32, (8, 10), generator=torch.Generator().manual_seed(0))
+    for x in ids.chunk(1 + k):
+        logits = model(x)
+        (functional.cross_entropy(logits.flatten(0, 1), x.roll(-1, 1).flatten()) / (1 + k)).backward()
+    optimizer.step()
+
+
+def another_batch_size(k: int) -> None:
+    train(net(), batches=lambda step: batch(step)[: 8 - 4 * k])
+
+
+def wider(k: int) -> None:
+    torch.manual_seed(0)
+    train(nn.Sequential(nn.Linear(8, 16 + 8 * k), nn.GELU(), nn.Linear(16 + 8 * k, 8)))
+
+
+def in_bfloat16(k: int) -> None:
+    model = net().bfloat16() if k else net()
+    model(batch().bfloat16() if k else batch()).float().square().mean().backward()
+
+
+def under_a_policy(k: int) -> None:
+    model = net()
+    with tp.my_autocast("cpu", overrides={"gelu": "fp32"} if k else {}):
+        model(batch()).float().square().mean().backward()
+
+
+def autocast_or_not(k: int) -> None:
+    model = net()
+    with tp.my_autocast("cpu", enabled=bool(k)):
+        model(batch()).float().square().mean().backward()
+
+
+def with_modules(one: list[Callable[[], nn.Module]], other: list[Callable[[], nn.Module]], evaluates: bool = False) -> Program:
+    def program(k: int) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), *(make() for make in (one, other)[k]))
+        if evaluates and k:
+            model.eval()
+        with torch.set_grad_enabled(not evaluates):
+            model(batch())
+
+    return program
+
+
+def last(function: Callable[[Tensor, int], object]) -> Program:
+    def program(k: int) -> None:
+        model = net()
+        function(model(batch()).detach(), k)
+
+    return program
+
+
+def other_programs(k: int) -> None:
+    if k:
+        x = batch(0, 4, 3, 8, 8)
+        functional.conv2d(x, batch(1, 2, 3, 3, 3)).relu().mean((2, 3)).log_softmax(1).argmax(1)
+    else:
+        train(net())
+
+
+def compiled(change: str) -> Program:
+    def program(k: int) -> None:
+        model = net()
+        if change == "weight" and k:
+            with torch.no_grad():
+                model[2].weight[0, 0] += 0.1  # type: ignore[index, operator]
+        function: Any = model
+        if k:
+            torch._dynamo.reset()
+            function = torch.compile(model, backend="eager" if change == "eager" else "aot_eager")
+        factor = 3 if change == "op" and k else 2
+        for _ in range(2):
+            (function(batch()) * factor).square().mean().backward()
+
+    return program
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A program, and what the difference of its runs 0 and 1 has to say."""
+
+    program: Program
+    kind: str | None
+    op: str | None = None
+    module: str | None = None
+    parameter: str | None = None
+    arguments: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    state: str = ""
+    step: int | None = None
+    phase: str | None = None
+    says: str = ""
+    never: tuple[str, ...] = ()
+
+
+def arguments(program: Program, op: str, **both: tuple[Any, Any]) -> Planted:
+    return Planted(program, "arguments", op, arguments=both, never=("draws", "equal inputs"))
+
+
+WEIGHT = Planted(another_weight, "weight", "aten::linear", "2", "2.weight", step=0)
+
+PLANTED: dict[str, Planted] = {
+    "a weight": WEIGHT,
+    "an initialization": Planted(another_initialization, "weight", "aten::linear", "", "weight", never=("draws",)),
+    "a buffer": Planted(another_buffer, "weight", "aten::batch_norm", "1", "1.running_mean", step=0),
+    "a buffer in training": Planted(another_buffer_in_training, "weight", "aten::batch_norm", "1", "1.running_mean"),
+    **{
+        f"a weight through {name}, later": Planted(
+            written_through(how), "weight", "aten::linear", "2", "2.weight", step=1, never=("equal inputs",)
+        )
+        for name, how in {
+            ".data": lambda weight: weight.data.mul_(1.5),
+            "NumPy": by_numpy,
+            "DLPack": by_dlpack,
+            "a storage": lambda weight: weight.untyped_storage().copy_((weight.detach() * 1.5).untyped_storage()),
+        }.items()
+    },
+    "a gradient through NumPy": Planted(
+        a_gradient_by_numpy, "input", phase="optimizer", parameter="2.weight", step=1, never=("equal inputs",)
+    ),
+    **{
+        f"fresh state, {name}": Planted(
+            resumed(make), "state", phase="optimizer", state=f"{'momentum_buffer' if name == 'momentum' else 'exp_avg'} of 0.weight", says="missing in B"
+        )
+        for name, make in OPTIMIZERS.items()
+    },
+    "a scale of gradients": Planted(a_scaler, "state", state="scale of GradScaler"),
+    "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
+    **{
+        f"batches in another order, {name}": Planted(
+            in_another_order(part), None, step=0, never=("equal inputs",)
+        )
+        for name, part in {
+            "slice": lambda x, i: x[5 * i : 5 * i + 5],
+            "select": lambda x, i: x.view(3, 5, 8)[i],
+            "unbind": lambda x, i: x.view(3, 5, 8).unbind()[i],
+            "index": lambda x, i: x[torch.arange(5) + 5 * i],
+            "narrow": lambda x, i: x.narrow(0, 5 * i, 5),
+        }.items()
+    },
+    "a seed": Planted(another_seed, "input", "aten::dropout", "", state="generator cpu"),
+    "a seed of a generator": Planted(another_generator, "input", "aten::randn", state="generator"),
+    "numbers that were drawn before": Planted(drawn_once_more, "input", "aten::dropout", state="generator cpu"),
+    "an order drawn by Python": Planted(shuffled_by_python, "input", "aten::linear", "0", says="generator python"),
+    "lr of SGD": Planted(another_lr, "arguments", phase="optimizer", arguments={"alpha": (-0.01, -0.1)}, says="lr of group 0"),
+    "lr of AdamW": Planted(lambda k: with_numbers(k, lr=(1e-2, 1e-3)), "arguments", phase="optimizer", says="lr of group 0"),
+    "weight decay": Planted(lambda k: with_numbers(k, weight_decay=(0.0, 0.1)), None, phase="optimizer", says="weight_decay of group 0"),
+    "betas": Planted(lambda k: with_numbers(k, betas=((0.9, 0.999), (0.8, 0.999))), "arguments", phase="optimizer", says="betas of group 0"),
+    "eps of AdamW": Planted(lambda k: with_numbers(k, eps=(1e-8, 1e-3)), "arguments", phase="optimizer", says="eps of group 0"),
+    "lr of fused AdamW": Planted(lambda k: with_numbers(k, lr=(1e-2, 1e-3), fused=(True, True)), "arguments", phase="optimizer", says="lr of group 0"),
+    "a schedule": Planted(a_schedule, "arguments", phase="optimizer", step=1, says="lr of group 0"),
+    "is_causal": arguments(attention(is_causal=True), "aten::scaled_dot_product_attention", is_causal=(False, True)),
+    "scale": arguments(attention(scale=0.3), "aten::scaled_dot_product_attention", scale=(None, 0.3)),
+    "p": arguments(call_of(functional.dropout, 0.5, 0.25), "aten::dropout", p=(0.5, 0.25)),
+    "eps": arguments(call_of(lambda x, eps: functional.layer_norm(x, (8,), eps=eps), 1e-5, 1e-2), "aten::layer_norm", eps=(1e-5, 1e-2)),
+    "dim": arguments(call_of(torch.softmax, 0, 1), "aten::softmax", dim=(0, 1)),
+    "label smoothing": arguments(
+        call_of(lambda x, by: functional.cross_entropy(x, torch.arange(8), label_smoothing=by), 0.0, 0.1),
+        "aten::cross_entropy_loss", label_smoothing=(0.0, 0.1),
+    ),
+    "a factor": arguments(call_of(lambda x, by: x * by, 2.0, 3.0), "aten::mul", other=(2.0, 3.0)),
+    "an exponent": arguments(call_of(lambda x, by: x.relu() ** by, 2, 3), "aten::pow", exponent=(2, 3)),
+    "a limit": arguments(call_of(lambda x, by: x.clamp(max=by), 0.1, 0.2), "aten::clamp", max=(0.1, 0.2)),
+    "approximate": arguments(call_of(lambda x, by: functional.gelu(x, approximate=by), "none", "tanh"), "aten::gelu", approximate=("none", "tanh")),
+    "negative slope": arguments(call_of(functional.leaky_relu, 0.01, 0.2), "aten::leaky_relu", negative_slope=(0.01, 0.2)),
+    "micro-batches": Planted(in_micro_batches, "shape", says="[8, 10]", never=("equal inputs", "equal bits")),
+    "a batch size": Planted(another_batch_size, "shape", says="[8, 8]", never=("equal inputs",)),
+    "a width": Planted(wider, None, says="[16, 8]", never=("equal inputs",)),
+    "the dtype of a model": Planted(in_bfloat16, "policy", says="bfloat16"),
+    "a policy": Planted(under_a_policy, "policy", "aten::gelu", "1", says="fp32"),
+    "autocast": Planted(autocast_or_not, "policy", "aten::linear", "0"),
+    "relu for gelu": Planted(with_modules([nn.GELU], [nn.ReLU]), "structure", module="1", says="B calls aten::relu"),
+    "a module more": Planted(with_modules([nn.GELU], [nn.GELU, nn.Tanh]), "structure", "aten::tanh", "2", says="Only B calls aten::tanh"),
+    "a module less": Planted(with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"),
+    "dropout in eval, last": Planted(with_modules([nn.Dropout], [nn.Dropout], True), "arguments", "aten::dropout", "1", arguments={"train": (True, False)}),
+    "dropout in eval, inside": Planted(
+        with_modules([nn.Dropout, nn.GELU], [nn.Dropout, nn.GELU], True), "arguments", "aten::dropout", "1", arguments={"train": (True, False)}
+    ),
+    "item()": Planted(last(lambda x, k: x[0, k].item()), None, "aten::select"),
+    "tolist()": Planted(last(lambda x, k: x[k].tolist()), None, "aten::select"),
+    "numpy()": Planted(last(lambda x, k: x[k].numpy().sum()), None, "aten::select"),
+    "a conversion, last": Planted(last(lambda x, k: x.to((torch.float16, torch.bfloat16)[k])), "policy", "aten::to"),
+    "a view, last": Planted(last(lambda x, k: x[k]), None, "aten::select"),
+    "a view more, last": Planted(last(lambda x, k: x.t() if k else x), "structure", "aten::t"),
+    "rounded through bfloat16, last": Planted(last(lambda x, k: (x.bfloat16().float() if k else x).tolist()), None),
+    "columns": Planted(last(lambda x, k: x[:, k : 4 + k].square().sum()), None, "aten::slice", never=("equal inputs",)),
+    "a transpose": Planted(last(lambda x, k: (x.t() if k else x).softmax(1)), "structure", "aten::t", never=("equal inputs",)),
+    "other programs": Planted(other_programs, "structure", says="different programs"),
+    "a weight of compiled code": Planted(compiled("weight"), "weight", parameter="2.weight"),
+    "a factor beside compiled code": arguments(compiled("op"), "aten::mul", other=(2, 3)),
+}
+
+
+def check(planted: Planted, difference: Difference) -> None:
+    text = str(difference)
+    assert not difference.equal, text
+    assert difference.first is not None, text
+    first = difference.first
+    if planted.kind is not None:
+        assert difference.kind == planted.kind, text
+    for name in ("op", "module", "parameter", "step", "phase"):
+        if getattr(planted, name) is not None:
+            assert getattr(first, name) == getattr(planted, name), text
+    for name, both in planted.arguments.items():
+        assert difference.arguments.get(name) == both, text
+    if planted.state:
+        assert any(planted.state in one for one in difference.state), text
+    lines = " ".join(difference.evidence[:3])
+    assert planted.says in lines, text
+    for word in planted.never:
+        assert word not in " ".join(difference.evidence), text
+    assert difference.facts[0].text in difference.content().verdict, text
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_difference_is_found(name: str) -> None:
+    planted = PLANTED[name]
+    check(planted, recorded(planted.program, 0).diff(recorded(planted.program, 1)))
