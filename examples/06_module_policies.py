@@ -64,7 +64,7 @@ tp.set_module_policy(
 )
 train("three policies", model)
 train("a copy has them", copy.deepcopy(model))
-tp.print_module_policy(model)
+print(tp.module_policies(model))
 
 tp.remove_module_policy(model)
 train("taken off again", model)

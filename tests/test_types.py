@@ -35,7 +35,6 @@ DECORATORS = (
     'tp.my_autocast("cpu")',
     'tp.promotion("strict")',
     'tp.stock_autocast("cpu")',
-    'tp.installed_as(policy="off", cache="all")',
     "tp.trace(values=True)",
     "tp.find_nonfinite(raise_at_first=True)",
 )
@@ -91,7 +90,7 @@ SUSPENDING = {
 }
 
 
-@pytest.mark.parametrize("name", ["installed_as", "trace", "find_nonfinite"])
+@pytest.mark.parametrize("name", ["trace", "find_nonfinite"])
 def test_a_block_of_calls_decorates_nothing_that_suspends(name: str) -> None:
     decorator = getattr(tp, name)
     for kind, functions in SUSPENDING.items():

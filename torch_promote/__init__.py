@@ -27,9 +27,6 @@ from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import flex_attention as _flex_attention
-from torch_promote.integrations import ranks as _ranks
-from torch_promote.integrations.checkpoint import checkpoint_contexts
-from torch_promote.integrations.ranks import set_check_ranks
 from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
@@ -47,6 +44,7 @@ from torch_promote.regions.region import Region as _Region
 if TYPE_CHECKING:
     from torch_promote import reference, types
     from torch_promote.checking.check_casts import check_casts
+    from torch_promote.checking.check_ranks import check_ranks
     from torch_promote.checking.crosscheck import CrosscheckReport, crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
@@ -55,18 +53,15 @@ if TYPE_CHECKING:
     from torch_promote.numerics.tune import tune
     from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
-    from torch_promote.observe.trace_report import TraceReport
+    from torch_promote.observe.trace_report import TraceReport, diff, load
     from torch_promote.reference.promotion_rules import make_rule
     from torch_promote.regions.installation import (
         install,
         installed,
-        installed_as,
         stock_autocast,
-        uninstall,
     )
     from torch_promote.regions.module_policies import (
         module_policies,
-        print_module_policy,
         remove_module_policy,
         set_module_policy,
     )
@@ -76,8 +71,7 @@ if is_first_import():
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _flex_attention.install()
-    _ranks.install()
-    _module_tables.set_library(lambda name: importlib.import_module(f"torch_promote.regions.{name}"))
+    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 
@@ -96,54 +90,53 @@ __all__ = [
     "__version__",
     "cache_info",
     "check_casts",
-    "checkpoint_contexts",
+    "check_ranks",
     "clear_cache",
     "compare",
     "crosscheck",
     "default_policy",
+    "diff",
     "errors",
     "find_nonfinite",
     "install",
     "installed",
-    "installed_as",
+    "load",
     "make_rule",
     "module_policies",
     "my_autocast",
-    "print_module_policy",
     "promotion",
     "reference",
     "register_policy",
     "registered_policies",
     "remove_module_policy",
-    "set_check_ranks",
     "set_default_policy",
     "set_module_policy",
     "stock_autocast",
     "trace",
     "tune",
     "types",
-    "uninstall",
     "why",
 ]
 
 #: Modules that a training loop does not need, with the names that are loaded from them on first access.
 _LAZY_MODULES = (
     ("torch_promote.checking.check_casts", "check_casts"),
+    ("torch_promote.checking.check_ranks", "check_ranks"),
     ("torch_promote.checking.report", "CrosscheckReport"),
     ("torch_promote.checking.crosscheck", "crosscheck"),
     ("torch_promote.checking.why", "why"),
     ("torch_promote.reference.promotion_rules", "make_rule"),
     ("torch_promote.numerics.find_nonfinite", "find_nonfinite NonfiniteReport"),
     ("torch_promote.observe.trace", "trace"),
-    ("torch_promote.observe.trace_report", "TraceReport"),
+    ("torch_promote.observe.trace_report", "TraceReport diff load"),
     ("torch_promote.numerics.compare", "compare"),
     ("torch_promote.numerics.comparison", "Comparison"),
     ("torch_promote.numerics.tune", "tune"),
     ("torch_promote.numerics.tuning", "Tuning"),
-    ("torch_promote.regions.installation", "install installed installed_as stock_autocast uninstall"),
+    ("torch_promote.regions.installation", "install installed stock_autocast"),
     (
         "torch_promote.regions.module_policies",
-        "module_policies print_module_policy remove_module_policy set_module_policy",
+        "module_policies remove_module_policy set_module_policy",
     ),
 )
 _LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split()}

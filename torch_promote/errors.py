@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
@@ -110,68 +110,51 @@ class PolicyError(TorchPromoteError, ValueError):
 
 
 class PolicyMismatchError(TorchPromoteError, RuntimeError):
-    """The ranks of a distributed job have different policies; see `set_check_ranks`.
+    """The ranks of a distributed job have different policies; see `check_ranks`.
 
     Attributes:
-        what: What the ranks compared.
-        found: Maps each compared rank to its policies beyond PyTorch's own, and its region.
-        missing: The ranks that had not reported their policies.
+        found: Maps each rank to what is in force there.
 
     Example:
-        >>> region = "my_autocast('cpu')"
-        >>> found = {0: ({}, region), 1: ({}, region), 2: ({"aten::mm on cpu": "fp32"}, "")}
-        >>> print(PolicyMismatchError("the policy of their first region", found, [3]))
-        ranks of this job differ in the policy of their first region:
-          ranks 0, 1, my_autocast('cpu'): aten::mm on cpu unchanged
-          rank 2: aten::mm on cpu fp32
-          not there yet: rank 3
-        Without this error, their results would differ silently. Give all ranks the same policies. If the difference is
-        meant, as between the stages of a pipeline, call torch_promote.set_check_ranks(False) before the first region,
-        or set the environment variable TORCH_PROMOTE_CHECK_RANKS=0.
+        >>> fp32 = {"aten::mm on cpu": "fp32"}
+        >>> print(PolicyMismatchError({0: {}, 1: fp32, 2: fp32}))
+        ranks of this job have different policies:
+          rank 0: aten::mm on cpu: not set
+          ranks 1, 2: aten::mm on cpu: fp32
+        Give all ranks the same policies: otherwise they train one model in different precisions. If the difference is
+        intended, as between the stages of a pipeline, compare ranks of one group: check_ranks(group=...).
     """
 
-    def __init__(self, what: str, found: Mapping[int, tuple[Mapping[str, str], str]], missing: Sequence[int]) -> None:
-        self.what: str = what
-        self.found: dict[int, tuple[Mapping[str, str], str]] = dict(found)
-        self.missing: tuple[int, ...] = tuple(missing)
-        super().__init__(self._text())
+    def __init__(self, found: Mapping[int, Mapping[str, str]]) -> None:
+        self.found: dict[int, dict[str, str]] = {rank: dict(settings) for rank, settings in found.items()}
+        super().__init__(self.found)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.what, self.found, self.missing)
-
-    def _text(self) -> str:
-        kinds: dict[tuple[tuple[str, str], ...], list[int]] = {}
-        for rank, (own, _) in sorted(self.found.items()):
-            kinds.setdefault(tuple(sorted(own.items())), []).append(rank)
-        items = sorted({item for policies in kinds for item, _ in policies})
-        items = [item for item in items if len({dict(policies).get(item) for policies in kinds}) > 1]
-        lines = []
-        for policies, ranks in kinds.items():
-            region = self.found[ranks[0]][1]
-            shown = [_shorten(f"{item} {dict(policies).get(item, 'unchanged')}") for item in items[:_SHOWN]]
-            shown += [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-            lines.append(f"  {_spell_ranks(ranks)}{region and ', ' + _shorten(region)}: {', '.join(shown)}\n")
-        lines += [f"  not there yet: {_spell_ranks(self.missing)}\n"] if self.missing else []
-        return (
-            f"ranks of this job differ in {self.what}:\n{''.join(lines)}"
-            "Without this error, their results would differ silently. Give all ranks the same policies. If the "
-            "difference is\n"
-            "meant, as between the stages of a pipeline, call torch_promote.set_check_ranks(False) before the first "
-            "region,\n"
-            "or set the environment variable TORCH_PROMOTE_CHECK_RANKS=0."
+    def __str__(self) -> str:
+        entries = sorted({entry for settings in self.found.values() for entry in settings})
+        values = {entry: [settings.get(entry, "not set") for settings in self.found.values()] for entry in entries}
+        differing = [entry for entry in entries if len(set(values[entry])) > 1]
+        shown = differing[:_ENTRIES_SHOWN]
+        more = f", and {len(differing) - len(shown)} more" if differing[len(shown) :] else ""
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for at, rank in enumerate(self.found):
+            alike.setdefault(tuple(values[entry][at] for entry in differing), []).append(rank)
+        lines = [
+            f"  {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: "
+            f"{', '.join(f'{entry}: {value}' for entry, value in zip(shown, settings, strict=False))}{more}\n"
+            for settings, ranks in alike.items()
+        ]
+        return printable(
+            _shortened(
+                f"ranks of this job have different policies:\n{''.join(lines)}"
+                "Give all ranks the same policies: otherwise they train one model in different precisions. If the "
+                "difference is\nintended, as between the stages of a pipeline, compare ranks of one group: "
+                "check_ranks(group=...)."
+            )
         )
 
 
-#: The maximum number of differences between ranks in an error, and the maximum length of each.
-_SHOWN, _LENGTH = 4, 120
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "..."
-
-
-def _spell_ranks(ranks: Sequence[int]) -> str:
-    return _shorten(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}")
+#: The maximum number of entries that a `PolicyMismatchError` shows.
+_ENTRIES_SHOWN = 4
 
 
 class OptionError(TorchPromoteError, ValueError):
@@ -241,7 +224,7 @@ class PromotionWarning(UserWarning):
 
 
 class UnusedOverrideWarning(UserWarning):
-    """An override without effect: the op that it names was only called inside another op, where autocast is off."""
+    """An override of an op that other ops call with autocast off, as `mm` in `linear`, and of none of these."""
 
 
 class RuleDefinitionError(TorchPromoteError, ValueError):

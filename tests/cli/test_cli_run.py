@@ -243,8 +243,8 @@ def product(kind):
 
 if __name__ == "__main__":
     product("run")
-    tp.uninstall()
-    product("uninstall")
+    tp.installed().remove()
+    product("remove")
     tp.install(overrides={"matmul": "fp32"})
     product("install")
     for kind in sys.argv[1:]:
@@ -265,7 +265,7 @@ def test_a_program_that_installs_and_uninstalls_itself(
     by_program = "<torch_promote.install(overrides={'matmul': 'fp32'})> torch.float32"
     assert done[1].splitlines() == [
         f"run {by_command}",
-        "uninstall None torch.bfloat16",
+        "remove None torch.bfloat16",
         f"install {by_program}",
         *(f"{kind} {by_program if kind == 'fork' else by_command}" for kind in started),
     ]

@@ -22,6 +22,7 @@ __all__ = [
     "is_restored",
     "nothing_installed",
     "region_is",
+    "uninstall",
 ]
 
 #: The name that programs got before anything was installed, and the methods that the class had.
@@ -46,13 +47,20 @@ def is_restored() -> bool:
     return torch.autocast.__enter__ is ENTER and torch.autocast.__exit__ is EXIT
 
 
+def uninstall() -> None:
+    """Removes everything that is installed."""
+    while (installation := tp.installed()) is not None:
+        installation.remove()
+
+
 @pytest.fixture
 def nothing_installed() -> Iterator[None]:
     """Uninstalls before the test, and checks that the class is restored after it."""
-    before = tp.uninstall()
+    before = tp.installed()
+    uninstall()
     methods = torch.autocast.__enter__, torch.autocast.__exit__
     yield
-    tp.uninstall()
+    uninstall()
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == methods
     if before is not None:
         tp.install(policy=before.policy, overrides=before.overrides, cache=before.cache)
@@ -61,7 +69,7 @@ def nothing_installed() -> Iterator[None]:
 @pytest.fixture
 def installed_marked(nothing_installed: None) -> Iterator[Installation]:
     """Installs a policy that distinguishes our regions from stock's."""
-    with tp.installed_as(**MARKED) as installation:
+    with tp.install(**MARKED) as installation:
         assert mm_dtype() is torch.float32
         with torch.autocast("cpu"):
             assert mm_dtype() is OURS

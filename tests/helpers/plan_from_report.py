@@ -65,7 +65,8 @@ def _argument(argument: Any, call: Call) -> Any:
         return values
     if str(argument.real_type) == "Tensor":  # a Python number
         return 1.0
-    return dict(call.dtype_arguments).get(argument.name)
+    dtype = dict(call.arguments).get(argument.name) if "ScalarType" in str(argument.real_type) else None
+    return None if dtype is None else getattr(torch, dtype)
 
 
 def _tensor(info: TensorInfo) -> Any:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 import torch_promote as tp
+from helpers.installed import uninstall
 from torch_promote import _C
 from torch_promote.regions.installation import Installation
 
-#: Modules whose doctests show `install` and `uninstall`.
+#: Modules whose doctests show `install`.
 _SHOW_INSTALL = ("installation.py",)
 
 
@@ -50,7 +51,7 @@ class _Watch:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         if isinstance(item, pytest.DoctestItem) and item.path.name in _SHOW_INSTALL:
-            tp.uninstall()
+            uninstall()
         self._before = tp.installed()
         return (yield)
 
@@ -65,14 +66,14 @@ class _Watch:
                 self._put_back()
             if _asked_for(after) != _asked_for(before):
                 pytest.fail(
-                    f"the test began with {before} installed and ends with {after}. Use installed_as, or restore "
+                    f"the test began with {before} installed and ends with {after}. Use a `with` block, or restore "
                     "what was installed in the end."
                 )
 
     def _put_back(self) -> None:
         again = self._in_force
         if again is None:
-            tp.uninstall()
+            uninstall()
         else:
             self._in_force = tp.install(policy=again.policy, overrides=again.overrides, cache=again.cache)
 

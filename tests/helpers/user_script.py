@@ -22,7 +22,6 @@ from torch_promote.types import (
     Difference,
     Explanation,
     Installation,
-    InstalledBlock,
     OpPolicy,
     Phase,
     PolicyDiff,
@@ -129,8 +128,8 @@ with tp.register_policy("mm", torch.float32, device_type="cpu") as registered:
     assert_type(registered.overloads, tuple[str, ...])
 assert_type(tp.install(overrides={"mm": "fp32"}), Installation)
 assert_type(tp.installed(), Installation | None)
-assert_type(tp.uninstall(), Installation | None)
-with tp.installed_as(policy="cuda") as installation:
+assert_type(tp.install().remove(), None)
+with tp.install(policy="cuda") as installation:
     assert_type(installation, Installation)
 with tp.promotion("torch") as by_rule:
     assert_type(by_rule, tp.promotion)
@@ -189,7 +188,6 @@ def own_region(
 own_region("cpu", "cuda", {"mm": "fp32"}, "all")
 own_region("gpu", "cuda", {}, "all")  # error
 tracing: ReportBlock[tp.TraceReport] = tp.trace(model)
-installing: InstalledBlock = tp.installed_as()
 tp.promotion("array_api", on_promotion)
 kept: Callable[[Tensor], Coroutine[Any, Any, float]] = coroutine
 

@@ -127,7 +127,7 @@ def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, backward_ins
         return result, function.seen
 
     result, seen = assert_like_stock(train)
-    with tp.installed_as():
+    with tp.install():
         torch.manual_seed(0)
         assert_same(train(functools.partial(torch.autocast, "cpu")), (result, seen), what="installed")
     enabled = cast_inputs is None
@@ -299,7 +299,7 @@ def test_checkpoint_of_a_forward_in_stock(around: str, use_reentrant: bool) -> N
 
     before = tp.set_default_policy(tp.Policy.stock().override({"linear": "fp32"}))
     try:
-        with tp.installed_as():
+        with tp.install():
             with tp.stock_autocast("cpu", enabled=around == "stock"):
                 y = checkpoint(inner, torch.randn(2, 4, requires_grad=True), use_reentrant=use_reentrant)
             y.sum().backward()

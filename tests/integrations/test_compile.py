@@ -259,7 +259,7 @@ def test_an_installed_region_inside(body: Body, arguments: dict[str, Any]) -> No
         return body(inner, x, weights)
 
     compiled = compile_(function)
-    with leaves_no_trace(), tp.installed_as(**arguments):
+    with leaves_no_trace(), tp.install(**arguments):
         for place in (None, (ours, {"dtype": HALF}), (of_torch, {})):
             assert_same(called_in(place, compiled, *args), called_in(place, function, *args), what=str(place))
 
@@ -437,7 +437,7 @@ def test_exception_leaves_the_compiled_function(raising: Callable[..., Any], aro
             assert thread_state() == before
 
 
-# --- install and uninstall between calls, and while a function is compiled
+# --- install and remove between calls, and while a function is compiled
 
 
 @pytest.mark.parametrize("body", [simple, made_outside, pytest.param(decorated_inside, marks=pytest.mark.slow)])
@@ -456,24 +456,25 @@ def test_every_change_of_the_installation_recompiles(body: Body) -> None:
         assert (counter.frame_count > before) == recompiles
 
     check(True)
+    handles = []
     for arguments in (MARKED, {"overrides": {"matmul": HALF}}, {}):
-        tp.install(**arguments)
-        check(True)
-        tp.install(**arguments)
-        check(False)
-    for recompiles in (True, False):
-        tp.uninstall()
-        check(recompiles)
+        for recompiles in (True, False):
+            handles.append(tp.install(**arguments))
+            check(recompiles)
+    while handles:
+        for recompiles in (False, True):
+            handles.pop().remove()
+            check(recompiles)
 
 
-@pytest.mark.parametrize("change", [tp.install, tp.uninstall, lambda: tp.installed_as().__enter__()])
+@pytest.mark.parametrize("change", [tp.install, lambda: tp.installed().remove()])  # type: ignore[union-attr]
 def test_a_change_of_the_installation_by_a_backend_is_an_error(change: Any) -> None:
     def backend(module: torch.fx.GraphModule, example: Any) -> Any:
         change()
         return module.forward
 
-    with tp.installed_as(**MARKED) as installation:
-        with leaves_no_trace(), pytest.raises(Exception, match=r"install.*was called while torch\.compile compiles"):
+    with tp.install(**MARKED) as installation:
+        with leaves_no_trace(), pytest.raises(Exception, match=r"[Ii]nstall.*was called while torch\.compile compiles"):
             torch.compile(inside(of_torch), backend=backend, fullgraph=True)(torch.ones(2, 2))
         assert tp.installed() is installation
 
@@ -581,7 +582,7 @@ def test_the_backward_of_an_inner_region_that_is_disabled(region: Region, dynami
 def test_a_backward_in_a_region_around_it_alone(region: Region) -> None:
     """As in eager mode, it casts. But the backward of a graph that opens our regions contains its casts."""
     functions = {body: torch.compile(body, backend="aot_eager") for body in (in_two_regions, product)}
-    with tp.installed_as():
+    with tp.install():
         for body, function in functions.items():
             args = inputs()
             mine, eager = (each(region, *args).float().sum() for each in (function, body))

@@ -163,7 +163,7 @@ def compiled_under(overrides: dict[str, Any]) -> torch.dtype:
 
 def compiled_installed(overrides: dict[str, Any]) -> torch.dtype:
     """The region is in the graph."""
-    with tp.installed_as(overrides=overrides):
+    with tp.install(overrides=overrides):
         return torch.compile(squared_in_a_region, fullgraph=True)(torch.ones(4, 4)).dtype
 
 

@@ -1,16 +1,13 @@
-"""The ranks of a distributed job train alike in every mode, and raise if their policies differ."""
+"""The ranks of a distributed job train alike in every mode, and `check_ranks` raises if their policies differ."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import re
-import socket
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -25,154 +22,67 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.gloo_ranks import in_ranks
-from helpers.subprocesses import Program, environment, run_python, run_together
 
-# --- what each rank does: regions that are the same on all ranks, or differ
-
-
-def in_order(rank: int, world_size: int, enter: Callable[[], Any]) -> Any:
-    """Makes the ranks call `enter` one after the other, and returns its error as text."""
-    result = None
-    for turn in range(world_size):
-        if rank == turn:
-            try:
-                result = enter()
-            except tp.TorchPromoteError as error:
-                result = str(error)
-        dist.barrier()
-    return result
-
-
-def entered(region: Any) -> str:
-    """Enters a region, and returns the result of a product in it."""
-    with region:
-        return str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
-
-
-@contextlib.contextmanager
-def put(setting: Callable[[Any], Any], value: Any) -> Iterator[None]:
-    before = setting(value)
-    try:
-        yield
-    finally:
-        setting(before)
-
-
-def no_store() -> Any:
-    raise RuntimeError("the server of the store has ended")
-
+# --- what each rank does: `check_ranks` in regions that are the same on all ranks, or differ
 
 nothing = contextlib.nullcontext
 cpu = functools.partial(tp.my_autocast, "cpu")
-MATMUL = {"matmul": "fp32"}
-#: What is in force around the first region, and the region: for rank 0 (False), and for the others (True).
+LINEAR = {"linear": "fp32"}
+#: What is in force around the region, and the region: for rank 0 (False), and for the others (True).
 CASES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
     "same": lambda other: (nothing(), cpu(overrides={"softmax": "fp16"})),
-    "overrides_of_the_first_rank": lambda other: (nothing(), cpu(overrides=None if other else MATMUL)),
-    "promotion_rule": lambda other: (nothing(), tp.promotion("jax" if other else "numpy")),
-    # A rank may have its own dtype, as on devices without bfloat16, and its own cache mode.
-    "its_dtype": lambda other: (nothing(), cpu(torch.float16 if other else torch.bfloat16)),
-    "its_cache_mode": lambda other: (nothing(), cpu(cache="persistent" if other else "none")),
-    "default_policy": lambda other: (put(tp.set_default_policy, "off" if other else None), cpu()),
-    "registered_policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
-    "installed": lambda other: (
-        tp.installed_as(overrides={"matmul": "fp32"} if other else None),
-        torch.autocast("cpu"),
-    ),
-    "switched_off": lambda other: (put(tp.set_check_ranks, False), cpu(policy="off" if other else None)),
-    "store_fails": lambda other: (
-        mock.patch.object(dist.distributed_c10d, "_get_default_store", no_store),
-        cpu(policy="off" if other else None),
-    ),
+    "its cache mode": lambda other: (nothing(), cpu(cache="persistent" if other else "none")),
+    "policies that are off": lambda other: (nothing(), cpu(enabled=False, overrides=LINEAR if other else None)),
+    "overrides": lambda other: (nothing(), cpu(overrides=LINEAR if other else None)),
+    "many overrides": lambda other: (nothing(), cpu(policy="off" if other else None)),
+    "dtype": lambda other: (nothing(), cpu(torch.float16 if other else torch.bfloat16)),
+    "torch.autocast": lambda other: (nothing(), torch.autocast("cpu", enabled=other)),
+    "promotion rule": lambda other: (nothing(), tp.promotion("jax" if other else "numpy")),
+    "registered policy": lambda other: (tp.register_policy("relu", "fp32") if other else nothing(), cpu()),
+    "installed": lambda other: (tp.install(overrides=LINEAR if other else None), torch.autocast("cpu")),
 }
 
 
 def in_case(name: str, rank: int, world_size: int) -> Any:
     around, region = CASES[name](rank > 0)
-    with around:
-        return in_order(rank, world_size, lambda: entered(region))
+    with around, region:
+        return checked()
 
 
-def only_the_first_region_is_compared(rank: int, world_size: int) -> Any:
-    def enter() -> Any:
-        return [entered(cpu()), entered(cpu(policy="off" if rank else "stock"))]
-
-    return in_order(rank, world_size, enter)
-
-
-def raised_once(rank: int, world_size: int) -> Any:
-    region = cpu(policy="off" if rank else None)
-
-    def enter() -> Any:
-        outcomes = []
-        for _ in range(2):
-            try:
-                outcomes.append(entered(region))
-            except tp.errors.PolicyMismatchError as error:
-                outcomes += [type(error).__name__, entered(nothing())]  # the region is not open
-        return outcomes
-
-    return in_order(rank, world_size, enter)
+def checked(model: nn.Module | None = None, group: Any = None) -> str:
+    """Returns the error, which has been pickled, or "" if there was none."""
+    try:
+        tp.check_ranks(model, group)
+    except tp.errors.PolicyMismatchError as error:
+        return str(pickle.loads(pickle.dumps(error)))
+    return ""
 
 
-def rank_0_alone(rank: int, world_size: int) -> Any:
-    return "no region" if rank else entered(cpu(policy="off"))
+def of_modules(policy: Any, of_rank_0: Any, rank: int, world_size: int) -> str:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tp.set_module_policy(model, {"2": policy if rank else of_rank_0} if of_rank_0 or rank else {})
+    with cpu():
+        assert checked() == ""
+        return checked(DistributedDataParallel(model))
 
 
-def in_a_fork(rank: int, world_size: int) -> Any:
-    """A child, such as a worker that loads data, has its parent's connection to the store."""
-
-    def enter() -> Any:
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                os._exit(0 if entered(cpu(policy="off")) == "torch.float32" else 1)
-            os._exit(2)
-        return os.waitpid(child, 0)[1], entered(cpu())
-
-    return in_order(rank, world_size, enter)
+def of_tables(rank: int, world_size: int) -> str:
+    model = nn.Sequential(nn.Linear(4, 4))
+    policy = tp.Policy.stock().override_modules({"0": LINEAR if rank else "off"})
+    with cpu(policy=policy, model=model):
+        return checked()
 
 
-# --- policies of modules
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-
-def in_parts(model: nn.Module) -> nn.Module:
-    fully_shard(model[0])  # type: ignore[index]
-    return fully_shard(model)
-
-
-def wrapped(wrap: Any, policy: Any, after_a_region: bool, rank: int, world_size: int) -> Any:
-    """All ranks but the first have a policy of a module."""
-    if after_a_region:
-        in_order(rank, world_size, lambda: entered(cpu()))
-    model = net()
-    if rank:
-        tp.set_module_policy(model, {"2": policy})
-    model = wrap(model)
-    return in_order(rank, world_size, lambda: entered(cpu()))
-
-
-def models_alike(rank: int, world_size: int) -> Any:
-    """Rank 0 has a model that it does not share, which is not compared."""
-    shared, own = net(), net()
-    tp.set_module_policy(shared, {"2": tp.Policy.named("cuda") if rank else "cuda"})
-    if rank == 0:
-        tp.set_module_policy(own, {"2": "off"})
-    first, second = DistributedDataParallel(shared), fully_shard(net())
-    result = in_order(rank, world_size, lambda: entered(cpu()))
-    del first, second
-    return result
+def in_its_group(rank: int, world_size: int) -> str:
+    """Each rank is a stage of a pipeline, and the only one of its group."""
+    groups = [dist.new_group([one]) for one in range(world_size)]
+    with cpu(policy="off" if rank else None):
+        return checked(group=groups[rank])
 
 
 # --- what each rank does: one training under regions of several kinds
 
 MODES = ("weights", "persistent", "all", "none")
-OVERRIDES = {"linear": "fp32"}
 #: The policy of the head, which is what `HeadInFloat32` does by hand.
 HEAD = {"head": "fp32"}
 
@@ -256,11 +166,11 @@ def training(rank: int, world_size: int) -> dict[tuple[str, ...], Any]:
         for mode in MODES:
             ours = functools.partial(tp.my_autocast, "cpu", cache=mode)
             results[name, "stock", f"ours, {mode}"] = run(ours)
-            results[name, "overrides", f"ours, {mode}"] = run(functools.partial(ours, overrides=OVERRIDES))
+            results[name, "overrides", f"ours, {mode}"] = run(functools.partial(ours, overrides=LINEAR))
             results[name, "modules", f"ours, {mode}"] = run(ours, before=HEAD)
             results[name, "modules", f"ours, set when wrapped, {mode}"] = run(ours, after=HEAD)
-            for policy, overrides in (("stock", None), ("overrides", OVERRIDES)):
-                with tp.installed_as(overrides=overrides, cache=mode):
+            for policy, overrides in (("stock", None), ("overrides", LINEAR)):
+                with tp.install(overrides=overrides, cache=mode):
                     results[name, policy, f"installed, {mode}"] = run(stock)
     return results
 
@@ -327,37 +237,39 @@ def steps_in_one_region(cache: str, rank: int, world_size: int) -> dict[str, lis
     return found
 
 
-BFLOAT16, FLOAT32 = "torch.bfloat16", "torch.float32"
-
-#: What each rank gets: with two ranks, or with four, where it differs.
-ALIKE: dict[str, Any] = {
-    "same": lambda rank: BFLOAT16,
-    "only_the_first_region_is_compared": lambda rank: [BFLOAT16, FLOAT32 if rank else BFLOAT16],
-    "its_dtype": lambda rank: "torch.float16" if rank else BFLOAT16,
-    "its_cache_mode": lambda rank: BFLOAT16,
-    "rank_0_alone": lambda rank: "no region" if rank else FLOAT32,
-    "switched_off": lambda rank: FLOAT32 if rank else BFLOAT16,
-    "store_fails": lambda rank: FLOAT32 if rank else BFLOAT16,
-    "in_a_fork": lambda rank: (0, BFLOAT16),
-    "models_alike": lambda rank: BFLOAT16,
-}
-#: Rank 0 is first in the region; the others have another policy, which its error says, and raise.
-DIFFERENT = {
-    "default_policy": "my_autocast('cpu'): aten::_addmm_activation on cpu fallthrough, ",
-    "registered_policy": "my_autocast('cpu'): "
-    "aten::relu on cpu fp32, aten::relu on cuda fp32, aten::relu on mps fp32, aten::relu on xpu fp32\n",
-    "installed": "<torch_promote.install(overrides={'matmul': 'fp32'})>: aten::matmul on cpu fp32, ",
-    "promotion_rule": "promotion('jax'): the promotion rule jax\n",
-    "data_parallel": "module.2 fp32\n",
-    "sharded": "2 {linear: fp32}\n",
-    "wrapped_after_the_first_region": "module.2 fp32\n",
+#: What `check_ranks` says of rank 0, and of the others; None if it raises nothing.
+EXPECTED: dict[str, tuple[str, str] | None] = {
+    "same": None,
+    "its cache mode": None,
+    "policies that are off": None,
+    "modules alike": None,
+    "in its group": None,
+    "overrides": ("aten::linear on cpu: not set", "aten::linear on cpu: fp32"),
+    "many overrides": ("aten::_addmm_activation on cpu: not set", "aten::_addmm_activation on cpu: fallthrough"),
+    "dtype": ("autocast on cpu: bfloat16", "autocast on cpu: float16"),
+    "torch.autocast": ("autocast on cpu: not set", "autocast on cpu: bfloat16"),
+    "promotion rule": ("the promotion rule: numpy", "the promotion rule: jax"),
+    "registered policy": ("aten::relu on cpu: not set", "aten::relu on cpu: fp32"),
+    "installed": ("aten::linear on cpu: not set", "aten::linear on cpu: fp32"),
+    "module": ("module 'module.2': not set", "module 'module.2': fp32"),
+    "module's ops": ("linear in module 'module.2': bfloat16", "linear in module 'module.2': fp32"),
+    "module's policy": (
+        "aten::linear on cpu in module 'module.2': not set",
+        "aten::linear on cpu in module 'module.2': fp32",
+    ),
+    "tables": (
+        'aten::linear in [modules."0"]: not set, policy in [modules."0"]: off',
+        'aten::linear in [modules."0"]: fp32, policy in [modules."0"]: not set',
+    ),
 }
 FUNCTIONS: dict[str, Any] = {
     **{name: functools.partial(in_case, name) for name in CASES},
-    **{f.__name__: f for f in (only_the_first_region_is_compared, raised_once, rank_0_alone, in_a_fork, models_alike)},
-    "data_parallel": functools.partial(wrapped, DistributedDataParallel, "fp32", False),
-    "sharded": functools.partial(wrapped, in_parts, {"linear": "fp32"}, False),
-    "wrapped_after_the_first_region": functools.partial(wrapped, DistributedDataParallel, "fp32", True),
+    "modules alike": functools.partial(of_modules, tp.Policy.named("cuda"), "cuda"),
+    "module": functools.partial(of_modules, "fp32", None),
+    "module's ops": functools.partial(of_modules, LINEAR, {"linear": "bfloat16"}),
+    "module's policy": functools.partial(of_modules, tp.Policy.stock().override(LINEAR), tp.Policy.stock()),
+    "tables": of_tables,
+    "in its group": in_its_group,
     "training": training,
     **{f"steps in one region, {cache}": functools.partial(steps_in_one_region, cache) for cache in MODES[:2]},
 }
@@ -405,92 +317,24 @@ def test_weights_are_cast_again_after_each_step(ranks: list[dict[str, Any]], cac
         assert alike == [[True, True]] * 3 + [[True, True, False]] * 4
 
 
-# --- policies that differ
+# --- check_ranks
 
 
-@pytest.mark.parametrize("name", ALIKE)
-def test_no_error(ranks: list[dict[str, Any]], name: str) -> None:
-    assert [results[name] for results in ranks] == [ALIKE[name](rank) for rank in range(len(ranks))]
+@pytest.mark.parametrize("name", EXPECTED)
+def test_check_ranks(ranks: list[dict[str, Any]], name: str) -> None:
+    """All ranks raise, and say which ranks differ in what."""
+    texts, expected = [results[name] for results in ranks], EXPECTED[name]
+    if expected is None:
+        assert texts == [""] * len(ranks)
+        return
+    others = "rank 1" if len(ranks) == 2 else "ranks 1, 2, 3"
+    for text in texts:
+        assert text.startswith(f"ranks of this job have different policies:\n  rank 0: {expected[0]}")
+        assert f"\n  {others}: {expected[1]}" in text
+        assert text.endswith("compare ranks of one group: check_ranks(group=...).")
+        assert (", and " in text) == (name == "many overrides")
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_error_of_the_ranks_that_differ_from_the_first(ranks: list[dict[str, Any]], name: str) -> None:
-    first, *others = (results[name] for results in ranks)
-    assert first == (FLOAT32 if name == "promotion_rule" else BFLOAT16)
-    for rank, text in enumerate(others, 1):
-        assert "\n  rank 0" in text
-        shown = r"  rank 1|  ranks 1, 2|  ranks 1, 2, 3" if rank > 1 else r"  rank 1"
-        assert re.search(rf"^(?:{shown})(?:, |: ){re.escape(DIFFERENT[name])}", text, re.MULTILINE), text
-        assert "set_check_ranks(False)" in text
-        assert "TORCH_PROMOTE_CHECK_RANKS=0" in text
-
-
-def test_error_if_the_first_rank_differs(ranks: list[dict[str, Any]]) -> None:
-    """All others raise, and name those that have not come within two seconds."""
-    first, *others = (results["overrides_of_the_first_rank"] for results in ranks)
-    assert first == FLOAT32
-    last = len(ranks) - 1
-    for rank, text in enumerate(others, 1):
-        assert "\n  rank 0, my_autocast('cpu', overrides={'matmul': 'fp32'}): aten::matmul on cpu fp32," in text
-        missing = {0: "", 1: f"\n  not there yet: rank {last}\n", 2: f"\n  not there yet: ranks 2, {last}\n"}
-        assert missing[last - rank] in text
-        assert ("not there yet" in text) == (rank < last)
-
-
-def test_the_error_comes_once_and_closes_the_region(ranks: list[dict[str, Any]]) -> None:
-    first, *others = (results["raised_once"] for results in ranks)
-    assert first == [BFLOAT16, BFLOAT16]
-    assert others == [["PolicyMismatchError", FLOAT32, FLOAT32]] * len(others)
-
-
-# --- whole jobs
-
-JOB = """
-import sys, time
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-if "late" not in sys.argv:
-    import torch_promote as tp
-dist.init_process_group("gloo")
-import torch_promote as tp  # it may be imported when the group exists
-rank = dist.get_rank()
-model = DistributedDataParallel(nn.Linear(4, 4))
-overrides = {"linear": "fp32"} if rank else None
-region = tp.my_autocast("cpu", overrides=overrides)
-time.sleep(rank)
-with region:
-    loss = model(torch.ones(2, 4)).square().mean()
-loss.backward()
-from helpers.gloo_ranks import end_group
-end_group()
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "fails"),
-    [
-        ((), {}, True),
-        pytest.param(("late",), {}, True, marks=pytest.mark.slow),
-        pytest.param((), {"TORCH_PROMOTE_CHECK_RANKS": "0"}, False, marks=pytest.mark.slow),
-    ],
-)
-def test_a_job_whose_ranks_differ_ends(arguments: Any, variables: Any, fails: bool) -> None:
-    """Rank 1 raises; in rank 0, the collective of its backward fails, since gloo has lost the other."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **variables}
-    ended = run_together([Program(JOB, *arguments, env=environment(RANK=rank, **job), compiler=True) for rank in "01"])
-    errors = [done.stderr for done in ended]
-    assert [done.returncode != 0 for done in ended] == [fails, fails], errors
-    assert ("PolicyMismatchError: ranks of this job differ" in errors[1]) == fails, errors[1]
-    assert (
-        "rank 1, my_autocast('cpu', overrides={'linear': 'fp32'}): aten::linear on cpu fp32" in errors[1] or not fails
-    )
-
-
-def test_the_variable_has_two_values() -> None:
-    done = run_python("import torch_promote", env=environment(TORCH_PROMOTE_CHECK_RANKS="never"))
-    assert "OptionError: TORCH_PROMOTE_CHECK_RANKS is 'never'. Legal: 0" in done.stderr
+def test_check_ranks_needs_a_process_group() -> None:
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        tp.check_ranks()

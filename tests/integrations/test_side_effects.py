@@ -23,7 +23,6 @@ AT_IMPORT = {
     "torch.clear_autocast_cache": "is_ours(torch.clear_autocast_cache)",
     "sys.meta_path": "'torch._dynamo' in waiting_for()",
     "fork": "True",
-    "torch.distributed _update_default_pg": "is_ours(found(C10D, '_update_default_pg'))",
 }
 ON_USE = {
     "torch._dynamo": (
@@ -41,10 +40,6 @@ ON_USE = {
     "torch.autograd._unsafe_preserve_version_counter": (
         "is_ours(torch.autograd.grad_mode._unsafe_preserve_version_counter.__exit__)",
         "with tp.my_autocast('cpu', cache='all'): pass",
-    ),
-    "DistributedDataParallel.__init__, FSDPState.init": (
-        "is_ours(torch.nn.parallel.DistributedDataParallel.__init__)",
-        "ranks._watch_models()  # as a process group of several ranks does",
     ),
     "asyncio.Handle._run": (
         "is_ours(asyncio.Handle._run)",
@@ -72,7 +67,7 @@ ON_USE = {
     ),
     "torch.autocast.__enter__, __exit__": (
         "is_ours(torch.amp.autocast_mode.autocast.__enter__)",
-        "tp.uninstall()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
+        "tp.installed().remove()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
     ),
     "nn.Module.forward of single modules": (
         "'forward' in vars(linear)",
@@ -95,8 +90,6 @@ import asyncio, json, os, sys
 import torch, torch.utils.checkpoint
 from torch.optim import optimizer
 import torch_promote as tp
-from torch_promote.integrations import ranks
-from torch_promote.integrations.ranks import C10D
 
 linear = torch.nn.Linear(2, 2)
 

@@ -117,7 +117,7 @@ def test_strict_export(arguments: dict[str, Any]) -> None:
 def test_an_installed_region_is_exported_as_stocks(strict: bool) -> None:
     model, x = Inside(functools.partial(torch.autocast, "cpu")), torch.randn(3, 6)
     _, expected = export(model, x, strict)
-    with tp.installed_as():
+    with tp.install():
         program, nodes = export(model, x, strict)
         assert nodes == expected
         assert any("autocast" in node for node in nodes)

@@ -422,7 +422,7 @@ def test_gradients_of_parameters() -> None:
     grads = {}
     for policy in ("off", "stock"):
         model.zero_grad()
-        with tp.installed_as(policy=policy):
+        with tp.install(policy=policy):
             step_of(model)().backward()
         grads[policy] = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
     assert {one.name for one in comparison.gradients} == set(grads["off"])
@@ -488,7 +488,7 @@ def test_candidates_and_references() -> None:
     assert (sites["4", CANCEL].dtypes, sites["4", CANCEL].policy) == ("float32", "fp32")
     assert sites["4", CANCEL].local < 1e-5
     assert (sites["1", "aten::tanh"].dtypes, sites["1", "aten::tanh"].local > 0) == ("float16", True)  # module policies
-    with tp.installed_as(policy="fp32_safe", overrides={"silu": "fp32"}):
+    with tp.install(policy="fp32_safe", overrides={"silu": "fp32"}):
         comparison = tp.compare(step_of(model), model=model)
     assert comparison.candidate == tp.Policy.named("fp32_safe").override({"silu": "fp32"})
     assert by_place(comparison)["6", "aten::silu"].dtypes == "float32"

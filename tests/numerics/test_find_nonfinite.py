@@ -631,7 +631,7 @@ def test_suggest_with_an_installation_and_a_step_that_needs_a_lower_dtype() -> N
         return product
 
     report = NonfiniteReport(None, ())
-    with tp.installed_as(overrides={"exp": "fp32"}, cache="none"):
+    with tp.install(overrides={"exp": "fp32"}, cache="none"):
         assert report.suggest(step) is not None
     assert seen == [(torch.float32, "none")] * 3
     assert [(dict(one.overrides), one.result) for one in report.tried] == [

@@ -209,7 +209,7 @@ def test_with_install_in_force(installation: Any, expected: torch.dtype) -> None
         tp.install()  # a step may do so
         return stock_product()
 
-    with tp.installed_as(**installation) as before:
+    with tp.install(**installation) as before:
         with StepRuns(step, MODEL) as runs:
             for policy, dtype in ((current_policy(), expected), (OFF, FLOAT32), (STOCK, BFLOAT16)):
                 assert dtypes_of(runs, policy) == [dtype]

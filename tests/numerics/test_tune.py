@@ -428,12 +428,12 @@ def test_ctrl_c_returns_what_is_known(last: int) -> None:
 def test_overrides_come_on_top_of_the_policy_in_force() -> None:
     model, step = scaled()
     present = tp.Policy.stock().override({"tanh": "fp32"}).override_modules({"head": {"linear": "fp32"}})
-    with present.apply_to(model), tp.installed_as(policy=present):
+    with present.apply_to(model), tp.install(policy=present):
         tuning = tp.tune(step, model=model, tolerance=0.01)
     assert tuning.overrides == {"aten::mul": "fp32"}
     assert tuning.policy == present.override({"aten::mul": "fp32"})
     present = tp.Policy.stock().override_modules({"*": {"mul": "fp16"}, "": {"mul": "fp16"}})
-    with present.apply_to(model), tp.installed_as(policy=present):
+    with present.apply_to(model), tp.install(policy=present):
         tuning = tp.tune(step, model=model, tolerance=0.01)
     assert tuning.met
     assert dict(tuning.policy.modules)[""] != dict(present.modules)[""]
@@ -756,7 +756,7 @@ def test_an_unsuitable_file_is_refused(tmp_path: Path, options: dict[str, Any], 
             next(step.model.parameters()).add_(1)
     given = {key: value for key, value in options.items() if key in ("tolerance", "level", "dtype")}
     before = file.read_text()
-    with tp.installed_as(policy=None if options else "cuda"), pytest.raises(OptionError, match=text):
+    with tp.install(policy=None if options else "cuda"), pytest.raises(OptionError, match=text):
         tuned(step, options.get("model", step.model), file, **given)
     assert file.read_text() == before
 
@@ -864,7 +864,7 @@ def test_nothing_to_tune() -> None:
     model, step = scaled(torch.bfloat16)
     with pytest.raises(NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
         tp.tune(step, model=model, tolerance=0.5)
-    with tp.installed_as(policy="off"), pytest.raises(NothingToTuneError, match="which casts no op"):
+    with tp.install(policy="off"), pytest.raises(NothingToTuneError, match="which casts no op"):
         tp.tune(step, model=model, tolerance=0.5)
     with pytest.raises(NothingToTuneError, match="No call ran in another dtype"):
         tp.tune(lambda: model(torch.ones(1, 4)).sum(), model=model, tolerance=0.5)

@@ -128,7 +128,7 @@ def test_what_the_policy_runs_otherwise_stays(level: str) -> None:
         {"layers.0": {"linear": "float8"}, "layers.1": {"linear": "fp32"}, "layers.2": "off"}
     )
     given = tp.set_module_policy(model.layers[3], {"": {"linear": "bfloat16"}})
-    with given, base.apply_to(model), tp.installed_as(policy=base):
+    with given, base.apply_to(model), tp.install(policy=base):
         tuning = tune(model, tolerance=0.5, level=level)
     excluded = " ".join(note for note in tuning.notes if note.startswith("No override"))
     assert "the policy runs it in float8 already" in excluded

@@ -69,9 +69,9 @@ def registered_and_default() -> None:
 
 
 def install() -> None:
-    with tp.installed_as(policy="cuda"), torch.autocast("cpu"):  # region
+    with tp.install(policy="cuda"), torch.autocast("cpu"):  # region
         X.mm(X), X.exp()
-    with tp.installed_as(), torch.autocast("cpu"):
+    with tp.install(), torch.autocast("cpu"):
         X.mm(X)
 
 
@@ -117,7 +117,7 @@ def switched_off() -> None:
         with tp.my_autocast("cpu", enabled=False):  # region
             X @ X
             X + 1  # has no policy anyway
-        with tp.installed_as(), torch.autocast("cpu", enabled=False):  # region
+        with tp.install(), torch.autocast("cpu", enabled=False):  # region
             X @ X
         with tp.stock_autocast("cpu", enabled=False):
             X @ X
@@ -236,7 +236,6 @@ def _decorated() -> None:
     run("mm")
 
 
-@pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # a trace reports what a region warns of
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
@@ -271,7 +270,7 @@ def test_unused_overrides_of_modules() -> None:
 
 
 def test_unused_overrides_of_install() -> None:
-    with tp.installed_as(overrides={"exp": "fp32", "mm": "fp32"}), tp.trace() as report:
+    with tp.install(overrides={"exp": "fp32", "mm": "fp32"}), tp.trace() as report:
         with torch.autocast("cpu"):
             X.mm(X)
         with torch.autocast("cpu"):  # another line

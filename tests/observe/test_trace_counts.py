@@ -67,7 +67,7 @@ OTHER_REGIONS: dict[str, Region] = {
     ),
     "register_policy": _registered,
     "default policy": _default,
-    "install": lambda: _two(tp.installed_as, lambda: torch.autocast("cpu")),
+    "install": lambda: _two(tp.install, lambda: torch.autocast("cpu")),
 }
 #: Entries of the op database that run something above the mode and inside of an op, which a trace does not look into.
 NOT_EQUAL = {
@@ -100,7 +100,6 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     assert report.total.casts == made
 
 
-@pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # one set of overrides for all programs
 @pytest.mark.parametrize(
     ("name", "region"),  # the everyday run has each program in half of the regions
     [

@@ -138,7 +138,7 @@ def test_a_bug_in_ours(monkeypatch: MonkeyPatch, plant: Any, found: set[tuple[st
 def test_install_changes_no_result(installed: dict[str, Any], monkeypatch: MonkeyPatch) -> None:
     """Otherwise a contender made by torch.autocast would have the results of ours."""
     expected = run_entry(MM, Options("cpu"))
-    with tp.installed_as(**installed):
+    with tp.install(**installed):
         found = run_entry(MM, Options("cpu"))
         assert run_entry(MM, Options("cpu", stock_only=True)).mismatches == ()
         with_override("fp32")(monkeypatch)

@@ -205,7 +205,6 @@ PLACES: dict[str, Callable[[Any, Path], object]] = {
         "cpu", policy=tp.Policy((("aten::linear", "cpu", parse_dtype(dtype)),))
     ),
     "install": lambda dtype, _: tp.install(overrides={"linear": dtype}),
-    "installed_as": lambda dtype, _: tp.installed_as(overrides={"linear": dtype}),
     "a file": lambda dtype, folder: tp.my_autocast(
         "cpu", policy=write(folder, f'format = 1\n[cpu]\n"linear" = "{spelled(dtype)}"')
     ),

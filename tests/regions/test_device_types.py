@@ -71,7 +71,7 @@ def observed(autocast: Autocast, device: str, *arguments: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", [None, BF16, F16, F32, torch.float64], ids=str)
 def test_a_program_sees_what_it_sees_in_torch_autocast(device: str, dtype: torch.dtype | None) -> None:
     assert observed(tp.my_autocast, device, dtype) == observed(tp.stock_autocast, device, dtype)
-    with tp.installed_as():
+    with tp.install():
         assert observed(torch.autocast, device, dtype) == observed(tp.stock_autocast, device, dtype)
 
 
@@ -129,7 +129,7 @@ def test_install(device: str) -> None:
     def given(ctx: object, x: torch.Tensor) -> torch.dtype:
         return x.dtype
 
-    with tp.installed_as(policy="off"):
+    with tp.install(policy="off"):
         with torch.autocast(device):
             assert dtypes_in(device) == (F32, F16, F16)
             with FakeTensorMode():
@@ -143,7 +143,7 @@ def test_other_device_types_are_torch_autocasts(device: str) -> None:
     with pytest.raises(tp.errors.UnsupportedDeviceError, match=f"no device type '{device}'. .* torch.autocast") as one:
         tp.my_autocast(device)
     assert f"torch.autocast({device!r}) serves that device type." in str(one.value)
-    with tp.installed_as(policy="off"), torch.autocast(device):
+    with tp.install(policy="off"), torch.autocast(device):
         assert torch.is_autocast_enabled(device)
         assert not tp.observe.autocast_state.my_autocast_is_in_force()
         with FakeTensorMode() if device == "mtia" else nullcontext():

@@ -201,7 +201,7 @@ def test_every_way_to_give_a_policy_gives_this_one(tmp_path: Path, request: pyte
     check(tp.my_autocast("cpu", policy=tables, model=net))
     with tp.register_policy("linear", "float8"):
         check(tp.my_autocast("cpu"))
-    with tp.installed_as(policy=str(file)):
+    with tp.install(policy=str(file)):
         check(torch.autocast("cpu"))
     with tp.set_module_policy(net, {"*": {"linear": "float8"}}):
         check(tp.my_autocast("cpu"))

@@ -1,4 +1,4 @@
-"""install, uninstall, installed_as: every way to open a region of torch.autocast opens one of ours, and ends it."""
+"""install and installed: every way to open a region of torch.autocast opens one of ours, and ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.installed import ENTER, EXIT, FROM_BEFORE, MARKED, OURS, STOCKS, is_restored, region_is
+from helpers.installed import ENTER, EXIT, FROM_BEFORE, MARKED, OURS, STOCKS, is_restored, region_is, uninstall
 from helpers.probes import in_thread, leaves_no_trace, mm_dtype, seen
 from helpers.subprocesses import run_python
 from helpers.thread_state import thread_state
@@ -28,13 +28,14 @@ from torch_promote.regions import installation as autocast_methods
 pytestmark = pytest.mark.usefixtures("nothing_installed")
 
 
-def test_install_and_uninstall() -> None:
+def test_install_and_remove() -> None:
     assert tp.installed() is None
     installation = tp.install(**MARKED)
     assert tp.installed() is installation
     assert region_is() is OURS
-    assert tp.uninstall() is installation
-    assert tp.installed() is None
+    for _ in range(2):
+        installation.remove()
+        assert tp.installed() is None
     assert region_is() is STOCKS
     assert is_restored()
 
@@ -54,31 +55,42 @@ def test_broken_arguments_change_nothing(arguments: Any, error: type[Exception],
     was = tp.install(**before) if before else None
     state, whose, methods = thread_state(), region_is(), (torch.autocast.__enter__, torch.autocast.__exit__)
     with mock.patch.object(torch._dynamo, "reset") as reset:
-        for function in (tp.install, tp.installed_as):
-            with pytest.raises(error, match=text):
-                function(**arguments).__enter__()
+        with pytest.raises(error, match=text):
+            tp.install(**arguments)
         assert not reset.called
     assert tp.installed() is was
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == methods
     assert (thread_state(), region_is()) == (state, whose)
 
 
-def test_installed_as_restores_the_previous_installation() -> None:
+def test_a_block_restores_the_previous_installation() -> None:
     outer = tp.install(policy="off")
-    with tp.installed_as() as inner:
+    with tp.install() as inner:
         assert (tp.installed(), inner is outer) == (inner, False)
         assert region_is() is torch.bfloat16
-        with pytest.raises(ZeroDivisionError), tp.installed_as(**MARKED):
+        with pytest.raises(ZeroDivisionError), tp.install(**MARKED):
             1 / 0  # noqa: B018
         assert tp.installed() is inner
-        tp.uninstall()
-        assert region_is() is STOCKS
+        inner.remove()
+        assert region_is() is torch.float32
+    assert tp.installed() is outer
+    with tp.install():
+        tp.install(**MARKED)  # and its handle is dropped
+        assert region_is() is OURS
     assert tp.installed() is outer
     assert region_is() is torch.float32
-    tp.uninstall()
-    with tp.installed_as():
-        pass
+    outer.remove()
     assert tp.installed() is None
+
+
+def test_handles_that_are_removed_in_any_order() -> None:
+    first, second, third = tp.install(policy="off"), tp.install(policy="off"), tp.install(**MARKED)
+    second.remove()
+    assert (tp.installed(), region_is()) == (third, OURS)
+    third.remove()
+    assert (tp.installed(), region_is()) == (first, torch.float32)
+    first.remove()
+    assert is_restored()
 
 
 # --- regions that are open meanwhile
@@ -104,7 +116,7 @@ def test_uninstall_inside_an_open_region() -> None:
     tp.install(**MARKED)
     with torch.autocast("cpu", torch.float16):
         inside = thread_state()
-        tp.uninstall()
+        uninstall()
         assert torch.autocast.__enter__ is ENTER
         assert thread_state() == inside
         assert mm_dtype() is torch.float32
@@ -134,7 +146,7 @@ with torch.autocast("cpu"):
     child = os.fork()
     if child == 0:
         inherited = tp.installed() is not None and dtype() is torch.float32
-        tp.uninstall()
+        tp.installed().remove()
         ends = torch.autocast.__exit__ is not exit_
 if child == 0:
     restored = (torch.autocast.__enter__, torch.autocast.__exit__) == (enter, exit_)
@@ -152,13 +164,13 @@ def test_a_fork_inherits_and_changes_its_own() -> None:
     assert done.stdout.split() == ["0", "True", "torch.float32"], done.stderr
 
 
-# --- install and uninstall while threads and tasks have regions open
+# --- install and remove while threads and tasks have regions open
 
 
 @pytest.fixture
 def nothing_is_left(nothing_installed: None) -> Iterator[None]:
     yield
-    tp.uninstall()
+    uninstall()
     assert (torch.autocast.__enter__, torch.autocast.__exit__) == (ENTER, EXIT)
     assert (_C.depth(), len(autocast_methods._thread.objects)) == (0, 0)
 
@@ -187,7 +199,7 @@ def test_changed_while_threads_open_regions(seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             tp.install(**MARKED)
-            tp.uninstall()
+            uninstall()
         over.set()
         for thread in threads:
             thread.join(60)
@@ -212,7 +224,7 @@ def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
         go_on = asyncio.Event()
         tasks = [asyncio.create_task(hold(go_on)) for _ in range(2)]
         await asyncio.sleep(0)
-        tp.uninstall()
+        uninstall()
         assert mm_dtype() is torch.float32
         tasks.append(asyncio.create_task(hold(go_on)))
         await asyncio.sleep(0)
@@ -224,7 +236,7 @@ def test_uninstalled_while_tasks_and_generators_hold_regions() -> None:
     tp.install(**MARKED)
     generator = steps()
     assert next(generator) is OURS
-    tp.uninstall()
+    uninstall()
     assert next(generator) is OURS
     generator.close()
 
@@ -284,7 +296,7 @@ CALLS: dict[str, Opened] = {
 def test_arguments_errors_and_warnings(name: str) -> None:
     # In separate threads: if PyTorch raises on entering a region, it has changed half of the state.
     expected = in_thread(lambda: outcome(CALLS[name]))
-    with tp.installed_as():
+    with tp.install():
         # An equal argument that PyTorch takes must not let through one that it refuses.
         for accepted in (opened("cpu"), opened("cpu", enabled=False)):
             accepted()
@@ -332,19 +344,19 @@ def test_wrappers_of_the_methods(name: str) -> None:
     with wrapped() as wrapper:
         tp.install(**MARKED)
         assert (region_is(), calls) == (OURS, [])
-        tp.uninstall()
+        uninstall()
         assert getattr(torch.autocast, name) is wrapper
         assert (region_is(), calls) == (STOCKS, [name])
     assert is_restored()
     tp.install(**MARKED)
     with wrapped():
         assert (region_is(), calls) == (OURS, [name] * 2)
-        tp.uninstall()
+        uninstall()
         assert (region_is(), calls) == (STOCKS, [name] * 3)
         tp.install(**MARKED)
         assert (region_is(), calls) == (OURS, [name] * 4)
     assert region_is() is OURS
-    tp.uninstall()
+    uninstall()
     assert is_restored()
 
 
@@ -371,7 +383,7 @@ POLICIES: list[tuple[dict[str, Any], Any, Any]] = [
 def test_policies(arguments: dict[str, Any], under_default: Any, expected: Any) -> None:
     before = tp.set_default_policy("cuda")
     try:
-        with tp.installed_as(**arguments):
+        with tp.install(**arguments):
             assert dtypes() == under_default
             tp.set_default_policy(None)
             assert dtypes() == expected
@@ -381,7 +393,7 @@ def test_policies(arguments: dict[str, Any], under_default: Any, expected: Any) 
 
 def test_a_policy_file(tmp_path: Path) -> None:
     tp.Policy.named("off").save(tmp_path / "policy.toml")
-    with tp.installed_as(policy=tmp_path / "policy.toml"):
+    with tp.install(policy=tmp_path / "policy.toml"):
         (tmp_path / "policy.toml").unlink()
         assert dtypes() == (F32, HALF)
 
@@ -394,14 +406,14 @@ def casts_kept(**arguments: Any) -> tuple[int, str]:
 
 
 def test_cache_modes() -> None:
-    with tp.installed_as():
+    with tp.install():
         assert casts_kept() == (1, "weights")
         with tp.my_autocast("cpu", cache="all"):
             assert casts_kept()[1] == "all"
     for mode in ("weights", "all", "persistent"):
-        with tp.installed_as(cache=mode):
+        with tp.install(cache=mode):
             assert casts_kept()[1] == mode
-    with tp.installed_as(cache="none"):
+    with tp.install(cache="none"):
         assert casts_kept() == (0, "weights")
         assert casts_kept(cache_enabled=True) == (0, "weights")
         with torch.autocast("cpu"):

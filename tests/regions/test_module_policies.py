@@ -25,7 +25,6 @@ from torch_promote import _C
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_policies import (
     module_policies,
-    print_module_policy,
     remove_module_policy,
     set_module_policy,
 )
@@ -143,7 +142,7 @@ def test_module_with_two_names() -> None:
     assert module_policies(model) == {"a": "off"}
 
 
-def test_tree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tree() -> None:
     model = Model()
     set_module_policy(
         model, {"": {"softmax": "fp32"}, "blocks.0.attn.qkv": "off", "blocks.1.norm": "fp32", "lm_head": "fp32"}
@@ -158,8 +157,9 @@ Model  [{softmax: fp32}]
 |       `-- norm: LayerNorm  [fp32]
 `-- lm_head: Linear  [fp32]
 4 of 13 modules have a policy."""
-    print_module_policy(model)
-    assert capsys.readouterr().out == expected + "\n"
+    policies = module_policies(model)
+    assert str(policies) == str(pickle.loads(pickle.dumps(policies))) == expected
+    assert repr(policies) == repr(dict(policies))
 
 
 MISTAKES: list[tuple[Any, str]] = [

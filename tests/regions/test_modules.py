@@ -681,7 +681,7 @@ def test_applied_without_keeping_the_model_alive() -> None:
 def test_applied_under_install_and_as_the_default() -> None:
     model = model_of()
     with FP32.apply_to(model):
-        with tp.installed_as(policy=FP32), torch.autocast("cpu"):
+        with tp.install(policy=FP32), torch.autocast("cpu"):
             assert model(X).dtype is SINGLE
         before = tp.set_default_policy(FP32)
         try:

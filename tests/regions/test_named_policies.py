@@ -76,7 +76,7 @@ def registered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    with tp.installed_as(overrides={"_grouped_mm": "lower"}), torch.autocast("cpu"):
+    with tp.install(overrides={"_grouped_mm": "lower"}), torch.autocast("cpu"):
         yield
 
 
@@ -191,7 +191,7 @@ def test_whatever_takes_a_named_policy_takes_fp32(tmp_path: Path, entry_point: P
     tp.Policy.named("fp32").save(tmp_path / "all.toml")
     assert repr(tp.Policy.load(tmp_path / "all.toml")) == "Policy.named('fp32')"
     regions: list[Any] = [tp.my_autocast("cpu", policy=policy) for policy in ("fp32", tmp_path / "all.toml")]
-    with tp.installed_as(policy="fp32"):
+    with tp.install(policy="fp32"):
         regions.append(torch.autocast("cpu"))
         for region in regions:
             with region:

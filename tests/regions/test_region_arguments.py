@@ -196,8 +196,7 @@ def outcome(make: Callable[[], tp.my_autocast]) -> Any:
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
     in_python = partial(mock.patch.object, autocast, "pack_plain_region", return_value=None)
-    same_line = mock.patch.object(autocast, "line_of", return_value=None)  # the two are made in two lines
-    with warnings.catch_warnings(), around(), leaves_no_trace(), same_line:
+    with warnings.catch_warnings(), around(), leaves_no_trace():
         warnings.simplefilter("ignore")
         for args, kwargs in itertools.product(POSITIONAL, KEYWORDS):
             make = partial(tp.my_autocast, *args, **kwargs)
@@ -306,7 +305,6 @@ FLAGS: dict[str, Callable[[Any], Any]] = {
     "find_nonfinite(raise_at_first)": lambda value: tp.find_nonfinite(raise_at_first=value).__enter__(),
     "promotion(matmul)": lambda value: tp.promotion("jax", matmul=value),
     "register_policy(replace)": lambda value: tp.register_policy("relu", "fp32", replace=value),
-    "set_check_ranks(enabled)": lambda value: tp.set_check_ranks(value),
     "trace(values)": lambda value: tp.trace(values=value).__enter__(),
     "tune(progress)": lambda value: tp.tune(print, model=MODEL, tolerance=1e-3, progress=value),
 }

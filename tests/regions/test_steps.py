@@ -163,7 +163,7 @@ async def held(inner: Callable[[], Region], states: States) -> None:
 
 
 async def held_by_torch(inner: Callable[[], Region], states: States) -> None:
-    with tp.installed_as(), torch.autocast("cpu", FP16):
+    with tp.install(), torch.autocast("cpu", FP16):
         await across_awaits(inner, states)
 
 
@@ -273,7 +273,7 @@ def test_the_clean_up_of_a_cancelled_task_sees_the_region(how: str, body: Callab
                 await task
         assert autocast_dtype() is None
 
-    with tp.installed_as(), leaves_no_trace():
+    with tp.install(), leaves_no_trace():
         asyncio.run(main())
     assert log == [FP16, FP16]
 

@@ -223,15 +223,12 @@ def persistent_casts(draw: random.Random, number: int) -> None:
 
 @feature
 def installs(draw: random.Random, number: int) -> None:
-    """install() and uninstall(), with new overrides."""
+    """install() and remove(), with new overrides."""
     asked = new_overrides(draw) if draw.random() < 0.5 else None
-    tp.install(overrides=asked, cache=draw.choice((None, "weights", "all")))
-    try:
+    with tp.install(overrides=asked, cache=draw.choice((None, "weights", "all"))):
         with torch.autocast("cpu"):
             torch.relu(X)
         torch.autocast("cpu")(lambda: torch.relu(X))()
-    finally:
-        tp.uninstall()
 
 
 @feature
@@ -328,7 +325,7 @@ def checks(draw: random.Random, number: int) -> None:
 
 @feature
 def unused_overrides(draw: random.Random, number: int) -> None:
-    """Warnings of overrides without effect, from new lines of code."""
+    """Warnings of overrides of hidden ops, from new lines of code."""
     code = f"with tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n    X @ X  # {number}\n"
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("default", tp.UnusedOverrideWarning)

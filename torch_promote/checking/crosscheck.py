@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import multiprocessing.util
 import os
-import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -149,7 +149,7 @@ def use_environment() -> None:
     def write() -> None:
         file = Path(folder, f"{os.getpid()}.report")
         with contextlib.suppress(OSError):  # the command has ended before this process
-            file.with_suffix(".part").write_bytes(pickle.dumps(report))
+            file.with_suffix(".part").write_text(json.dumps(report.to_dict()), encoding="utf-8")
             file.with_suffix(".part").rename(file)
 
     def end() -> None:
@@ -167,7 +167,7 @@ def use_environment() -> None:
 
 def read_reports(folder: Path) -> dict[int, CrosscheckReport]:
     """Returns the reports that processes have left in a folder, by process id."""
-    return {int(file.stem): pickle.loads(file.read_bytes()) for file in folder.glob("*.report")}
+    return {int(file.stem): CrosscheckReport.load(file) for file in folder.glob("*.report")}
 
 
 # --- the observer of one block

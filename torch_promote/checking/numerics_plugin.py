@@ -22,10 +22,11 @@ import pytest
 from torch_promote.errors import OptionError, TorchPromoteError
 from torch_promote.observe.recording_file import SUFFIX
 from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.trace_report import diff
 
 if TYPE_CHECKING:
-    from torch_promote.observe.difference import Difference, OnlyCall
+    from torch_promote.observe.difference import Difference
+    from torch_promote.observe.events import Call
 
 __all__ = ["RecordedTest", "file_name", "recorded"]
 
@@ -123,7 +124,7 @@ def _judge(stored: Path, new: Path, tolerance: float | None, update: bool) -> tu
         os.replace(new, stored)
         return "recorded", ""
     try:
-        difference = TraceReport.load(stored).diff(TraceReport.load(new))
+        difference = diff(stored, new)
     except OptionError as error:
         if not update:
             pytest.fail(f"{_NAME}: {error} {_UPDATE}", pytrace=False)
@@ -143,9 +144,10 @@ def _is_within(difference: Difference, tolerance: float) -> bool:
     return difference.is_within(tolerance) and not _other_calls(difference)
 
 
-def _other_calls(difference: Difference) -> list[OnlyCall]:
+def _other_calls(difference: Difference) -> list[tuple[str, Call]]:
     """The calls of one run alone, without those of backwards and optimizers, which depend on PyTorch's version."""
-    return [call for call in difference.only if call.phase in ("forward", "recompute")]
+    runs = ("A", difference.only_in_a), ("B", difference.only_in_b)
+    return [(run, call) for run, calls in runs for call in calls if call.phase in ("forward", "recompute")]
 
 
 def _failure(difference: Difference, stored: Path, new: Path, tolerance: float | None) -> Iterator[str]:
@@ -156,7 +158,7 @@ def _failure(difference: Difference, stored: Path, new: Path, tolerance: float |
     yield from (f"    {sentence}" for sentence in difference.evidence)
     if tolerance is not None:
         yield f"    The largest relative L2 error is {difference.largest:.3g}, and the tolerance is {tolerance:g}."
-    for call in _other_calls(difference)[:_MOST_CALLS]:
-        yield f"    Only {call.run} calls {call.op}, at {call.line}."
+    for run, call in _other_calls(difference)[:_MOST_CALLS]:
+        yield f"    Only {run} calls {call.name}, at {call.line}."
     yield f"    torch-promote diff {shlex.quote(str(stored))} {shlex.quote(str(new))} --html difference.html"
     yield f"A is the stored recording, and B this run. {_UPDATE}"

@@ -1,4 +1,4 @@
-"""The command `torch-promote diff`: compares two recorded runs, and names the first call that differs."""
+"""The command `torch-promote diff`: compares two recorded runs, and says what differs first."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from torch_promote.cli.output import file, natural, say, show
 from torch_promote.errors import OptionError
 from torch_promote.observe.difference import Difference
 from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.trace_report import diff, load
 from torch_promote.report.base import spell_number
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
 DESCRIPTION = """\
 Compares two recorded runs of a program, which may have run on other machines,
-devices or versions of PyTorch, and names the first call whose results differ
-while its inputs do not: op, module, line, dtypes and policies of both sides.
+devices or versions of PyTorch, and says what differs first.
 
-kinds of differences:
+kinds of differences, and what each rests on:
+  weight     a parameter or buffer has other contents when it is first read
+  state      the optimizer's state, GradScaler's or a schedule's differs at the
+             start of a step
+  input      a batch differs, or random numbers of generators whose states do
+  arguments  a number, flag, size or text of a call: both values are shown
+  shape      tensors of other shapes
   policy     a call ran in another dtype, or under another policy
-  input      another batch, another order of batches, or other random numbers
-  weight     another parameter or buffer: initialization, or another checkpoint
-  op         a call with equal inputs has other results: kernel or arguments
+  structure  calls or modules of one run alone
+  op         other results on equal inputs and arguments
   rounding   other kernels round differently; no call is to blame
-  structure  a call that one run alone makes
 
 Errors are relative L2 norms, estimated from the sketches in the recordings.
 """
@@ -37,7 +40,7 @@ examples:
   torch-promote trace --record a.jsonl.gz train.py
                                                  first: record each run, there
                                                  or here, and copy the files
-  torch-promote diff a.jsonl.gz b.jsonl.gz       the first call that differs
+  torch-promote diff a.jsonl.gz b.jsonl.gz       what differs first
   torch-promote diff a.jsonl.gz b.jsonl.gz --html diff.html
                                                  a page to open in a browser
   torch-promote diff run.rank0.jsonl.gz run.rank3.jsonl.gz
@@ -53,12 +56,13 @@ examples:
                                                  in CI: fail if an error is
                                                  larger than rounding
 
-Files of `torch-promote trace --json` can be compared, too. Without --values,
-only their dtypes, policies and casts are. For tests, there is a pytest option,
---record-numerics=DIR.
+Files that TraceReport.save wrote can be compared, too. Without values, only
+their dtypes, policies, casts and arguments are. For tests, there is a pytest
+option, --record-numerics=DIR.
 
-exit status: 0 if the runs are equal, or within --tolerance; 1 if they differ.
-2 if the command line is invalid, or a file is not a recording.
+exit status: 0 if the runs are equal, or within --tolerance; 1 if they differ,
+or have no call in common. 2 if the command line is invalid, or a file is not a
+recording.
 """
 
 _RECORD = f"`torch-promote trace --record F{SUFFIX} train.py` records a run."
@@ -69,7 +73,7 @@ _MANY = 100_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    what = "a recording, a folder with one, or a saved trace"
+    what = "a recording, or a folder with one"
     parser.add_argument("a", metavar="A", help=what)
     parser.add_argument("b", metavar="B", help="the same of the other run")
     parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write a page, which needs no network")
@@ -97,13 +101,13 @@ def _tolerance(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     paths = [_find(path, arguments.rank) for path in (arguments.a, arguments.b)]
-    one, other = (TraceReport.load(path) for path in paths)
+    one, other = map(load, paths)
     for name, report in zip(paths, (one, other), strict=True):
         if not report.calls:
             raise OptionError(f"{str(name)!r} has no call: its program ran no op, or was stopped early. {_RECORD}")
     if len(one.calls) + len(other.calls) > _MANY:
         say(f"torch-promote: comparing {len(one.calls):,} with {len(other.calls):,} calls ...")
-    difference = one.diff(other)
+    difference = diff(one, other)
     tolerance = arguments.tolerance
     if tolerance is not None and not difference.with_values:
         raise OptionError(f"--tolerance compares contents, and a file has none. {_RECORD}")
@@ -115,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _status(difference: Difference, tolerance: float | None) -> int:
     if tolerance is None:
-        return int(bool(difference))
+        return int(bool(difference) or not difference.compared)
     within = difference.is_within(tolerance)
     verdict = "within" if difference.largest <= tolerance else "over"
     text = f"the largest relative L2 error, {spell_number(difference.largest)}, is {verdict} {spell_number(tolerance)}"
@@ -133,7 +137,7 @@ def _find(name: str, rank: int | None) -> Path:
     """Returns the file of a run, for one rank.
 
     Raises:
-        OptionError: There is none, a folder has several, or the name is not that of a recording or a saved trace.
+        OptionError: There is none, a folder has several, or the name is not that of a recording.
     """
     path = Path(name)
     if path.is_dir():
@@ -145,13 +149,12 @@ def _find(name: str, rank: int | None) -> Path:
         listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         remedy = "Name one of them, or choose a rank with --rank." if names else _RECORD
         raise OptionError(f"the folder {name!r} has to have one recording, *{end}. Found: {listed or 'none'}. {remedy}")
-    suffix = next((end for end in (SUFFIX, ".json") if name.endswith(end)), None)
-    if suffix is None:
-        raise OptionError(f"{name!r} is neither a recording, *{SUFFIX}, nor a saved trace, *.json. {_RECORD}")
+    if not name.endswith(SUFFIX):
+        raise OptionError(f"{name!r} is not a recording, *{SUFFIX}. {_RECORD}")
     if rank is not None:
-        path = Path(f"{re.sub(r'[.]rank[0-9]+$', '', name.removesuffix(suffix))}.rank{rank}{suffix}")
+        path = Path(f"{re.sub(r'[.]rank[0-9]+$', '', name.removesuffix(SUFFIX))}.rank{rank}{SUFFIX}")
     if not path.is_file():
-        ranks = sorted(one.name for one in path.parent.glob(f"{path.name.removesuffix(suffix)}.rank*{suffix}"))
+        ranks = sorted(one.name for one in path.parent.glob(f"{path.name.removesuffix(SUFFIX)}.rank*{SUFFIX}"))
         remedy = f"There are files of ranks, such as {ranks[0]}: choose one with --rank." if ranks else _RECORD
         raise OptionError(f"there is no file {str(path)!r}. {remedy}")
     return path

@@ -64,10 +64,8 @@ def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
         problem = ""
         if path == STDOUT and or_stdout:
             return path
-        if not path.endswith(suffix) or (suffix == ".json" and path.endswith(".trace.json")):
+        if not path.endswith(suffix):
             problem = f"the file's name has to end in {suffix}"
-            if path.endswith(".trace.json"):
-                problem += ". A file for Perfetto is an option of its own, --perfetto"
         elif os.path.isdir(path):
             problem = "this is a folder. Name a file in it"
         elif not os.path.isdir(folder := os.path.dirname(path) or "."):

@@ -1,14 +1,17 @@
-"""The command `torch-promote trace`: runs a program and reports which op ran in which dtype, and why."""
+"""The command `torch-promote trace`: reports which op ran in which dtype and why, in a program or a saved trace."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from torch_promote.cli.output import file, natural, say
+from torch_promote.cli.output import file, natural, say, show
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import Request, named_after
+from torch_promote.observe.events import Unseen
 from torch_promote.observe.recording_file import SUFFIX
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -17,22 +20,33 @@ Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
 
-{PROGRAM}"""
+{PROGRAM}
+--read runs nothing: it shows a trace that --json wrote. PATTERN explains the
+calls of a module, an op or a line in it: in which dtypes they came, ran and
+returned, by which policy and who set it, what was cast, what you can change.
+"""
 
 EPILOG = """\
 examples:
   torch-promote trace --html run.html train.py --lr 0.1
                                                  a page to open in a browser
-  torch-promote trace --steps 10:12 --json run.json train.py
+  torch-promote trace --steps 10:12 --record run.jsonl.gz train.py
                                                  steps 10 and 11 alone
-  torch-promote explain run.json blocks.3.attn   then: what happened there?
+  torch-promote trace --read run.jsonl.gz        then: the report of the file
+  torch-promote trace --read run.jsonl.gz --html run.html
+  torch-promote trace --read run.jsonl.gz blocks.3.attn
+                                                 what happened in a module;
+  torch-promote trace --read run.jsonl.gz softmax.int
+                                                 to an op (module=softmax is a
+                                                 module of that name); or
+  torch-promote trace --read run.jsonl.gz train.py:41
+                                                 at a line
   torch-promote trace --values --html run.html -m package.train
                                                  and the range of each result
   torch-promote trace --record a.jsonl.gz --steps 0:3 train.py
   torch-promote diff a.jsonl.gz b.jsonl.gz       two such runs: where do their
                                                  numbers begin to differ?
-  torch-promote trace --stock --perfetto run.trace.json train.py
-                                                 PyTorch's own autocast
+  torch-promote trace --stock train.py           PyTorch's own autocast
 
 The thread that imports PyTorch first is traced, with its backward passes.
 Ctrl-C and errors of the program keep what there is: the report is written.
@@ -40,20 +54,19 @@ Each rank writes a file of its own, such as run.rank1.html, and so does another
 process in which autocast had a policy for a call: run.pid1234.html.
 
 exit status: the program's. 2 if the command line is invalid: nothing has run
-then. 1 if the program succeeded and left no report.
+then. 1 if the program succeeded and left no report. With --read: 0, or 2 if the
+file is no recording, or nothing or several things in it match the pattern.
 """
 
 #: The options that name a file, and how its name ends.
-_SUFFIXES = {"html": ".html", "json": ".json", "csv": ".csv", "perfetto": ".trace.json"}
+_SUFFIXES = {"html": ".html", "json": ".json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     files = {
         "html": "write a page, which needs no network",
-        "json": "write all that was recorded, for `torch-promote explain`",
-        "csv": "write a table with a row for each call",
-        "perfetto": "write a trace for Perfetto, beside one of torch.profiler",
+        "json": "write all that is known as JSON, for other programs",
     }
     for name, text in files.items():
         suffix = _SUFFIXES[name]
@@ -62,7 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--record",
         metavar=f"F{SUFFIX}",
         type=file(SUFFIX),
-        help="record what is computed, while the program runs, for `torch-promote diff`",
+        help="record what is computed, while the program runs, for `torch-promote diff` and --read",
+    )
+    parser.add_argument(
+        "--read",
+        metavar=f"F{SUFFIX}",
+        help="run no program: show a recording, or explain what it says of a module, an op or the end of a line, which "
+        "stands in the place of the program",
     )
     parser.add_argument("--values", action="store_true", help="record the ranges of results, too; slower")
     parser.add_argument(
@@ -77,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    if arguments.read is not None:
+        return _read(arguments)
     record = None if arguments.record is None else os.path.abspath(arguments.record)
     options = {"values": arguments.values, "max_calls": arguments.max_calls, "record": record}
     outcome = run_recorded(arguments, "trace", Request("", options))
@@ -84,9 +105,30 @@ def run(arguments: argparse.Namespace) -> int:
     others = [one.report.total.calls for one in outcome.records.values() if one not in named and one.report]
     if named and named[0].report is not None and any(others):
         named[0].report.not_seen.append(
-            f"other processes, such as workers that load data: {sum(others):,} calls, none with a policy."
+            Unseen(
+                "other processes",
+                sum(others),
+                f"Calls of other processes, such as workers that load data: {sum(others):,}, none with a policy.",
+            )
         )
     if record is not None:
         tags = [tag for tag in outcome.named() or [""] if os.path.exists(named_after(record, SUFFIX, tag))]
         say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
     return report_each(arguments, outcome, {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()})
+
+
+def _read(arguments: argparse.Namespace) -> int:
+    """Shows a recording, or explains what it says of something."""
+    unused = [name for name in ("record", "values", "stock", "override", "policy") if getattr(arguments, name)]
+    if unused or len(arguments.program) > 1:
+        what = f"--{unused[0]}" if unused else f"{len(arguments.program)} patterns"
+        raise OptionError(f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}.")
+    report = TraceReport.load(arguments.read, arguments.max_calls)
+    shown = report.explain(*arguments.program) if arguments.program else report
+    show({}, [shown], False)
+    for name in _SUFFIXES:
+        path = getattr(arguments, name)
+        if path is not None:
+            shown.save(path)
+            say(f"torch-promote: wrote {path}")
+    return 0

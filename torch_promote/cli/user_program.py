@@ -298,7 +298,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[VARIABLE] = replace(request, folder=folder, first=first, end=end, command=os.getpid()).to_text()
         program = run_to_end(command, variables)
-        return Outcome(program.returncode, program.pid, read_records(Path(folder)))
+        return Outcome(program.returncode, program.pid, read_records(Path(folder), request.options.get("max_calls", 0)))
 
 
 def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[str, str | None]) -> int:

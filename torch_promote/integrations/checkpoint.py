@@ -24,7 +24,7 @@ from torch_promote import _C
 from torch_promote.extension import RegionSpec, kept_in_force
 from torch_promote.loader import AUTOCAST_KEY
 
-__all__ = ["checkpoint_contexts", "install", "stays_stocks"]
+__all__ = ["install", "stays_stocks"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
@@ -133,22 +133,6 @@ def _recomputing(captured: _Captured) -> Iterator[None]:
             _thread.mirrors = before
 
 
-class _Recomputations:
-    """The same for several recomputations: each backward through a retained graph recomputes."""
-
-    def __init__(self, captured: _Captured) -> None:
-        self._captured = captured
-        self._open: list[contextlib.AbstractContextManager[None]] = []
-
-    def __enter__(self) -> None:
-        recomputation = _recomputing(self._captured)
-        recomputation.__enter__()
-        self._open.append(recomputation)
-
-    def __exit__(self, *error: object) -> None:
-        self._open.pop().__exit__(None, None, None)
-
-
 # A plain function without a closure: `_disable_dynamo` creates a reference cycle with the function that it decorates.
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _run_again(captured: _Captured, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -174,28 +158,6 @@ class _KeepsPolicy:
             raise AttributeError(f"{type(holder).__name__!r} object has no attribute {self._name!r}")
         captured = kept.get("_torch_promote_policy", _BEFORE_INSTALL)
         return functools.partial(_run_again, captured, kept[self._name])
-
-
-def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Returns a `context_fn` for `torch.utils.checkpoint.checkpoint` that carries the policy to the recomputation.
-
-    Optional: policies carry over automatically. Use it to make that explicit. It works with `use_reentrant=False`, and
-    not in functions that torch.compile compiles.
-
-    Returns:
-        A context for the forward, which does nothing, and one for the recomputation.
-
-    Example:
-        >>> from torch.utils.checkpoint import checkpoint
-        >>> from torch_promote import my_autocast
-        >>> x, weight = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)
-        >>> with my_autocast("cpu", overrides={"matmul": "fp32"}):
-        ...     y = checkpoint(torch.matmul, x, weight, use_reentrant=False, context_fn=checkpoint_contexts)
-        >>> y.dtype
-        torch.float32
-    """
-    install()
-    return contextlib.nullcontext(), _Recomputations(_capture())
 
 
 @functools.cache

@@ -30,7 +30,6 @@ from torch_promote.errors import RegionError
 from torch_promote.extension import tables_in_force
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
-from torch_promote.integrations.ranks import compare_ranks
 
 __all__ = [
     "DYNAMO",
@@ -72,8 +71,6 @@ def graph_enter(packed: str) -> None:
     surroundings = _C.enter_region(_GRAPH, packed)
     try:
         _unwind_after_tracing(base)
-        if surroundings & _C.UNCHECKED_RANKS:
-            compare_ranks()
         if surroundings & _C.TORCH_FUNCTION_MODE:
             record_enter(packed)
     except BaseException:

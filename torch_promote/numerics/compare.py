@@ -32,7 +32,7 @@ from torch_promote.numerics.impacts import (
 )
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import RAN_LOWER, Call
+from torch_promote.observe.events import Call, Unseen
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
@@ -151,7 +151,7 @@ class ComparedRuns:
 
     def compare(self) -> Comparison:
         """Performs the runs. Raises StepError as `compare`."""
-        not_seen: list[str] = []
+        not_seen: list[Unseen] = []
         with watch_unseen(not_seen):
             first = self._run(self._reference, self._kept)
         theirs, gradients = self._run_candidate()
@@ -313,7 +313,7 @@ class ComparedRuns:
             nonfinite=local.nonfinite,
             bytes=sum(kept.bytes for kept, _ in pairs),
             flops=sum(_flops_of(kept.call) for kept, _ in pairs),
-            misfit=next((why for _, theirs in pairs if (why := theirs.said_by.partition(RAN_LOWER)[2])), ""),
+            misfit=next((why for _, theirs in pairs if (why := theirs.fallback)), ""),
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )
 

@@ -22,7 +22,7 @@ from torch_promote.numerics.nonfinite_finder import (
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_runs import current_policy, use_policy
 from torch_promote.numerics.step_state import StepState
-from torch_promote.observe.events import Call
+from torch_promote.observe.events import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
@@ -102,7 +102,7 @@ class NonfiniteReport(Report):
         self.origin: NonfiniteOrigin | None = None
         self.tried: list[Attempt] = []
         self.cure: Attempt | None = None
-        self.not_seen: list[str] = []
+        self.not_seen: list[Unseen] = []
         self.torch_version: str = str(torch.__version__)
         self._model = None if model is None else weakref.ref(model)
         self._allow = allow
@@ -205,7 +205,7 @@ class NonfiniteReport(Report):
             "scaled": encode(self._seen.scaled),
             "tried": encode(self.tried),
             "cure": encode(self.cure),
-            "not_seen": list(self.not_seen),
+            "not_seen": encode(self.not_seen),
             "checked": self.checked,
             "forward_ops": ops,
             "torch": self.torch_version,
@@ -222,7 +222,7 @@ class NonfiniteReport(Report):
         report.origin = decode(NonfiniteOrigin | None, data["origin"])
         report.tried = decode(list[Attempt], data["tried"])
         report.cure = decode(Attempt | None, data["cure"])
-        report.not_seen = decode(list[str], data["not_seen"])
+        report.not_seen = decode(list[Unseen], data["not_seen"])
         report.torch_version = decode(str, data["torch"])
         benign = decode(list[BenignNonfinite], data["benign"])
         ops = decode(list[tuple[str, str, list[str]]], data["forward_ops"])

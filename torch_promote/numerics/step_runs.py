@@ -21,7 +21,7 @@ from torch_promote.numerics.step_state import StepState
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.defaults import default_policy, set_default_policy
-from torch_promote.regions.installation import installed, installed_as
+from torch_promote.regions.installation import install, installed
 from torch_promote.regions.module_forward import without_module_policies
 
 __all__ = [
@@ -296,7 +296,7 @@ def use_policy(policy: Policy, model: nn.Module | None, dtype: torch.dtype | Non
         if policy == Policy.named("off") and model is not None:
             stack.enter_context(without_module_policies(model))
         stack.callback(set_default_policy, set_default_policy(policy))
-        stack.enter_context(installed_as(policy=policy, cache=None if present is None else present.cache))
+        stack.enter_context(install(policy=policy, cache=None if present is None else present.cache))
         if dtype is not None:
             for device_type in DEVICE_TYPES:
                 stack.callback(torch.set_autocast_dtype, device_type, torch.get_autocast_dtype(device_type))

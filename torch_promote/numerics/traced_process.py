@@ -1,7 +1,8 @@
 """Traces a whole process, or some of its optimizer steps, for `torch-promote trace` and `torch-promote find-nan`.
 
 The command sets the environment variable `VARIABLE` for the program, and the processes that the program starts inherit
-it. Each process writes a record to a folder, which the command reads when the program has ended.
+it. Each process writes a record to a folder, which the command reads when the program has ended: a JSON file, beside a
+recording of its trace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import multiprocessing.util
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_promote.errors import DispatchObserverError
-from torch_promote.observe.recording_file import SUFFIX
+from torch_promote.observe.recording_file import SUFFIX, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
+from torch_promote.report.codec import decode, encode
 
 if TYPE_CHECKING:
     from torch_promote.numerics.find_nonfinite import Attempt
+    from torch_promote.observe.trace import Tracer
 
 __all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
 
@@ -65,6 +67,7 @@ class Record:
     Attributes:
         process: Its id.
         parent: The id of the process that started it.
+        recording: The file of its trace; "" if there is none.
         rank: Its rank, if a launcher set one, or None.
         steps: The number of optimizer steps that ended in it.
         report: Its trace; None if it did not reach the steps, and in find-nan.
@@ -77,6 +80,7 @@ class Record:
     process: int
     parent: int
     rank: int | None
+    recording: str = ""
     steps: int = 0
     report: TraceReport | None = None
     found: bool | None = None
@@ -100,9 +104,19 @@ def use_environment() -> None:
     _Process(Request(**json.loads(os.environ[VARIABLE])))
 
 
-def read_records(folder: Path) -> dict[int, Record]:
-    """Returns the records in a folder, by process id."""
-    return {int(file.stem): pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.record"))}
+def read_records(folder: Path, max_calls: int) -> dict[int, Record]:
+    """Returns the records in a folder, by process id. Of each trace, `max_calls` calls are kept one by one."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        record = Record(**json.loads(file.read_text(encoding="utf-8")))
+        if record.recording:
+            record.report = TraceReport.load(record.recording, max_calls)
+        if record.attempts:
+            from torch_promote.numerics.find_nonfinite import Attempt
+
+            record.attempts = decode(list[Attempt], record.attempts)
+        found[record.process] = record
+    return found
 
 
 class _Process:
@@ -113,6 +127,8 @@ class _Process:
         self._steps = 0
         self._block: contextlib.AbstractContextManager[Any] | None = None
         self._report: Any = None
+        self._tracer: Tracer | None = None
+        self._file = ""
         self._inherited: Any = None  # the origin that the parent found
         self._watching = watch_steps(self._stepped)
         self._watching.__enter__()
@@ -130,16 +146,22 @@ class _Process:
 
             self._block = find_nonfinite(**self._request.options)
         else:
-            from torch_promote.observe.trace import trace
+            from torch_promote.observe.trace import Tracer
 
-            options = dict(self._request.options)
-            rank = _rank()
-            if options.get("record") and rank is not None:
-                options["record"] = named_after(options["record"], SUFFIX, f"rank{rank}")
-            elif os.getppid() != self._request.command:  # a worker, say, which must not write its parent's file
-                options["record"] = None
-            self._block = trace(**options)
+            self._file = self._name_file()
+            options = self._request.options
+            values = options["values"] or options["record"] is not None
+            self._block = self._tracer = Tracer(None, values, False, options["max_calls"], RecordingFile(self._file))
         self._report = self._block.__enter__()
+
+    def _name_file(self) -> str:
+        """The file of this process: the one that was asked for, or one in the folder for a process that is no rank."""
+        record, rank = self._request.options["record"], _rank()
+        if record is not None and rank is not None:
+            return named_after(record, SUFFIX, f"rank{rank}")
+        if record is not None and os.getppid() == self._request.command:  # no worker, say
+            return str(record)
+        return str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
 
     def _end(self) -> None:
         block, self._block = self._block, None
@@ -157,16 +179,17 @@ class _Process:
     def _forget(self) -> None:
         # The parent reports the existing records.
         self._steps = 0
-        if isinstance(self._report, TraceReport):
-            vars(self._report).update(vars(TraceReport(self._report._max_calls)))
+        if self._tracer is not None:
+            self._file = str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
+            self._tracer.forget(self._file)
         elif self._report is not None:
             self._inherited = self._report.to_dict()["origin"]
 
     def _at_exit(self) -> None:
         self._end()
-        record = Record(os.getpid(), os.getppid(), _rank(), self._steps)
-        if isinstance(self._report, TraceReport):
-            record.report = self._report
+        record = Record(os.getpid(), os.getppid(), _rank(), steps=self._steps)
+        if self._tracer is not None:
+            record.recording = self._file if os.path.exists(self._file) else ""
         elif self._report is not None:
             from torch_promote.numerics.find_nonfinite import next_attempts
 
@@ -174,10 +197,10 @@ class _Process:
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
             record.attempts = next_attempts(self._report) if record.found or data["origin"] is None else ()
-        whole = Path(self._request.folder, f"{os.getpid()}.record")
-        part = whole.with_suffix(".record-part")
+        whole = Path(self._request.folder, f"{os.getpid()}.json")
+        part = whole.with_suffix(".json-part")
         with contextlib.suppress(OSError):  # the command has ended before this process
-            part.write_bytes(pickle.dumps(record))
+            part.write_text(json.dumps(encode(record)), encoding="utf-8")
             part.rename(whole)
 
 

@@ -1,24 +1,35 @@
-"""`Difference`: what `TraceReport.diff` finds, in words, tables and charts."""
+"""`Difference`: what `torch_promote.diff` finds, in words, tables and charts."""
 
 from __future__ import annotations
 
+import bisect
 import math
+import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.diff import ONLY_AFTER, ONLY_BEFORE, Change
-from torch_promote.observe.divergence import Kind
-from torch_promote.observe.events import Phase
+from torch_promote.observe.divergence import (
+    Fact,
+    Kind,
+    Pair,
+    Walk,
+    argument_text,
+    differing_attributes,
+    shapes_of,
+)
+from torch_promote.observe.events import Argument, Call, Phase, Step
+from torch_promote.observe.run import Run, is_unfinished, relative_error
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Branch,
     Cell,
     Chart,
     Column,
     Content,
-    Fact,
     Listing,
     Part,
     Report,
@@ -29,61 +40,94 @@ from torch_promote.report.base import (
     module_name,
     spell_number,
 )
+from torch_promote.report.base import Fact as ReportFact
+from torch_promote.report.codec import encode
 
-__all__ = ["CallSide", "Difference", "FirstCall", "ModuleGrowth", "OnlyCall", "StepDifference"]
+if TYPE_CHECKING:
+    from torch_promote.observe.events import Recording
+    from torch_promote.observe.values import Values
+
+__all__ = ["Difference", "DifferingCall", "ModuleGrowth", "StepDifference", "compare_recordings"]
 
 _SIDES = Column("A", "dtypes"), Column("B", "dtypes")
+#: Names in `Recording.environment` that do not select kernels.
+_OF_NO_EFFECT = frozenset({"python", "rank"})
+#: The error of losses, gradients and parameters that compiled code may cause by rounding.
+_MOST_OF_COMPILED = 2e-2
+#: The share of calls that two runs of one program have in common at least.
+_LEAST_IN_COMMON = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class CallSide:
-    """A call as one of two runs made it.
+class DifferingCall:
+    """The call where a difference shows first.
 
     Attributes:
-        dtypes: The dtypes of inputs, of cast inputs if they differ, and of outputs, as `Call.dtypes`.
-        shapes: The shapes of inputs and outputs: "[8, 16], [4, 16] -> [8, 4]".
-        policy: The name of its policy; "" without one.
-        said_by: Who set it.
-        line: "path:number" of the program's line.
-    """
-
-    dtypes: str
-    shapes: str
-    policy: str
-    said_by: str
-    line: str
-
-
-@dataclass(frozen=True, slots=True)
-class FirstCall:
-    """The first call that differs between two runs.
-
-    Attributes:
-        op: The op: "aten::linear"; "torch.compile" for a compiled function.
-        overload: Its overload.
-        module: The path of the module that called it.
-        phase: "forward", "recompute", "backward" or "optimizer".
+        a: The call in the first run; None if only the second made it.
+        b: The call in the second run.
         call: Its index, from 0, among the calls of this overload in this module and phase.
         step: The number of optimizer steps before it.
-        line: The line in the first run, or in the second if only that has the call.
         relative_l2: The estimated relative L2 error: of the parameter or input that differs, otherwise of the results.
             None if it is unknown.
         parameter: The parameter or buffer that it reads, and that differs: "3.up.weight"; None for another cause.
-        a: The call in the first run; None if only the second made it.
-        b: The call in the second run.
     """
 
-    op: str
-    overload: str
-    module: str
-    phase: Phase
+    a: Call | None
+    b: Call | None
     call: int
     step: int
-    line: str
     relative_l2: float | None = None
     parameter: str | None = None
-    a: CallSide | None = None
-    b: CallSide | None = None
+
+    @property
+    def known(self) -> Call:
+        """The call in the first run, or in the second if only that has it."""
+        found = self.a or self.b
+        assert found is not None
+        return found
+
+    @property
+    def op(self) -> str:
+        """The op: "aten::linear"; "torch.compile" for a compiled function."""
+        return self.known.op
+
+    @property
+    def overload(self) -> str:
+        """Its overload."""
+        return self.known.overload
+
+    @property
+    def module(self) -> str:
+        """The path of the module that called it."""
+        return self.known.module
+
+    @property
+    def phase(self) -> Phase:
+        """Its phase."""
+        return self.known.phase
+
+    @property
+    def line(self) -> str:
+        """Its line."""
+        return self.known.line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        names = "op", "overload", "module", "phase", "call", "step", "line", "relative_l2", "parameter"
+        sides = {
+            name: None
+            if one is None
+            else {
+                "dtypes": one.dtypes,
+                "shapes": shapes_of(one),
+                "arguments": encode(dict(one.arguments)),
+                "policy": one.policy_name,
+                "said_by": one.said_by,
+                "line": one.line,
+            }
+            for name, one in (("a", self.a), ("b", self.b))
+        }
+        return {**{name: encode(getattr(self, name)) for name in names}, **sides}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +142,6 @@ class StepDifference:
         worst_gradient: That parameter.
         parameters: The largest error of a parameter after the step.
         worst_parameter: That parameter.
-        rng: The random number generators whose states differed when it first drew random numbers, or at its end: "cpu",
-            "cuda:0", "python", "numpy".
     """
 
     step: int
@@ -109,7 +151,6 @@ class StepDifference:
     worst_gradient: str = ""
     parameters: float | None = None
     worst_parameter: str = ""
-    rng: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,52 +181,72 @@ class ModuleGrowth:
 
 
 @dataclass(frozen=True, slots=True)
-class OnlyCall:
-    """A call that one run alone made.
+class Change:
+    """An attribute of a call that differs between two runs.
 
     Attributes:
-        run: "A" or "B".
-        op: Its op, with the overload.
-        module: The path of its module.
-        phase: Its phase.
-        step: The step.
-        line: Its line.
+        one: The call in the first run; None if only the second made it.
+        other: The call in the second run.
+        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "said_by", "casts", "arguments",
+            "error"; or "only before", "only after".
+        before: Its value in the first run, as text; "" if the call is not in it.
+        after: Its value in the second run.
     """
 
-    run: str
-    op: str
-    module: str
-    phase: Phase
-    step: int
-    line: str
+    one: Call | None
+    other: Call | None
+    what: str
+    before: str
+    after: str
+
+    @property
+    def call(self) -> Call:
+        """The call in the second run, or in the first if only that has it."""
+        found = self.other or self.one
+        assert found is not None
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        call = self.call
+        where = {"phase": call.phase, "module": call.module, "op": call.name, "line": call.line}
+        return {**where, "what": self.what, "before": self.before, "after": self.after}
+
+
+ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 
 
 @dataclass(frozen=True, repr=False)
 class Difference(Report):
-    """The difference between two traces, A and B. It is true if there is any.
+    """The difference between two recordings, A and B. It is true if there is any.
 
-    With values in both traces (`trace(values=True)`), contents are compared, and the first call that differs is named
-    with the cause. Otherwise, dtypes, policies and casts are.
+    With values in both (`trace(values=True)`), contents are compared. Otherwise dtypes, policies, casts and arguments
+    that are no tensors are.
 
     Attributes:
-        changes: The attributes of calls that differ, in the order of the calls of the first trace, then calls that only
-            the second has.
-        compared: The number of calls in both traces.
-        dropped: The number of calls that the traces did not keep (see `max_calls`), which are not compared.
+        facts: What differs, in the order of the runs, each with its kind. "weight": a parameter or buffer has other
+            contents when it is first read. "state": the state of an optimizer, GradScaler, schedule or generator
+            differs at the start of a step. "input": a batch, or random numbers drawn by generators that differ.
+            "arguments": a number, flag, size or text of a call. "shape": other shapes. "policy": another dtype or
+            policy. "structure": calls of one run alone. "op": other results on equal inputs and arguments. "rounding":
+            rounding alone, of other kernels.
+        kind: That of the first fact; None if there is no difference.
+        first: The call where the first fact shows first, a `DifferingCall`; None if no call shows it.
+        arguments: Of the first fact, the arguments that differ, with both values.
+        state: Of the first fact, the names of the states that differ.
+        evidence: The facts as sentences, then what else is known.
+        changes: The attributes of calls that differ, in the order of the calls of the first run.
+        compared: The number of calls in both runs.
+        dropped: The number of calls that the recordings did not keep (see `max_calls`), which are not compared.
+        unknown: The number of compared calls of whose results one was not read, such as those of DTensors.
         with_values: Whether contents were compared.
-        kind: What explains the difference. "policy": another policy or dtype. "input": another batch, or other random
-            numbers. "weight": another parameter or buffer. "op": a call with other results on equal inputs. "rounding":
-            rounding alone, of other kernels. "structure": calls of one run alone. None: there is no difference.
-        first: The first call that differs, a `FirstCall`; None if there is no difference, or no call is to blame.
-        evidence: What shows that, in sentences.
         steps: How each step differs: a list of `StepDifference`.
-        only_in_a: The number of the program's calls in the first trace alone, without views and casts.
-        only_in_b: The number in the second trace alone.
-        only: These calls, a list of `OnlyCall`.
-        unmatched: The number of contents that one trace alone has: results that no compared call reads, losses,
+        only_in_a: The calls that the first run alone made, without views and conversions.
+        only_in_b: Those of the second run.
+        unmatched: The number of contents that one run alone has: results that no compared call reads, losses,
             gradients and parameters. They have no error.
         growth: The errors by step, phase and module, in the order of the run: a list of `ModuleGrowth`.
-        errors: Of the compared calls whose results differ, the numbers and the relative errors. Results of one trace
+        errors: Of the compared calls whose results differ, the numbers and the relative errors. Results of one run
             alone that stand in the same place, and that no compared call reads, are compared as well.
         environment: What differs in versions, devices and settings: by name, the values of both.
         unfinished: By run, "A" or "B", the number of steps in a recording without an end, because the run was killed or
@@ -197,7 +258,7 @@ class Difference(Report):
         ...     with tp.trace(values=True) as report:
         ...         _ = (torch.ones(2, 2) * factor).exp()
         ...     return report
-        >>> run(1.0).diff(run(1.0)).equal
+        >>> tp.diff(run(1.0), run(1.0)).equal
         True
     """
 
@@ -207,24 +268,46 @@ class Difference(Report):
     changes: list[Change]
     compared: int
     dropped: int = 0
+    unknown: int = 0
     with_values: bool = False
-    kind: Kind | None = None
-    first: FirstCall | None = None
+    facts: list[Fact] = field(default_factory=list)
+    first: DifferingCall | None = None
     evidence: list[str] = field(default_factory=list)
     steps: list[StepDifference] = field(default_factory=list)
-    only_in_a: int = 0
-    only_in_b: int = 0
-    only: list[OnlyCall] = field(default_factory=list)
+    only_in_a: list[Call] = field(default_factory=list)
+    only_in_b: list[Call] = field(default_factory=list)
     unmatched: int = 0
     growth: list[ModuleGrowth] = field(default_factory=list)
     errors: list[tuple[int, float]] = field(default_factory=list)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     unfinished: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Raises OptionError: recordings are compared again instead."""
+        raise OptionError(
+            f"a difference cannot be read from {os.fspath(path)!r}. Compare the recordings: tp.diff(a, b)."
+        )
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of the first fact."""
+        return self.facts[0].kind if self.facts else None
+
+    @property
+    def arguments(self) -> Mapping[str, tuple[Argument, Argument]]:
+        """The arguments that differ in the first fact."""
+        return self.facts[0].arguments if self.facts else {}
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The states that differ in the first fact."""
+        return self.facts[0].state if self.facts else ()
+
     @property
     def equal(self) -> bool:
-        """Whether there are no differences: with values, whether all results have equal bits."""
-        return self.kind is None if self.with_values else not self.changes
+        """Whether nothing that was compared differs: with values, all results have equal bits."""
+        return not self.facts
 
     def __bool__(self) -> bool:
         return not self.equal
@@ -239,8 +322,8 @@ class Difference(Report):
     def is_within(self, tolerance: float) -> bool:
         """Whether no relative L2 error is larger, and all contents were compared.
 
-        Calls of one trace alone count by what they change in the calls that read their results. Results that no
-        compared call reads, and losses, gradients and parameters, have to be in both traces.
+        Calls of one run alone count by what they change in the calls that read their results. Results that no
+        compared call reads, and losses, gradients and parameters, have to be in both runs.
 
         Args:
             tolerance: The largest relative L2 error that is allowed, 0 or more.
@@ -255,17 +338,19 @@ class Difference(Report):
         return self.equal or (self.largest <= tolerance and not self.unmatched)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the difference as JSON-compatible values, with `equal`."""
-        return {"equal": self.equal, **super().to_dict()}
+        """Returns the difference as JSON-compatible values."""
+        facts = [
+            {"kind": one.kind, "text": one.text, "step": one.step, "calls": one.calls, "relative_l2": encode(one.error)}
+            | {"parameter": one.parameter or None, "arguments": encode(one.arguments), "state": list(one.state)}
+            for one in self.facts
+        ]
+        derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state")}
+        return {**super().to_dict(), **derived, "facts": facts}
 
     def content(self) -> Content:
-        """Returns the verdict, both sides of the first call, the evidence, and where errors grow."""
-        if not self.with_values:
-            return self._content_of_changes()
+        """Returns the verdict, the facts, both sides of the first call, and where errors grow."""
         parts = list(self._parts())
-        return Content("difference of two runs", self._verdict(), list(self._facts()), parts, good=self.equal)
-
-    # --- with values
+        return Content("difference of two runs", self._verdict(), list(self._numbers()), parts, good=self.equal)
 
     def _verdict(self) -> str:
         ends = (
@@ -276,87 +361,108 @@ class Difference(Report):
         return "".join([self._sentence(), *ends])
 
     def _sentence(self) -> str:
+        if not self.compared and self.equal:
+            return "Nothing was compared: the recordings have no call in common."
         if self.equal:
-            return "Equal: all results have equal bits."
-        if self.unfinished and self.kind == "structure" and not self.only:
-            return "All results that both recordings have are equal."
-        first = self.first
-        if self.kind == "rounding":
-            return "No call is to blame: the results differ by rounding alone, on different kernels."
-        if first is None:
-            return "Different, and no recorded call explains it."
-        call = f"{first.op} in {module_name(first.module)}"
-        call += "" if first.phase == "forward" else f" ({first.phase})"
-        error = "" if first.relative_l2 is None else f" (relative L2 {spell_number(first.relative_l2)})"
-        if self.kind == "structure":
-            only = "A" if first.b is None else "B" if first.a is None else ""
-            where = f"only {only} makes it" if only else "other calls take its place, with equal results"
-            where += f", and later results differ{error}" if only and first.relative_l2 else ""
-            return f"Another structure in step {first.step}: {call}, {where}."
-        whats = {
-            "weight": f"reads another weight, {first.parameter}{error}.",
-            "input": f"has another input, or other random numbers{error}.",
-            "policy": f"ran in another dtype or under another policy{error}.",
-            "op": f"has other results on equal inputs{error}.",
-        }
-        return f"Different from step {first.step} on: {call} {whats[str(self.kind)]}"
+            if not self.with_values:
+                return "Equal: dtypes, policies, casts and other arguments. Contents were not compared."
+            rest = f" {self.unknown:,} more have results that were not read." if self.unknown else ""
+            return f"Equal: the results of {self.compared - self.unknown:,} calls have equal bits.{rest}"
+        fact = self.facts[0]
+        if fact.kind == "rounding":
+            return fact.text
+        if not self.with_values:
+            return f"Different: {fact.text} Contents were not compared."
+        after = self._after()
+        text = f"Different from step {fact.step} on: {fact.text}"
+        return f"{after} {text}" if self._are_ranks else f"{text} {after}".rstrip()
 
-    def _facts(self) -> Iterator[Fact]:
+    @property
+    def _are_ranks(self) -> bool:
+        """Whether the runs are those of two ranks, whose batches differ by design."""
+        return "rank" in self.environment
+
+    def _after(self) -> str:
+        """What parameters are after the steps."""
+        errors = [one.parameters for one in self.steps if one.parameters is not None]
+        if not errors:
+            return ""
+        differing = next((one for one in self.steps if one.parameters), None)
+        whose = " of the two ranks" if self._are_ranks else ""
+        if differing is None:
+            return f"The parameters{whose} are equal after {'every step' if len(errors) > 1 else 'the step'}."
+        return (
+            f"After step {differing.step} the parameters{whose} differ (relative L2 "
+            f"{spell_number(differing.parameters or 0.0)})."
+        )
+
+    def _numbers(self) -> Iterator[ReportFact]:
         if self.kind is not None:
             yield "kind", self.kind
         yield "compared", f"{self.compared:,}", "calls in both runs"
-        yield "largest error", spell_number(self.largest), "relative L2, of any result, loss, gradient or parameter"
+        if self.with_values:
+            yield "largest error", spell_number(self.largest), "relative L2, of any result, loss, gradient or parameter"
+        else:
+            yield "contents", "not compared", "record both runs with values"
+        if self.unknown:
+            yield "not read", f"{self.unknown:,}", "calls in both runs, of whose results one was not read"
         if self.only_in_a or self.only_in_b:
-            yield "only in A", f"{self.only_in_a:,}"
-            yield "only in B", f"{self.only_in_b:,}"
+            yield "only in A", f"{len(self.only_in_a):,}"
+            yield "only in B", f"{len(self.only_in_b):,}"
         if self.unmatched:
             yield "unmatched", f"{self.unmatched:,}", "results, losses, gradients or parameters of one run alone"
         if self.dropped:
             yield "not compared", f"{self.dropped:,} (not stored; see max_calls)"
 
     def _parts(self) -> Iterator[Part]:
-        first = self.first
-        if first is not None:
-            sides = first.a, first.b
-            attributes = {
-                "dtypes": "dtypes",
-                "shapes": "shapes",
-                "policy": "policy",
-                "set by": "said_by",
-                "line": "line",
-            }
-            if first.a is None or first.b is None or first.a.shapes == first.b.shapes:
-                del attributes["shapes"]
-            rows: list[tuple[Cell, ...]] = [
-                (name, *("-" if side is None else getattr(side, attribute) or "none" for side in sides))
-                for name, attribute in attributes.items()
-            ]
-            op = f"{first.op}.{first.overload}" if first.overload else first.op
-            place = f"{first.phase}, step {first.step}, call {first.call}"
-            yield Table(f"First: {op} in {module_name(first.module)}, {place}", ("", "A", "B"), rows)
-        yield Listing("Evidence", self.evidence, most=20)
+        yield Listing("What differs", self.evidence, most=20)
+        if self.first is not None:
+            yield self._first_table(self.first)
         yield self._steps_table()
         yield from self._growth_parts()
-        whats = "inputs", "ran_with", "outputs", "policy", "casts"
-        yield self._changes_table("Other dtypes, policies and casts", whats, ("A", "B"))
+        yield self._changes_table()
         environment = [(name, *values) for name, values in self.environment.items()]
         yield Table("Environment", ("setting", "A", "B"), environment, most=20)
-        groups = Counter((one.run, one.op, module_name(one.module), one.phase, one.line or None) for one in self.only)
+        runs = ("A", self.only_in_a), ("B", self.only_in_b)
+        groups = Counter(
+            (run, one.name, module_name(one.module), one.phase, one.line or None)
+            for run, calls in runs
+            for one in calls
+        )
         named = [(*key, calls) for key, calls in groups.items()]
         columns = "run", Column("op", "name"), Column("module", "name"), "phase", Column("line", "line"), "calls"
         yield Table("Calls of one run alone", columns, named, most=30)
+
+    @staticmethod
+    def _first_table(first: DifferingCall) -> Table:
+        def shown(one: Call | None) -> dict[str, str]:
+            if one is None:
+                return {}
+            known = {"dtypes": one.dtypes, "shapes": shapes_of(one), "policy": one.policy_name, "set by": one.said_by}
+            arguments = {name: argument_text(value) for name, value in one.arguments}
+            return {"op": one.name, **known, "line": one.line, **arguments}
+
+        sides = shown(first.a), shown(first.b)
+        always = ("dtypes", "policy", "set by", "line")
+        rows: list[tuple[Cell, ...]] = [
+            (name, *(one.get(name, "-") or "none" for one in sides))
+            for name in dict.fromkeys([*sides[0], *sides[1]])
+            if name in always or (all(sides) and sides[0].get(name) != sides[1].get(name))
+        ]
+        op = f"{first.op}.{first.overload}" if first.overload else first.op
+        place = f"{first.phase}, step {first.step}, call {first.call}"
+        return Table(f"First: {op} in {module_name(first.module)}, {place}", ("", "A", "B"), rows)
 
     def _steps_table(self) -> Table:
         numbers = {name: Column(name, "number") for name in ("outputs", "losses", "gradients", "parameters")}
         columns: dict[str, Column] = {"step": Column("step"), **numbers}
         columns |= {f"worst_{name}": Column(f"worst {name}", "name") for name in ("gradient", "parameter")}
         rows = [
-            (*(cell if (cell := getattr(one, name)) != "" else None for name in columns), ", ".join(one.rng) or None)
+            tuple(cell if (cell := getattr(one, name)) != "" else None for name in columns)
             for one in self.steps
-            # Programs seldom seed the other two.
-            if set(one.rng) - {"python", "numpy"} or any(getattr(one, name) for name in numbers)
+            if any(getattr(one, name) for name in numbers)
         ]
-        return Table("Relative L2 errors by step", [*columns.values(), "RNG differs"], rows, most=10)
+        return Table("Relative L2 errors by step", [*columns.values()], rows, most=10)
 
     def _growth_parts(self) -> Iterator[Part]:
         points = [(place, error) for place, error in self.errors if error > 0]
@@ -374,13 +480,20 @@ class Difference(Report):
         differing = [one for one in self.growth if one.relative_l2]
         step = differing[0].step if differing else 0
         forward = [one for one in self.growth if (one.step, one.phase) == (step, "forward")]
-        shares = heat_shares([one.relative_l2 or 0.0 for one in forward])
+        inside: dict[str, float] = {}  # a module has the largest error of those in it, which it may fold
+        for one in forward:
+            parts = one.module.split(".") if one.module else []
+            for end in range(len(parts) + 1):
+                path = ".".join(parts[:end])
+                inside[path] = max(inside.get(path, 0.0), one.relative_l2 or 0.0)
+        sides = {one.module: one.shown_dtypes() for one in forward}
         branches = [
-            Branch(one.module, (one.relative_l2 or None, *one.shown_dtypes()), ({"heat": share},))
-            for one, share in zip(forward, shares, strict=True)
+            Branch(path, (error or None, *sides.get(path, ("", ""))), ({"heat": share},))
+            for (path, error), share in zip(inside.items(), heat_shares(list(inside.values())), strict=True)
         ]
         kinds = Column("relative L2", "number"), *_SIDES
-        yield Tree("Modules", kinds, branches, ("error",), note=f"The forward of step {step}.")
+        note = f"The forward of step {step}. A module has the largest error of those inside it."
+        yield Tree("Modules", kinds, branches, ("error",), note=note)
         rows = [
             (module_name(one.module), one.phase, one.calls, one.relative_l2, *one.shown_dtypes())
             for one in differing
@@ -389,36 +502,278 @@ class Difference(Report):
         columns = Column("module", "name"), "phase", "calls", Column("largest", "number"), *_SIDES
         yield Table(f"Relative L2 errors by module, step {step}", columns, rows, most=15)
 
-    # --- without values
-
-    def _content_of_changes(self) -> Content:
-        """The numbers, and a row for each kind of difference: those of a changed policy first."""
-        kinds = Counter(change.what for change in self.changes)
-        calls = {(change.phase, change.module, change.op, change.number) for change in self.changes}
-        differing = len(calls) - kinds[ONLY_BEFORE] - kinds[ONLY_AFTER]
-        verdict = f"{differing:,} of {self.compared:,} calls differ." if self.changes else "No difference."
-        facts: list[Fact] = [
-            ("compared", f"{self.compared:,}"),
-            ("differing", f"{differing:,}"),
-            *((what, f"{kinds[what]:,}") for what in (ONLY_BEFORE, ONLY_AFTER)),
-            ("contents", "not compared", "record both runs with values"),
-        ]
-        if self.dropped:
-            facts.append(("not compared", f"{self.dropped:,} (not stored; see max_calls)"))
-        parts = [self._changes_table("", kinds.keys(), ("before", "after"))]
-        return Content("difference of two traces", verdict, facts, parts)
-
-    def _changes_table(self, title: str, whats: Collection[str], sides: tuple[str, str]) -> Table:
+    def _changes_table(self) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
-        ran_as_called = {replace(change, what="ran_with") for change in self.changes if change.what == "inputs"}
+        as_called = {(id(one.one), one.before, one.after) for one in self.changes if one.what == "inputs"}
+        decided = {one.call.name for one in self.changes if one.what in ("policy", "said_by")}
         for change in self.changes:
-            if change.what in whats and change not in ran_as_called:  # one row is enough for a call without casts
-                key = change.op, change.phase, change.what, change.before, change.after
-                groups.setdefault(key, Counter())[module_name(change.module)] += 1
-        decided = {change.op for change in self.changes if change.what in ("policy", "said_by")}
+            call = change.call
+            if change.what in (ONLY_BEFORE, ONLY_AFTER) or (
+                change.what == "ran_with" and (id(change.one), change.before, change.after) in as_called
+            ):
+                continue  # in another table, and one row is enough for a call without casts
+            key = call.name, call.phase, change.what, change.before, change.after
+            groups.setdefault(key, Counter())[module_name(call.module)] += 1
         rows: list[tuple[Cell, ...]] = [
             (*key, modules.total(), modules)
             for key, modules in sorted(groups.items(), key=lambda group: group[0][0] not in decided)
         ]
-        columns = Column("op", "name"), "phase", "what", *sides, "calls", Column("modules", "code")
-        return Table(title, columns, rows, most=30)
+        columns = Column("op", "name"), "phase", "what", "A", "B", "calls", Column("modules", "code")
+        return Table("Other dtypes, policies, casts and arguments", columns, rows, most=30)
+
+
+def compare_recordings(before: Recording, after: Recording) -> Difference:
+    """Compares two recordings: their contents if both have values, otherwise the attributes of their calls."""
+    one, other = Run(before), Run(after)
+    environment = _environments(before, after)
+    with_values = bool(before.values and after.values)
+    may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
+    complete = not (before.dropped or one.unfinished), not (after.dropped or other.unfinished)
+    walk = Walk(one, other, may_round, complete, with_values, "torch" in environment)
+    only_in_a = [one.calls[i] for gap in walk.gaps for i in gap.one if not one.is_transparent(i)]
+    only_in_b = [other.calls[j] for gap in walk.gaps for j in gap.other if not other.is_transparent(j)]
+    errors = [(place, error) for place, error in enumerate(walk.errors) if error]
+    starts = [pair.one for pair in walk.pairs]
+    errors += [(bisect.bisect(starts, pair.one), error) for pair in walk.views if (error := walk.error_of(pair))]
+    dropped = before.dropped + after.dropped
+    unread, unmatched = _compare_unread(walk) if with_values and not dropped else ([], 0)
+    found = Difference(
+        _changes(walk),
+        len(walk.pairs),
+        dropped,
+        walk.unknown if with_values else 0,
+        with_values,
+        environment=environment,
+        steps=_steps(before, after, walk),
+        only_in_a=only_in_a,
+        only_in_b=only_in_b,
+        growth=_growth(walk),
+        errors=sorted(errors + unread),
+        unmatched=unmatched + (walk.read_at_last + _unmatched_ends(before, after) if with_values else 0),
+        unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
+    )
+    return _concluded(found, walk)
+
+
+def _concluded(found: Difference, walk: Walk) -> Difference:
+    """The difference with its facts, and what else is known."""
+    facts = list(walk.facts)
+    selecting = [name for name in found.environment if name not in _OF_NO_EFFECT]
+    compiled = walk.one.compiled != walk.other.compiled
+    largest = found.largest
+    if not facts and (walk.rounded or (largest and compiled)):
+        if compiled and largest > _MOST_OF_COMPILED and not walk.rounded:
+            facts.append(Fact("op", "Losses, gradients or parameters differ by more than rounding.", error=largest))
+        else:
+            facts.append(_rounding(walk, selecting, largest))
+    elif not facts and largest:
+        what = "Losses, gradients or parameters differ; no recorded call does."
+        facts.append(Fact("op", what, error=largest))
+    if not facts and walk.tail is not None and found.unfinished:
+        text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
+        first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
+        facts.append(Fact("structure", text, first, second))
+    evidence = [f"{one.text} The same in {one.calls - 1:,} more calls." if one.calls > 1 else one.text for one in facts]
+    totals = [len(run.own) for run in walk.runs]
+    in_common = len(walk.pairs) + len(walk.views)
+    if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals):
+        text = f"These are different programs: {in_common:,} of {totals[0]:,} and {totals[1]:,} calls are in both."
+        evidence.insert(0, text)
+        facts.insert(0, Fact("structure", text, facts[0].one, facts[0].other))
+    if facts:
+        shapes = [
+            (run_one, run_other)
+            for pair in walk.pairs
+            if shapes_of(run_one := walk.one.calls[pair.one]) != shapes_of(run_other := walk.other.calls[pair.other])
+        ]
+        if shapes:
+            call, theirs = shapes[0]
+            evidence.append(
+                f"Calls with other shapes: {len(shapes):,} of {len(walk.pairs):,}. The first is {call.op} in "
+                f"{module_name(call.module)}: {shapes_of(call)} in A, {shapes_of(theirs)} in B."
+            )
+        evidence += _of_generators(walk)
+        if selecting:
+            evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
+    if walk.of_versions:
+        evidence.append(
+            f"{walk.described(walk.of_versions[0])}. Places where the versions of PyTorch make other calls: "
+            f"{len(walk.of_versions):,}."
+        )
+    if compiled:
+        unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
+        name = "A" if walk.one.compiled else "B"
+        evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
+    return replace(found, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+
+
+def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
+    what = ", ".join(selecting) or "compiled code"
+    if not walk.rounded:
+        return Fact(
+            "rounding", f"The results differ by rounding alone. What may round differently: {what}.", error=largest
+        )
+    pair, error = walk.rounded[0]
+    text = (
+        f"The results differ by rounding alone. It starts in {walk.place(*pair)}, step {walk.one.steps[pair.one]}: "
+        f"relative L2 {spell_number(error)}, and rounding in its dtype explains "
+        f"{spell_number(walk.one.rounding(pair.one))}. What may round differently: {what}."
+    )
+    return Fact("rounding", text, error=error, calls=len(walk.rounded))
+
+
+def _first(walk: Walk, fact: Fact) -> DifferingCall | None:
+    sides = [None if i is None else run.calls[i] for run, i in zip(walk.runs, (fact.one, fact.other), strict=True)]
+    if sides == [None, None]:
+        return None
+    run, i = (walk.one, fact.one) if fact.one is not None else (walk.other, fact.other)
+    assert i is not None
+    call = run.calls[i]
+    place = call.name, call.module, call.phase
+    number = sum((one.name, one.module, one.phase) == place for one in run.calls[:i])
+    return DifferingCall(sides[0], sides[1], number, run.steps[i], fact.error, fact.parameter or None)
+
+
+def _of_generators(walk: Walk) -> list[str]:
+    """The generators of Python and NumPy, which no call shows, that differ at the start of a step that draws."""
+    starts: list[list[Mapping[str, str]]] = []
+    for run in walk.runs:
+        ends = [one.rng for one in run.recording.ends]
+        starts.append([run.recording.rng, *ends])
+    for name in ("python", "numpy"):
+        for step in range(min(map(len, starts)) - 1):
+            before = [states[step].get(name) for states in starts]
+            after = [states[step + 1].get(name) for states in starts]
+            if None not in before and before[0] != before[1] and before != after:
+                return [f"The state of the generator {name} differs at the start of step {step}, which draws from it."]
+    return []
+
+
+def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]]:
+    first, second = ({"torch": report.torch_version, **report.environment} for report in (one, other))
+    if not (one.environment and other.environment):
+        first, second = ({"torch": report.torch_version} for report in (one, other))
+    found = {}
+    for name in dict.fromkeys([*first, *second]):
+        a, b = first.get(name), second.get(name)
+        if None in (a, b) and name.startswith(("inductor.", "functorch.")):
+            continue  # of a compiler that one run has not loaded
+        missing = "not set" if name.isupper() else "unknown"
+        if a != b:
+            found[name] = missing if a is None else a, missing if b is None else b
+    return found
+
+
+def _changes(walk: Walk) -> list[Change]:
+    """The attributes that differ, of the calls inside of others as well. Times, threads and shapes are ignored."""
+    found: list[tuple[tuple[bool, int], list[Change]]] = []
+    for pair in sorted([*walk.pairs, *walk.views]):
+        for inner in (*walk.inner_pairs(pair), pair):
+            one, other = walk.one.calls[inner.one], walk.other.calls[inner.other]
+            changes = [Change(one, other, what, *texts) for what, texts in differing_attributes(one, other).items()]
+            found.append(((False, one.start), changes))
+    for gap in walk.gaps:
+        for i in gap.one:
+            call = walk.one.calls[i]
+            found.append(((False, call.start), [Change(call, None, ONLY_BEFORE, call.dtypes, "")]))
+        for j in gap.other:
+            call = walk.other.calls[j]
+            found.append(((True, call.start), [Change(None, call, ONLY_AFTER, "", call.dtypes)]))
+    return [change for _, changes in sorted(found, key=lambda one: one[0]) for change in changes]
+
+
+def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:
+    """Compares what calls of one run alone compute and no call reads, such as the outputs of a model.
+
+    All else that such calls compute has an effect on the calls that read it. What a backward computes is compared as
+    gradients, and what compiled code computes is unseen.
+
+    Returns:
+        As `Difference.errors`, and the number of results that have no counterpart in the other run.
+    """
+    one, other = walk.one, walk.other
+    if one.compiled != other.compiled:
+        return [], 0
+    starts = [pair.one for pair in walk.pairs]
+    ends = _unread(one, other), _unread(other, one)
+    errors: list[tuple[int, float]] = []
+    unmatched = 0
+    for gap in walk.gaps:
+        ones, others = [i for i in gap.one if i in ends[0]], [j for j in gap.other if j in ends[1]]
+        if len(ones) != len(others):
+            unmatched += len(ones) + len(others)
+            continue
+        for pair in map(Pair, ones, others):
+            error = walk.error_of(pair)
+            if error is None:
+                unmatched += 1
+            else:
+                errors.append((bisect.bisect(starts, pair.one), error))
+    return errors, unmatched
+
+
+def _unread(run: Run, other: Run) -> set[int]:
+    """The calls of a forward whose results no call reads, are no loss, and are not in the other run."""
+    read: set[int] = set()
+    for i in reversed(run.own):
+        # What is only converted, or only read by calls without results, such as Tensor.item, is compared nowhere else.
+        if run.values(i) and (i in read or not run.is_transparent(i)):
+            read.update(writer for one in run.reads(i) for writer in one.written_by)
+    known = other.contents | {loss.digest for end in run.recording.ends for loss in end.losses}
+    return {
+        i
+        for i in run.own
+        if i not in read and run.calls[i].phase in ("forward", "recompute") and not known.issuperset(run.results(i))
+    }
+
+
+def _unmatched_ends(before: Recording, after: Recording) -> int:
+    """The number of losses, gradients and parameters at the ends of steps that one run alone has."""
+    found = 0
+    for one, other in zip_longest(before.ends, after.ends, fillvalue=Step(0)):
+        found += abs(len(one.losses) - len(other.losses))
+        found += len(one.gradients.keys() ^ other.gradients.keys())
+        found += len(one.parameters.keys() ^ other.parameters.keys())
+    return found
+
+
+def _growth(walk: Walk) -> list[ModuleGrowth]:
+    groups: dict[tuple[int, Phase, str], list[int]] = {}
+    for place, pair in enumerate(walk.pairs):
+        call = walk.one.calls[pair.one]
+        groups.setdefault((walk.one.steps[pair.one], call.phase, call.module), []).append(place)
+    found = []
+    for (step, phase, module), places in groups.items():
+        errors = [error for place in places if (error := walk.errors[place]) is not None]
+        dtypes = []
+        for side, run in enumerate(walk.runs):
+            outputs = (info for place in places for info in run.calls[walk.pairs[place][side]].outputs)
+            dtypes.append(tuple(dict.fromkeys(dtype_name(info.dtype) for info in outputs)))
+        found.append(ModuleGrowth(step, phase, module, len(places), max(errors, default=None), *dtypes))
+    return found
+
+
+def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifference]:
+    outputs: dict[int, float] = {}
+    for pair, error in zip(walk.pairs, walk.errors, strict=True):
+        if error is not None:
+            step = walk.one.steps[pair.one]
+            outputs[step] = max(outputs.get(step, 0.0), error)
+    found = []
+    for number, (one, other) in enumerate(zip(before.ends, after.ends, strict=False)):
+        losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
+        gradients, worst_gradient = _worst(one.gradients, other.gradients)
+        parameters, worst_parameter = _worst(one.parameters, other.parameters)
+        loss = max((error for error in losses if error is not None), default=None)
+        found.append(
+            StepDifference(number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter)
+        )
+    return found
+
+
+def _worst(one: Mapping[str, Values], other: Mapping[str, Values]) -> tuple[float | None, str]:
+    errors = {
+        name: error for name in one if name in other and (error := relative_error(one[name], other[name])) is not None
+    }
+    worst = max(errors, key=errors.__getitem__, default="")
+    return errors.get(worst), worst if errors.get(worst) else ""

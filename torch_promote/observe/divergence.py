@@ -1,52 +1,55 @@
-"""The comparison of two recordings with values: which call differs first, and why.
+"""The comparison of two recordings with values: the facts by which they differ, in the order of the run.
 
 NOTE [ Where runs part ]
-The calls of the program are walked in the order in which the first run made them. A call has equal inputs if what wrote
-them left equal bits in both runs; the writers themselves need not be aligned. The first of these events explains the
-difference:
+The calls that the program made are aligned by step, phase and module, and walked in the order of the first run. Calls
+that one run alone made stand in gaps. At each aligned call, three things are compared: what it reads, by the digests of
+its inputs; its other arguments; its results. A difference is a fact of its own if no earlier one explains it:
 
-- A call reads a parameter, a buffer or a batch with other contents.
-- A call with equal inputs has other results.
-- A call reads what calls that only one run has made, and the contents differ.
+- Its inputs differ. If a call wrote them whose results differ, that call has the fact. Otherwise a parameter, a batch
+  or another tensor from outside differs, calls of one run alone wrote it, or the call reads another part of a tensor.
+- Its inputs are equal, and its arguments are not.
+- Both are equal, and its results are not: it drew from generators that differ, ran in another dtype or under another
+  policy, or it computes something else.
 
-Views, and conversions of dtypes, are transparent. A call whose inputs are equal but for such conversions ran in another
-dtype. Calls of one run alone that do not change what later calls read are reported if nothing else differs. What runs
-before the first call of the model to initialize a parameter is not compared: the parameter is, where it is first read.
+The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
+compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
+program up, and are not facts unless what they leave is read and differs.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
-or setting) results may round differently. A relative L2 error of up to 8 units in the last place of the result's dtype,
-and sqrt(n) of float32's, in which sums of lower precision are computed, is attributed to that; n is the number of terms
-that an element may be summed from, at most. The walk then goes on behind such a call, without the events that a
-rounding error sets off in the calls that read it.
+or setting, or compiled code) results may round differently. `Run.rounding` has the error that is attributed to that.
+The walk then goes on behind such a call, without the facts that a rounding error sets off in the calls that read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
-
-import torch
+import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED_FUNCTION
-from torch_promote.observe.run import Run, is_close, is_random, relative_error, rounding_of
+from torch_promote.observe.events import COMPILED_FUNCTION, TENSORS
+from torch_promote.observe.run import Run, relative_error
+from torch_promote.observe.values import EMPTY
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import module_name, spell_number
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Call, Source
-    from torch_promote.observe.values import Values
+    from torch_promote.observe.events import Argument, Call, OptimizerState, Source
 
-__all__ = ["Event", "Gap", "Kind", "Pair", "Walk", "common_module"]
+__all__ = ["Fact", "Gap", "Kind", "Pair", "Walk", "argument_text", "shapes_of"]
 
-Kind: TypeAlias = Literal["policy", "input", "weight", "op", "rounding", "structure"]
-"""What explains the difference between two runs."""
+Kind: TypeAlias = Literal["weight", "state", "input", "arguments", "shape", "policy", "structure", "op", "rounding"]
+"""What differs between two runs."""
 
 #: Compiled functions round more often, and less, than the calls that they replace.
 _COMPILED_ROUNDS = 16.0
-
-
-# --- two runs
+#: The error up to which numbers of another dtype are the same numbers, rounded.
+_MOST_OF_A_DTYPE = 1e-2
+_MOST_NAMES = 4
+#: Arguments that say where and how a tensor is made, and not what is in it.
+_OF_NO_EFFECT = frozenset({"device", "non_blocking", "copy", "pin_memory", "memory_format", "layout"})
 
 
 class Pair(NamedTuple):
@@ -56,46 +59,50 @@ class Pair(NamedTuple):
     other: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Gap:
     """Calls that stand in one place, and that only one run made, or the runs made differently.
 
     Attributes:
-        one: Those of the first run, without transparent ones.
+        one: Those of the first run.
         other: Those of the second run.
+        is_first: Whether no aligned call stands before them.
         tainted: Whether they read what differed before.
     """
 
     one: list[int] = field(default_factory=list)
     other: list[int] = field(default_factory=list)
+    is_first: bool = False
     tainted: bool = False
 
 
 @dataclass(frozen=True)
-class Event:
-    """Where runs part.
+class Fact:
+    """One thing that differs between two runs.
 
     Attributes:
-        kind: What explains it.
-        one: The call in the first run; None if only the second made it.
-        other: The call in the second run.
-        error: The relative error of what differs; None if it is unknown.
-        parameter: The parameter or buffer that differs.
-        evidence: What is known of it, in sentences.
-        sources: The sources that differ.
-        op: What differs, if it is not that call: "torch.compile".
-        module: Its module.
+        kind: What differs.
+        text: It, as a sentence.
+        one: The number of the call in the first run where it shows first; None if that has no such call.
+        other: That in the second run.
+        step: The number of optimizer steps before.
+        error: The relative L2 error of what differs; None if it is unknown.
+        parameter: The parameter or buffer that differs, or whose gradient does.
+        arguments: The arguments that differ, with both values.
+        state: The names of the states that differ.
+        calls: The number of calls that it is true of.
     """
 
     kind: Kind
-    one: int | None
-    other: int | None
+    text: str
+    one: int | None = None
+    other: int | None = None
+    step: int = 0
     error: float | None = None
     parameter: str = ""
-    evidence: tuple[str, ...] = ()
-    sources: tuple[tuple[int, int], ...] = ()
-    op: str = ""
-    module: str | None = None
+    arguments: Mapping[str, tuple[Argument, Argument]] = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+    calls: int = 1
 
 
 class Walk:
@@ -106,30 +113,57 @@ class Walk:
         other: The second run.
         may_round: Whether other kernels may have run, so that a small error is rounding.
         complete: Whether each recording has all calls of its run.
+        with_values: Whether both have values. Otherwise the attributes of calls are compared.
+        other_torch: Whether the versions of PyTorch differ, which may make other calls.
 
     Attributes:
-        pairs: The calls that both runs made, without transparent ones, in the order of the first run.
-        gaps: The others, without those in `tail`.
+        facts: What differs, in the order of the runs.
+        pairs: The calls that both runs made, without views and conversions, in the order of the first run.
+        views: Those that are views or conversions.
+        errors: For each of `pairs`, the relative error of its results; None if it is unknown.
+        gaps: The calls of one run alone, without those in `tail`.
+        of_versions: Those that versions of PyTorch explain.
         tail: The calls behind the end of the other run's recording; None if there are none.
-        event: The first event that explains the difference; None if there is none.
         rounded: The calls whose results differ by rounding, on equal inputs.
-        errors: For each pair, the relative error of its results.
+        unknown: The number of calls in both runs of whose results one was not read.
+        read_at_last: The number of calls without results, such as item(), that read what differs by an unknown error.
     """
 
-    def __init__(self, one: Run, other: Run, may_round: bool, complete: tuple[bool, bool]) -> None:
+    def __init__(
+        self,
+        one: Run,
+        other: Run,
+        may_round: bool,
+        complete: tuple[bool, bool],
+        with_values: bool,
+        other_torch: bool = False,
+    ) -> None:
         self.one: Run = one
         self.other: Run = other
         self.runs: tuple[Run, Run] = one, other
         self._may_round = may_round
+        self._with_values = with_values
+        self._other_torch = other_torch
+        self.facts: list[Fact] = []
         self.pairs: list[Pair] = []
+        self.views: list[Pair] = []
+        self.errors: list[float | None] = []
         self.gaps: list[Gap] = []
         self.tail: Gap | None = None
-        self.event: Event | None = None
+        self.of_versions: list[Gap] = []
         self.rounded: list[tuple[Pair, float]] = []
-        self.errors: list[float | None] = []
-        self._views: list[Pair] = []  # equal inputs, other contents
-        self._equal: tuple[set[int], set[int]] = set(), set()  # calls with equal results
+        self.unknown = 0
+        self.read_at_last = 0
+        self._places: dict[Any, int] = {}  # of facts that are true of several calls
+        self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
+        self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
+        self._told: set[int] = set()  # the ids of gaps that are facts
+        self._step = -1
+        #: Numbers of an optimizer that differ, until a call shows them: the step, and the text.
+        self._numbers: tuple[int, str] | None = None
+        self._unexplained: list[Pair] = []  # views and conversions whose results differ
+        self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
     # --- the order
@@ -145,16 +179,19 @@ class Walk:
                     places.setdefault(key, ([], []))[side].append(i)
         found: dict[int, int] = {}
         for ones, others in places.values():
-            one = [(self.one.calls[i].name, len(self.one.calls[i].inputs)) for i in ones]
-            other = [(self.other.calls[j].name, len(self.other.calls[j].inputs)) for j in others]
+            names = [
+                [(run.calls[i].name, len(run.calls[i].inputs)) for i in calls]
+                for run, calls in zip(self.runs, (ones, others), strict=True)
+            ]
             contents = [self.one.results(i) for i in ones], [self.other.results(j) for j in others]
-            found |= {ones[i]: others[j] for i, j in align(one, other, contents)}
+            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], contents)}
         return found
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
         aligned = self._aligned()
         place_of = {j: i for i, j in aligned.items()}
+        self._partners = aligned, place_of
         after: dict[int, list[int]] = {}
         place = -1
         for j in self.other.own:
@@ -173,418 +210,786 @@ class Walk:
                     yield None, j
 
     def _walk(self, complete: tuple[bool, bool]) -> None:
+        order = list(self._order())
         gap: Gap | None = None
-        for i, j in self._order():
+        has_pair = False
+        for i, j in order:  # before facts are looked for, which name the gap that a call reads from
             if i is not None and j is not None:
-                pair = Pair(i, j)
-                if self.one.is_transparent(i):
-                    self._see_view(pair)
-                    continue
-                gap = None
-                self._see(pair)
+                if not self.one.is_transparent(i):
+                    gap, has_pair = None, True
                 continue
-            side, run, k = (0, self.one, i) if i is not None else (1, self.other, j)
+            side, k = (0, i) if i is not None else (1, j)
             assert k is not None
-            if run.is_transparent(k):
-                continue
             if gap is None:
-                gap = Gap()
+                gap = Gap(is_first=not has_pair)
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
-            if not gap.tainted and self._is_tainted(side, k):
-                gap.tainted = True
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
-        for one in self.gaps:
-            if self.event is not None:
-                break
-            if self.one.compiled != self.other.compiled:
-                self._compare_compiled(one)
-            elif self._is_replacement_that_differs(one):
-                self._put(self._of_gap(one, None))
+        for i, j in order:
+            if i is not None and j is not None:
+                self._enter_step(self.one.steps[i])
+                (self._see_view if self.one.is_transparent(i) else self._see)(Pair(i, j))
+                continue
+            side, k = (0, i) if i is not None else (1, j)
+            assert k is not None
+            gap = self._gap_of[side][k]
+            gap.tainted = gap.tainted or self._is_tainted(side, k)
+            if gap is not self.tail and k == (gap.one or gap.other)[-1]:
+                self._see_gap(gap)
+        for pair in self._unexplained:
+            if not self.facts and not self.rounded:  # no call has read it
+                self._explain(pair, self.error_of(pair))
+        if self._numbers and any(self._tainted):
+            number, text = self._numbers
+            one, other = self._first_of_optimizer(number)
+            self._add(Fact("state", text, one, other, number))
+        self._compare_names()
+        # Those of a step's start come before those of its calls.
+        self.facts.sort(key=lambda fact: (fact.step, not (fact.parameter or fact.kind in ("weight", "state"))))
 
-    def _put(self, event: Event) -> None:
-        if self.event is None:
-            self.event = event
+    def _compare_names(self) -> None:
+        """Adds the parameters and buffers of one run alone."""
+        names = self.one.named.keys(), self.other.named.keys()
+        if not (all(names) and self.facts) or names[0] == names[1]:
+            return
+        alone = [[name for name in names[side] if name not in names[1 - side]] for side in (0, 1)]
+        text = "; ".join(f"{'AB'[side]} alone reads {_listed(found)}" for side, found in enumerate(alone) if found)
+        readers = [
+            self._reader(run, run.named[found[0]]) if found else None
+            for run, found in zip(self.runs, alone, strict=True)
+        ]
+        kind = "parameters and buffers"
+        fact = Fact("structure", f"Of {kind}, {text}.", readers[0], readers[1], self._step_of(readers[0], readers[1]))
+        place = next((i for i, one in enumerate(self.facts) if one.kind not in ("weight", "state", "policy")), None)
+        self.facts.insert(len(self.facts) if place is None else place, fact)
 
-    # --- pairs
+    # --- facts
+
+    def _add(self, fact: Fact, key: Any = None) -> None:
+        """Adds a fact, or counts it if it is true of another call already."""
+        place = self._places.get(key) if key is not None else None
+        if place is not None:
+            self.facts[place] = replace(self.facts[place], calls=self.facts[place].calls + 1)
+            return
+        if key is not None:
+            self._places[key] = len(self.facts)
+        self.facts.append(fact)
+
+    def _step_of(self, i: int | None, j: int | None) -> int:
+        return self.one.steps[i] if i is not None else self.other.steps[j] if j is not None else 0
+
+    def place(self, i: int | None, j: int | None) -> str:
+        """Where a call is, for a sentence: "aten::mul in (model), step 3, train.py:12"."""
+        call = self.one.calls[i] if i is not None else self.other.calls[j] if j is not None else None
+        if call is None:
+            return "the program"
+        phase = "" if call.phase == "forward" else f" ({call.phase})"
+        return f"{call.op} in {module_name(call.module)}{phase}"
+
+    # --- optimizers
+
+    def _enter_step(self, step: int) -> None:
+        """Called when the walk reaches a step; -1 at the end."""
+        if step == self._step:
+            return
+        self._step = step
+        if step < 0:
+            return
+        states = [[one for one in run.recording.states if one.step == step] for run in self.runs]
+        for one, other in zip(*states, strict=False):
+            last = [len(run.recording.ends) for run in self.runs]
+            if step < min(last):  # a state at the end follows from what is before it
+                self._compare_states(one, other)
+
+    def _first_of_optimizer(self, step: int) -> tuple[int | None, int | None]:
+        found: list[int | None] = []
+        for run in self.runs:
+            calls = (i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer")
+            found.append(next(calls, None))
+        return found[0], found[1]
+
+    def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
+        names: list[str] = []
+        texts: list[str] = []
+        missing: dict[str, list[str]] = {"A": [], "B": []}
+        for name in dict.fromkeys([*one.tensors, *other.tensors]):
+            first, second = one.tensors.get(name), other.tensors.get(name)
+            if first is None or second is None:
+                missing["A" if first is None else "B"].append(name)
+                names.append(name)
+            elif first.digest != second.digest:
+                names.append(name)
+                error = relative_error(first, second)
+                texts.append(f"{name} differs" + ("" if error is None else f" (relative L2 {spell_number(error)})"))
+        numbers = []
+        for name in dict.fromkeys([*one.numbers, *other.numbers]):
+            first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
+            if first_number != second_number:
+                numbers.append(f"{name} is {argument_text(first_number)} in A and {argument_text(second_number)} in B")
+        step = one.step
+        if not names:
+            shown = [text for text in numbers if "missing" not in text]  # another kind of optimizer calls other ops
+            if shown and not self._numbers:
+                self._numbers = step, f"At the start of step {step}, {_listed(shown)}."
+            return
+        if step and self.facts:
+            return  # what differs before explains it
+        for run, absent in missing.items():
+            texts += [f"{name} is missing in {run}" for name in absent[:_MOST_NAMES]]
+            if len(absent) > _MOST_NAMES:
+                texts.append(f"{len(absent) - _MOST_NAMES:,} more are missing in {run}")
+        total = len(one.tensors.keys() | other.tensors.keys())
+        text = (
+            f"{len(names):,} of {total:,} tensors of the optimizer's state differ at the start of step {step}: "
+            f"{_listed([*texts, *numbers])}."
+        )
+        self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=tuple(names)))
+
+    @property
+    def _state_differs(self) -> bool:
+        return any(fact.kind == "state" for fact in self.facts)
+
+    # --- calls of both runs
+
+    def inner_pairs(self, pair: Pair) -> list[Pair]:
+        """The calls inside of a call that both runs made."""
+        inner = self.one.inner(pair.one), self.other.inner(pair.other)
+        names = [[run.calls[k].name for k in calls] for run, calls in zip(self.runs, inner, strict=True)]
+        unknown: tuple[list[str], list[str]] = [""] * len(inner[0]), [""] * len(inner[1])
+        return [Pair(inner[0][i], inner[1][j]) for i, j in align(names[0], names[1], unknown)]
+
+    def _see_attributes(self, pair: Pair) -> None:
+        """Compares calls of which no contents are known."""
+        for one in (pair, *self.inner_pairs(pair)):
+            call, other = self.one.calls[one.one], self.other.calls[one.other]
+            found = differing_attributes(call, other)
+            if shapes_of(call) != shapes_of(other):
+                found.pop("arguments", None)  # sizes follow from shapes
+            if set(found) == {"arguments"}:
+                arguments = self._differing_arguments(one)
+                if arguments:
+                    self._add_arguments(one, arguments, None, ())
+            elif found:
+                what, (before, after) = next(iter(found.items()))
+                if call.dtypes != other.dtypes:
+                    what, before, after = "dtypes", call.dtypes, other.dtypes
+                text = f"{self.place(*one)}: {what} {before} in A, {after} in B{_policies(call, other)}."
+                self._add(Fact("policy", text, *one, self._step_of(*one)), ("policy", call.name, what, before, after))
 
     def _see_view(self, pair: Pair) -> None:
-        one, other = self.one.results(pair.one), self.other.results(pair.other)
-        dtypes = (_dtypes(run.calls[k], "outputs") for run, k in zip(self.runs, pair, strict=True))
-        if one and other and one != other and len({*dtypes}) == 1 and not self._places(pair, converted=False):
-            self._views.append(pair)
+        self.views.append(pair)
+        if not self._with_values:
+            self._see_attributes(pair)
+            return
+        one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
+        call, theirs = self.one.calls[pair.one], self.other.calls[pair.other]
+        if one == other and _dtypes(call) == _dtypes(theirs):
+            return
+        if _dtypes(call) != _dtypes(theirs) or self._differing_arguments(pair):
+            self._explain(pair, self.error_of(pair))
+            self._taint(pair)
+        else:  # a call that reads it is a better place to name
+            self._unexplained.append(pair)
 
     def _see(self, pair: Pair) -> None:
-        one, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        results = self.one.results(pair.one), self.other.results(pair.other)
-        dtypes = _dtypes(one, "outputs"), _dtypes(other, "outputs")
-        same = results[0] == results[1] and dtypes[0] == dtypes[1]
-        error = 0.0 if same else self.error_of(pair)
+        if not self._with_values:
+            self.pairs.append(pair)
+            self.errors.append(None)
+            self._see_attributes(pair)
+            return
+        one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
+        dtypes = [_dtypes(run.calls[k]) for run, k in zip(self.runs, pair, strict=True)]
+        known = bool(one and other)
+        error = 0.0 if known and one == other else self.error_of(pair)
         self.pairs.append(pair)
         self.errors.append(error)
-        differing = self._places(pair, converted=True)
-        if same:
-            self._equal[0].add(pair.one)
-            self._equal[1].add(pair.other)
-        if self.event is not None:
-            return
-        if differing and not self._places(pair, converted=False):
-            differing = []  # equal but for conversions
-        if same:
-            differing = [place for place in differing if self._is_comparable(pair, place)]
-        elif is_random(one.name):  # such as uniform_() of memory that is not initialized
-            differing = [place for place in differing if self._is_defined(pair, place)]
-        if differing:
-            event = self._of_inputs(pair, differing, error)
-            if event is not None:
-                self._put(event)
-                return
-        if differing:
-            if self._may_round and dtypes[0] != dtypes[1] and _dtypes(one, "inputs") == _dtypes(other, "inputs"):
-                self._put(self._of_results(pair, error))
-        elif not same and ((results[0] and results[1]) or dtypes[0] != dtypes[1]):
-            event = self._of_results(pair, error)
-            if event.kind == "op" and self._may_round and is_close(error, one):
-                self.rounded.append((pair, error or 0.0))
-            else:
-                self._put(event)
+        if not known and self.one.calls[pair.one].outputs:
+            self.unknown += 1
+        same = one == other and dtypes[0] == dtypes[1]
+        if not same or not known:
+            self._explain(pair, error, known)
+        if not same or (not known and any(self._is_tainted(side, k) for side, k in enumerate(pair))):
+            self._taint(pair)
+        if not self.one.calls[pair.one].outputs and self._differing(pair):
+            self._reads_numbers = True  # such as item()
+            self.read_at_last += any(self._input_error(pair, place) is None for place in self._differing(pair))
+
+    def _taint(self, pair: Pair) -> None:
+        self._tainted[0].add(pair.one)
+        self._tainted[1].add(pair.other)
 
     def error_of(self, pair: Pair) -> float | None:
         """The largest relative error of the results of a call."""
-        values = zip(self.one.calls[pair.one].values, self.other.calls[pair.other].values, strict=False)
+        values = zip(self.one.values(pair.one), self.other.values(pair.other), strict=False)
         errors = [error for one, other in values if (error := relative_error(one, other)) is not None]
         return max(errors, default=None)
 
-    def _places(self, pair: Pair, *, converted: bool) -> list[int]:
-        """The inputs of a call whose contents differ."""
-        found = []
-        reads = self.one.calls[pair.one].reads, self.other.calls[pair.other].reads
-        for place in range(min(map(len, reads))):
-            if reads[0][place] and reads[1][place]:
-                one = self.one.contents(pair.one, place, converted=converted)
-                other = self.other.contents(pair.other, place, converted=converted)
-                if one and other and one != other:
-                    found.append(place)
-        return found
+    def _input_error(self, pair: Pair, place: int) -> float | None:
+        """The relative error of an input of a call."""
+        values = []
+        for run, k in zip(self.runs, pair, strict=True):
+            read = run.reads(k)[place]
+            values.append(run.values_of(read.written_by[-1], read.digest) if read.written_by else EMPTY)
+            if values[-1].digest != read.digest:
+                return None
+        return relative_error(values[0], values[1])
 
-    def _is_comparable(self, pair: Pair, place: int) -> bool:
-        """Whether what wrote an input has as many elements in both runs. Otherwise, the runs read it by other views."""
-        one, other = self._written(pair, place)
-        same_size = len(one) != 1 or len(other) != 1 or one[0].count == other[0].count
-        return same_size and self._is_defined(pair, place)
+    def _differing(self, pair: Pair) -> list[int]:
+        """The indices of the inputs whose contents differ."""
+        reads = zip(self.one.reads(pair.one), self.other.reads(pair.other), strict=False)
+        return [place for place, (a, b) in enumerate(reads) if a.digest and b.digest and a.digest != b.digest]
 
-    def _is_defined(self, pair: Pair, place: int) -> bool:
-        """Whether calls or the program have put into memory what an input has."""
-        return not any(
-            run.undefined.intersection(run.calls[k].reads[place]) for run, k in zip(self.runs, pair, strict=True)
+    def _differing_arguments(self, pair: Pair) -> dict[str, tuple[Argument, Argument]]:
+        one, other = (dict(run.calls[k].arguments) for run, k in zip(self.runs, pair, strict=True))
+        return {
+            name: (one.get(name), other.get(name))
+            for name in dict.fromkeys([*one, *other])
+            if name not in _OF_NO_EFFECT and one.get(name) != other.get(name)
+        }
+
+    def _explain(self, pair: Pair, error: float | None, known: bool = True) -> None:
+        """Adds what explains that the results of a call differ, or that what it reads does."""
+        before = len(self.facts)
+        differing = self._differing(pair)
+        same = known and not error and self.one.results(pair.one) == self.other.results(pair.other)
+        explained = False
+        for place in differing:
+            explained |= self._explain_input(pair, place)
+        arguments = self._differing_arguments(pair)
+        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        if arguments and not same:
+            if not self._follows(pair, differing):
+                self._add_arguments(pair, arguments, error, differing)
+            return
+        if differing or explained or len(self.facts) > before or not known or same:
+            return
+        if call.inputs and len(self.one.reads(pair.one)) != len(self.other.reads(pair.other)):
+            pass
+        elif self._are_rounded(pair):
+            return
+        self._explain_results(pair, call, other, error)
+
+    def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
+        """Whether an earlier fact explains that the arguments of a call differ."""
+        if self._reads_numbers or (self._state_differs and self.one.calls[pair.one].phase == "optimizer"):
+            return True
+        return bool(differing) and any(fact.kind in ("shape", "structure", "policy") for fact in self.facts)
+
+    @property
+    def _shapes_differ(self) -> bool:
+        return any(fact.kind == "shape" for fact in self.facts)
+
+    def _are_rounded(self, pair: Pair) -> bool:
+        """Whether a call reads what differs by rounding."""
+        return bool(self.rounded) and any(self._is_tainted(side, k) for side, k in enumerate(pair))
+
+    def _add_arguments(
+        self, pair: Pair, arguments: dict[str, tuple[Argument, Argument]], error: float | None, differing: Sequence[int]
+    ) -> None:
+        call, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        shapes = shapes_of(call), shapes_of(other)
+        both = ", ".join(
+            f"{name} {argument_text(a)} in A, {argument_text(b)} in B" for name, (a, b) in arguments.items()
         )
+        kind: Kind = "arguments"
+        text = f"{self.place(*pair)}: {both}."
+        if _dtypes(call) != _dtypes(other) and set(arguments) <= {"dtype", "self"}:
+            kind = "policy"
+        elif shapes[0] != shapes[1] and not differing:
+            kind = "shape"
+            text = f"{text[:-1]}, so its shapes are {shapes[0]} in A and {shapes[1]} in B."
+        if call.phase == "optimizer" and self._numbers:
+            text, self._numbers = f"{text} {self._numbers[1]}", None
+        key = kind, call.name, call.phase, tuple(arguments)
+        self._add(Fact(kind, text, *pair, self._step_of(*pair), error, arguments=arguments), key)
 
-    def _written(self, pair: Pair, place: int) -> tuple[tuple[Values, ...], tuple[Values, ...]]:
-        """What the last call that wrote an input computed, in both runs."""
-        one, other = (
-            run.values_of(run.chain(run.calls[k].reads[place][-1])[-1], run.calls[k].inputs[place])
-            for run, k in zip(self.runs, pair, strict=True)
+    def _explain_results(self, pair: Pair, call: Call, other: Call, error: float | None) -> None:
+        """Adds why a call with equal inputs and arguments has other results."""
+        step, place = self._step_of(*pair), self.place(*pair)
+        for run, k in zip(self.runs, pair, strict=True):
+            writers = [one for read in run.reads(k) for one in read.written_by]
+            if not run.undefined.isdisjoint(writers) and not call.op.startswith("c10d::"):
+                text = f"{place} reads memory that no call has written."
+                self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
+                return
+        draws = [run.recording.draws.get(k, "") for run, k in zip(self.runs, pair, strict=True)]
+        inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
+        if draws[0] and draws[1] and draws[0] != draws[1]:
+            name = draws[0].rpartition(" ")[0]
+            generator = f"the generator {name}" if name != "its own" else "its own generator"
+            text = f"{place} draws other random numbers: the states of {generator} differ before it."
+            self._add(Fact("input", text, *pair, step, error, state=(generator,)), ("draw", name))
+        elif call.dtypes != other.dtypes:
+            text = f"{place}, on equal inputs: {call.dtypes} in A, {other.dtypes} in B{_policies(call, other)}."
+            self._add(Fact("policy", text, *pair, step, error), ("policy", call.name, call.dtypes, other.dtypes))
+        elif call.policy != other.policy:
+            text = f"{place}, on equal inputs{_policies(call, other)}."
+            self._add(Fact("policy", text, *pair, step, error), ("policy", call.name))
+        elif self._may_round and error is not None and error <= self.one.rounding(pair.one):
+            self.rounded.append((pair, error))
+        else:
+            shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+            arguments = "" if not (call.arguments or other.arguments) else " and arguments"
+            reads = self.one.reads(pair.one), self.other.reads(pair.other)
+            unread = sum(not (a.digest and b.digest) for a, b in zip(*reads, strict=False))
+            unread += abs(len(call.inputs) - len(reads[0]))
+            text = f"{place} has other results{shown} on equal inputs{arguments}."
+            if unread:
+                text = f"{place} has other results{shown}. {unread:,} of its {len(call.inputs):,} inputs were not read."
+            if inner[0] != inner[1]:
+                names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
+                text += f" It called {names[0]} in A, and {names[1]} in B."
+            self._add(Fact("op", text, *pair, step, error), ("op", call.name, call.phase))
+
+    # --- what a call reads
+
+    def _explain_input(self, pair: Pair, place: int) -> bool:
+        """Adds what explains that an input of a call differs. Returns whether it is explained, here or before."""
+        one, other = self.one.calls[pair.one], self.other.calls[pair.other]
+        reads = self.one.reads(pair.one)[place], self.other.reads(pair.other)[place]
+        infos = one.inputs[place], other.inputs[place]
+        chains = [
+            run.chain(read.written_by[-1]) if read.written_by else []
+            for run, read in zip(self.runs, reads, strict=True)
+        ]
+        if infos[0].dtype is not infos[1].dtype or any(
+            k in self._gap_of[side] for side, chain in enumerate(chains) for k in chain
+        ):
+            chains = [chain[:1] for chain in chains]  # a conversion explains it
+        writers = [chain[-1] if chain else None for chain in chains]
+        name, step = infos[0].name, self._step_of(*pair)
+        if any(k in self._tainted[side] for side, chain in enumerate(chains) for k in chain):
+            return True
+        if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
+            text = f"{self.place(*pair)} reads memory that no recorded call has written ({name})."
+            self._add(Fact("input", text, *pair, step), ("undefined", one.name))
+            return True
+        sources = [
+            run.sources[-1 - w] if w is not None and w < 0 else None for run, w in zip(self.runs, writers, strict=True)
+        ]
+        if infos[0].shape != infos[1].shape and self._shapes_differ:
+            return True
+        named = next((one for one in sources if one is not None and one.name), None)
+        if named is not None:
+            return self._explain_named(pair, place, named, sources)
+        values = [
+            run.values_of(w, read.digest) if w is not None else None
+            for run, w, read in zip(self.runs, writers, reads, strict=True)
+        ]
+        error = None if values[0] is None or values[1] is None else relative_error(values[0], values[1])
+        if infos[0].dtype is not infos[1].dtype and self._explain_conversion(pair, place, error):
+            return True
+        gaps = [self._gap_of[side].get(w) if w is not None else None for side, w in enumerate(writers)]
+        gap = gaps[0] or gaps[1]
+        if gap is not None:
+            return self._explain_gap(gap, pair, place, error)
+        if sources[0] is not None and sources[1] is not None:
+            return self._explain_sources(pair, place, (sources[0], sources[1]), error)
+        what = [self._described(side, w) for side, w in enumerate(writers)]
+        if None in writers:
+            text = f"{self.place(*pair)} reads other contents ({name}): A reads {what[0]}, B reads {what[1]}."
+            self._add(Fact("input", text, *pair, step, error), ("unknown", one.name))
+            return True
+        if infos[0].shape != infos[1].shape:
+            shapes = list(infos[0].shape), list(infos[1].shape)
+            text = (
+                f"{self.place(*pair)} reads {shapes[0]} of {what[0]} in A, and {shapes[1]} of {what[1]} in B ({name})."
+            )
+            self._add(Fact("shape", text, *pair, step), ("shape", one.name))
+            return True
+        view = self._view_between(pair, (reads[0].written_by, reads[1].written_by))
+        if view is not None:
+            side, k = view
+            run = "AB"[side]
+            text = f"Only {run} calls {self.runs[side].calls[k].op} on what {self.place(*pair)} reads ({name})."
+            a, b = (k, None) if side == 0 else (None, k)
+            self._add(Fact("structure", text, a, b, step), ("view", self.runs[side].calls[k].name))
+            return True
+        if what[0] == what[1]:
+            text = f"{self.place(*pair)} reads other elements of {what[0]} ({name}) in the two runs."
+            self._add(Fact("input", text, *pair, step), ("elements", one.name, what[0]))
+        else:
+            text = f"{self.place(*pair)} reads another tensor ({name}): {what[0]} in A, {what[1]} in B."
+            kind: Kind = "input" if sources[0] or sources[1] else "structure"
+            self._add(Fact(kind, text, *pair, step, error), ("another", one.name))
+        return True
+
+    def _described(self, side: int, writer: int | None) -> str:
+        run = self.runs[side]
+        if writer is None:
+            return "memory of which nothing is known"
+        if writer < 0:
+            source = run.sources[-1 - writer]
+            return f"the {source.kind} {source.name}" if source.name else "a tensor that no recorded call has made"
+        call = run.calls[writer]
+        return f"the result of {call.op} in {module_name(call.module)}"
+
+    def _view_between(self, pair: Pair, written: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, int] | None:
+        """The last view of what a call reads that one run alone has made: the run's index, and the call."""
+        for side, run in enumerate(self.runs):
+            for k in sorted((k for k in self._gap_of[side] if k < pair[side]), reverse=True):
+                if run.is_transparent(k) and any(read.written_by == written[side] for read in run.reads(k)):
+                    return side, k
+        return None
+
+    def _explain_named(self, pair: Pair, place: int, named: Source, sources: Sequence[Source | None]) -> bool:
+        """Explains that a parameter, a buffer, a gradient or a state differs."""
+        step, name = self._step_of(*pair), named.name
+        both = [one.values if one is not None else None for one in sources]
+        error = None if both[0] is None or both[1] is None else relative_error(both[0], both[1])
+        is_later = any(one is not None and one.step > 0 for one in sources)
+        if is_later and None not in sources and self.facts:
+            return True  # no recorded call writes it in either run, and what it was before differs
+        if named.kind == "state" and self._state_differs:
+            return True
+        if named.kind == "state":
+            text = f"{self.place(*pair)} reads another {name}."
+            self._add(Fact("state", text, *pair, step, error, state=(name,)), ("state", name))
+            return True
+        shapes = [list(self.runs[side].calls[k].inputs[place].shape) for side, k in enumerate(pair)]
+        if shapes[0] != shapes[1]:
+            text = f"The {named.kind} {name} has the shape {shapes[0]} in A and {shapes[1]} in B."
+            self._add(Fact("shape", text, *pair, step, None, name), ("shape of weights",))
+            return True
+        dtypes = [self.runs[side].calls[k].inputs[place].dtype for side, k in enumerate(pair)]
+        if dtypes[0] is not dtypes[1] and (error is None or error < _MOST_OF_A_DTYPE):
+            text = (
+                f"The {named.kind} {name} is {dtype_name(dtypes[0])} in A and {dtype_name(dtypes[1])} in B, with "
+                "equal numbers but for rounding."
+            )
+            self._add(Fact("policy", text, *pair, step, error, name), ("dtype of weights", step))
+            return True
+        if named.kind == "gradient":
+            text = f"The gradient of {name} has other contents, which no recorded call has written."
+            self._add(Fact("input", text, *pair, step, error, name), ("gradient", step))
+            return True
+        shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+        text = f"The {named.kind} {name} has other contents{shown} when {self.place(*pair)} reads it in step {step}."
+        key = "weight", step
+        if key not in self._places:
+            text += self._other_weights(name, step)
+        self._add(Fact("weight", text, *pair, step, error, name), key)
+        return True
+
+    def _other_weights(self, name: str, step: int) -> str:
+        if step:
+            return ""
+        common = [one for one in self.one.named if one in self.other.named]
+        others = [
+            one
+            for one in common
+            if self.one.named[one].values.digest != self.other.named[one].values.digest and one != name
+        ]
+        listed = f": {_listed(others)}" if others else ""
+        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} differ{listed}."
+
+    def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> bool:
+        """Explains that a tensor from outside of the recorded calls differs."""
+        one, other = sources
+        call, step = self.one.calls[pair.one], self._step_of(*pair)
+        where = f"{self.place(*pair)} ({one.info.name})"
+        if call.phase not in ("forward", "recompute") and self.facts:
+            return True
+        if one.info.shape != other.info.shape:
+            text = f"{where} reads {list(one.info.shape)} in A and {list(other.info.shape)} in B from outside."
+            self._add(Fact("shape", text, *pair, step), ("shape of input", call.name, place))
+            return True
+        shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+        text = f"{where} reads another input{shown}, which no recorded call has made."
+        for run, theirs, source in (("A", self.other, one), ("B", self.one, other)):
+            steps = [s.step for s in theirs.sources if s.kind == "input" and s.values.digest == source.values.digest]
+            if steps:
+                text += f" What {run} reads here, {'B' if run == 'A' else 'A'} reads first in step {steps[0]}."
+                break
+        self._add(Fact("input", text, *pair, step, error), ("source", step, call.phase))
+        return True
+
+    def _explain_conversion(self, pair: Pair, place: int, error: float | None) -> bool:
+        """Explains an input of another dtype; False if its numbers differ by more than rounding."""
+        reads = self.one.reads(pair.one)[place], self.other.reads(pair.other)[place]
+        if not (reads[0].written_by and reads[1].written_by):
+            return False
+        chains = [run.chain(read.written_by[-1]) for run, read in zip(self.runs, reads, strict=True)]
+        roots = [chain[-1] for chain in chains]
+        if any(root in self._tainted[side] for side, root in enumerate(roots)):
+            return True
+        values = [run.values_of(root) for run, root in zip(self.runs, roots, strict=True)]
+        is_same = bool(values[0].digest) and values[0].digest == values[1].digest
+        if not is_same and (error is None or error > _MOST_OF_A_DTYPE):
+            return False
+        infos = self.one.calls[pair.one].inputs[place], self.other.calls[pair.other].inputs[place]
+        text = (
+            f"{self.place(*pair)} reads {infos[0].name} as {dtype_name(infos[0].dtype)} in A and as "
+            f"{dtype_name(infos[1].dtype)} in B, with equal numbers but for rounding."
         )
-        return one, other
+        shown: list[int | None] = list(pair)
+        for side, chain in enumerate(chains):
+            made = next((k for k in chain if k in self._gap_of[side]), None)
+            if made is not None:
+                text += f" Only {'AB'[side]} calls {self.runs[side].calls[made].op} before."
+        step = self._step_of(*pair)
+        self._add(Fact("policy", text, shown[0], shown[1], step, error), ("conversion", self.one.calls[pair.one].name))
+        return True
 
     def _is_tainted(self, side: int, i: int) -> bool:
         """Whether a call reads what differs between the runs."""
-        run, other = self.runs[side], self.runs[1 - side]
-        for read in run.calls[i].reads:
-            for writer in read:
-                root = run.chain(writer)[-1]
-                if root >= 0 and not (root in self._equal[side] or root in run.initial or root in run.undefined):
-                    gap = self._gap_of[side].get(root)
-                    if gap is None or gap.tainted:
-                        return True
-                elif root < 0 and not self._is_known(run.sources[-1 - root], other):
+        run, others = self.runs[side], self.runs[1 - side].contents
+        for read in run.reads(i):
+            if read.digest and read.digest in others:
+                continue
+            for writer in read.written_by:
+                if writer < 0 or writer in self._tainted[side]:
+                    return True
+                gap = self._gap_of[side].get(writer)
+                if gap is not None and gap.tainted:
                     return True
         return False
 
-    def _is_known(self, source: Source, other: Run) -> bool:
-        """Whether the other run has a source with these contents."""
-        named = other.named.get(source.name)
-        if named is not None:
-            return named.values.digest == source.values.digest
-        return source.values.digest in other.batches
+    # --- calls of one run alone
 
-    # --- causes
+    def _see_gap(self, gap: Gap) -> None:
+        """Adds calls of one run alone as a fact, if no earlier one explains them and they do not set a program up."""
+        if id(gap) in self._told or self.one.compiled != self.other.compiled:
+            if self.one.compiled != self.other.compiled:
+                self._compare_compiled(gap)
+            return
+        computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
+        if not any(computing) or (gap.tainted and self.facts) or (gap.is_first and not all(computing)):
+            return
+        if self._other_torch and self._depends_on_version(gap):
+            self.of_versions.append(gap)
+            return
+        self._tell(gap, None)
 
-    def _of_inputs(self, pair: Pair, differing: list[int], error: float | None) -> Event | None:
-        """What explains that inputs of a call differ; None if an earlier difference does."""
-        sources: list[tuple[int, int]] = []
-        clean = [True, True]
-        for place in differing:
-            for side, run in enumerate(self.runs):
-                for k in {k for writer in run.calls[pair[side]].reads[place] for k in run.chain(writer)}:
-                    gap = self._gap_of[side].get(k)
-                    if gap is not None:
-                        found = self._input_error(pair, place)
-                        if self.one.compiled != self.other.compiled:
-                            return self._of_compiled(gap, pair, place)
-                        if gap.tainted and self.rounded:
-                            return None
-                        return self._of_gap(gap, found if found is not None else error)
-                    if k in run.undefined:
-                        what = f"It reads what {run.calls[k].op} has left in memory, and no recorded call has computed."
-                        return Event("input", pair.one, pair.other, error, evidence=(what,))
-                    if k >= 0 and k not in self._equal[side] and k == run.chain(k)[-1]:
-                        clean[side] = False
-            roots = [
-                [run.chain(writer)[-1] for writer in run.calls[k].reads[place]]
-                for run, k in zip(self.runs, pair, strict=True)
-            ]
-            sources += [(a, b) for a, b in zip(*roots, strict=False) if a < 0 and b < 0 and self._differ(a, b)]
-        contents = [
-            sorted(run.contents(k, place, converted=False) for place in range(len(run.calls[k].reads)))
-            for run, k in zip(self.runs, pair, strict=True)
+    def _depends_on_version(self, gap: Gap) -> bool:
+        """Whether versions of PyTorch alone explain calls of one run alone.
+
+        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
+        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
+        """
+        made = [
+            {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
+            for run, calls in self._sides(gap)
         ]
-        if contents[0] == contents[1] or (any(clean) and self._is_rewired(pair, differing, sources)):
-            what = (
-                "It reads its inputs in another order."
-                if contents[0] == contents[1]
-                else ("It reads other tensors in the two runs, which both have: calls are in another order.")
-            )
-            return self.reordered() or Event("op", pair.one, pair.other, error, evidence=(what,))
-        return self._of_sources(pair, sources) if sources else None
+        if gap.one and gap.other:
+            return made[0] == made[1]
+        run, calls, lines = (self.one, gap.one, made[0]) if gap.one else (self.other, gap.other, made[1])
+        start, end = bisect.bisect_left(run.own, calls[0]), bisect.bisect_right(run.own, calls[-1])
+        around = {run.calls[i].line for i in (*run.own[max(start - 1, 0) : start], *run.own[end : end + 1])}
+        return lines <= around
 
-    def _input_error(self, pair: Pair, place: int) -> float | None:
-        """The relative error of an input of a call."""
-        one, other = self._written(pair, place)
-        if len(one) == len(other):
-            errors = [relative_error(a, b) for a, b in zip(one, other, strict=True)]
-            return max((error for error in errors if error is not None), default=None)
-        # Compiled code wrote one of what the other run's call did, such as the gradients of a norm's weight and bias.
-        errors = [relative_error(a, b) for a in one for b in other]
-        return min((error for error in errors if error is not None), default=None)
+    def _sides(self, gap: Gap) -> tuple[tuple[Run, list[int]], tuple[Run, list[int]]]:
+        return (self.one, gap.one), (self.other, gap.other)
 
-    def _of_compiled(self, gap: Gap, pair: Pair, place: int) -> Event | None:
-        """What explains that a call reads what a compiled function computed in one of the runs.
+    def _tell(self, gap: Gap, error: float | None) -> None:
+        if id(gap) in self._told:
+            return
+        self._told.add(id(gap))
+        computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
+        first = [calls[0] if calls else None for calls in computing]
+        text = f"{self.described(gap)}."
+        kind: Kind = "structure"
+        if all(computing):
+            ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
+            if ends[0].op == ends[1].op and _dtypes(ends[0]) != _dtypes(ends[1]):
+                kind = "policy"
+            found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
+            error = found if found is not None else error
+        key = "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
+        self._add(Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error), key)
+
+    def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> bool:
+        """Explains that a call reads what calls of one run alone have written."""
+        if self.one.compiled != self.other.compiled:
+            return self._explain_compiled(gap, pair, place, error)
+        if gap.tainted and (self.facts or self.rounded):
+            return True
+        self._tell(gap, error)
+        return True
+
+    def described(self, gap: Gap) -> str:
+        """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
+        names: list[str] = []
+        place = ""
+        for run, calls in self._sides(gap):
+            shown = [run.calls[k] for k in calls if not run.is_transparent(k)] or [run.calls[k] for k in calls]
+            ops = list(dict.fromkeys(call.op for call in shown))
+            names.append(_listed(ops))
+            if shown and not place:
+                line = f", {shown[0].line.rpartition('/')[2]}" if shown[0].line else ""
+                place = f" in {module_name(shown[0].module)}{line}"
+        if names[0] == names[1]:
+            names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
+        if not (gap.one and gap.other):
+            return f"Only {'A' if gap.one else 'B'} calls {names[0] or names[1]}{place}"
+        return f"A calls {names[0]} where B calls {names[1]}{place}"
+
+    # --- compiled functions, of which one run has none
+
+    def _explain_compiled(self, gap: Gap, pair: Pair, place: int, error: float | None) -> bool:
+        """Explains that a call reads what a compiled function computed in one of the runs.
 
         A gradient may consist of rounding alone, such as that of the bias of attention's keys. So a small one may have
         the errors of the step's largest one.
         """
-        read, error = self.one.calls[pair.one], self._input_error(pair, place)
-        values, step = self._written(pair, place)[0], self.one.steps[pair.one]
-        largest = self.one.gradients[step] if read.phase != "forward" and step < len(self.one.gradients) else 0.0
-        share = min((values[0].l2 or 0.0) / largest, 1.0) if values and largest else 1.0
+        if error is None:
+            return True
+        reads = self.one.reads(pair.one)[place]
+        values = self.one.values_of(reads.written_by[-1], reads.digest) if reads.written_by else None
+        step, call = self.one.steps[pair.one], self.one.calls[pair.one]
+        largest = self._largest_gradient(step) if call.phase != "forward" else 0.0
+        share = min((values.l2 or 0.0) / largest, 1.0) if values is not None and largest else 1.0
         # After a step, the weights differ as well.
         has_rounded = any(self.one.steps[earlier.one] < step for earlier, _ in self.rounded)
-        if error is None or has_rounded or error * share <= _COMPILED_ROUNDS * rounding_of(read):
-            self.rounded.append((pair, error or 0.0))
-            return None
-        return self._other_weight() or self._other_input() or self._of_graph(gap, read.op, error)
+        if has_rounded or error * share <= _COMPILED_ROUNDS * self._rounding_in(gap):
+            self.rounded.append((pair, error))
+            return True
+        if not self._other_sources():
+            self._tell_compiled(gap, self.place(*pair), error)
+        return True
 
-    def _of_graph(self, gap: Gap, reader: str, error: float) -> Event:
-        side, calls = (self.one, gap.one) if gap.one else (self.other, gap.other)
-        evidence = (
-            f"{reader} reads what compiled code computed in one of the runs, and it differs by more than rounding.",
+    def _rounding_in(self, gap: Gap) -> float:
+        """The rounding of calls that a compiled function replaces: that of the least exact one."""
+        run, calls = (self.one, gap.one) if self.other.compiled else (self.other, gap.other)
+        return max((run.rounding(k) for k in calls), default=0.0)
+
+    def _largest_gradient(self, step: int) -> float:
+        ends = self.one.recording.ends
+        return max((one.l2 or 0.0 for one in ends[step].gradients.values()), default=0.0) if step < len(ends) else 0.0
+
+    def _tell_compiled(self, gap: Gap, reader: str, error: float) -> None:
+        if self._places.get("compiled") is not None:
+            return
+        compiled, calls = (self.one, gap.one) if self.one.compiled else (self.other, gap.other)
+        function = next((k for k in calls if compiled.calls[k].op == COMPILED_FUNCTION), None)
+        side = 0 if self.one.compiled else 1
+        found = function if function is not None else calls[0] if calls else None
+        first = (found, None) if side == 0 else (None, found)
+        text = (
+            f"{reader} reads what compiled code computed in {'AB'[side]}, and it differs by more than rounding "
+            f"(relative L2 {spell_number(error)})."
         )
-        return Event(
-            "op",
-            gap.one[-1] if gap.one else None,
-            None,
-            error,
-            evidence=evidence,
-            op="torch.compile",
-            module=common_module(side.calls[k].module for k in calls),
-        )
+        self._add(Fact("op", text, first[0], first[1], self._step_of(first[0], first[1]), error), "compiled")
 
     def _compare_compiled(self, gap: Gap) -> None:
         """Compares what compiled functions return, which no later call reads, with what the other run computes."""
-        calls = [[run.calls[k] for k in ks] for run, ks in zip(self.runs, (gap.one, gap.other), strict=True)]
-        if self.one.compiled:
-            calls.reverse()
-        candidates = [one for call in calls[0] for one in zip(call.outputs, call.values, strict=False)]
-        for call in calls[1]:
-            if call.op != COMPILED_FUNCTION or (gap.tainted and self.rounded):
-                continue
-            if not call.outputs:  # PyTorch 2.11 does not tell what a compiled function returns
-                event = self._other_weight() or self._other_input()
-                if event is not None:
-                    self._put(event)
-                    return
-            for info, values in zip(call.outputs, call.values, strict=False):
-                fitting = [one for known, one in candidates if (known.dtype, known.shape) == (info.dtype, info.shape)]
-                errors = [error for one in fitting if (error := relative_error(one, values)) is not None]
-                if not errors or min(errors) == 0.0:
-                    continue
-                if min(errors) > _COMPILED_ROUNDS * rounding_of(call):
-                    event = self._other_weight() or self._other_input()
-                    self._put(event or self._of_graph(gap, "The program", min(errors)))
-                    return
-                self.rounded.append((Pair(gap.one[-1], gap.other[-1]), min(errors)))
-
-    def _other_input(self) -> Event | None:
-        """The first input of a forward that the other run does not have."""
-        for inputs in zip(self.one.inputs.values(), self.other.inputs.values(), strict=False):
-            found = [
-                next(
-                    (
-                        read
-                        for digest, read in known.items()
-                        if run.calls[read[0]].phase == "forward" and digest not in others
-                    ),
-                    None,
-                )
-                for run, known, others in zip(self.runs, inputs, (self.other.batches, self.one.batches), strict=True)
+        values = [
+            [
+                (call.op, info, one)
+                for k in calls
+                for call in (run.calls[k],)
+                for info, one in zip(call.outputs, run.values(k), strict=False)
             ]
-            if None not in found:
-                (i, a), (j, b) = (one for one in found if one is not None)
-                error = relative_error(self.one.sources[-1 - a].values, self.other.sources[-1 - b].values)
-                one, other = (None, j) if self.one.compiled else (i, None)  # the call of the run whose calls are seen
-                return Event("input", one, other, error, sources=((a, b),))
-        return None
+            for run, calls in self._sides(gap)
+        ]
+        compiled, eager = (values[0], values[1]) if self.one.compiled else (values[1], values[0])
+        if gap.tainted and self.rounded:
+            return
+        for op, info, one in compiled:
+            if op != COMPILED_FUNCTION:
+                continue
+            fitting = [other for _, known, other in eager if (known.dtype, known.shape) == (info.dtype, info.shape)]
+            errors = [error for other in fitting if (error := relative_error(one, other)) is not None]
+            if not errors or min(errors) == 0.0:
+                continue
+            if min(errors) > _COMPILED_ROUNDS * self._rounding_in(gap):
+                if not self._other_sources():
+                    self._tell_compiled(gap, "The program", min(errors))
+                return
+            if gap.one and gap.other:
+                self.rounded.append((Pair(gap.one[-1], gap.other[-1]), min(errors)))
+        if not any(op == COMPILED_FUNCTION for op, _, _ in compiled):
+            self._other_sources()  # PyTorch 2.11 does not tell what a compiled function returns
 
-    def _other_weight(self) -> Event | None:
-        """The first parameter or buffer that differs, with the call of the run that is not compiled that reads it."""
+    def _other_sources(self) -> bool:
+        """Adds the parameters, buffers and batches that differ, of which compiled code reads some."""
+        if "sources" in self._places:
+            return True
         for name, one in self.one.named.items():
             other = self.other.named.get(name)
-            if other is None or one.values.digest == other.values.digest:
+            if other is None or one.values.digest == other.values.digest or one.step or other.step:
                 continue
-            places = -1 - self.one.sources.index(one), -1 - self.other.sources.index(other)
             readers = [
-                next((k for k in run.own if any(place in read for read in run.calls[k].reads)), None)
-                for run, place in zip(self.runs, places, strict=True)
+                None if run.compiled else self._reader(run, s) for run, s in ((self.one, one), (self.other, other))
             ]
-            reader, its = (None, readers[1]) if self.one.compiled else (readers[0], None)
-            if reader is not None or its is not None:
-                error = relative_error(one.values, other.values)
-                return Event("weight", reader, its, error, name, (), (places,))
-        return None
+            error = relative_error(one.values, other.values)
+            text = f"The {one.kind} {name} has other contents.{self._other_weights(name, 0)}"
+            self._add(Fact("weight", text, readers[0], readers[1], 0, error, name), "sources")
+            return True
+        steps = min(len(self.one.recording.ends), len(self.other.recording.ends)) + 1
+        for step in range(steps):
+            found = []
+            for run, others in ((self.one, self.other), (self.other, self.one)):
+                inputs = (s for s in run.sources if s.kind == "input" and s.step == step)
+                found.append(next((s for s in inputs if s.values.digest not in others.contents), None))
+            if found[0] is not None and found[1] is not None and self._reads_forward(self.one, found[0]):
+                pairs = (self.one, found[0]), (self.other, found[1])
+                readers = [None if run.compiled else self._reader(run, source) for run, source in pairs]
+                error = relative_error(found[0].values, found[1].values)
+                text = f"An input of step {step} differs ({found[0].info.name}), which no recorded call has made."
+                self._add(Fact("input", text, readers[0], readers[1], step, error), "sources")
+                return True
+        return False
 
-    def reordered(self) -> Event | None:
-        """What explains other results if a step reads the same inputs in another order; None if it does not."""
-        for one, other in zip(self.one.inputs.values(), self.other.inputs.values(), strict=False):
-            for (digest, (i, a)), (other_digest, (j, b)) in zip(one.items(), other.items(), strict=False):
-                if digest != other_digest:
-                    if one.keys() != other.keys():
-                        return None
-                    error = relative_error(self.one.sources[-1 - a].values, self.other.sources[-1 - b].values)
-                    return Event("input", i, j, error, sources=((a, b),))
-        return None
+    def _reader(self, run: Run, source: Source) -> int | None:
+        number = -1 - run.sources.index(source)
+        return next((k for k in run.own if any(number in read.written_by for read in run.reads(k))), None)
 
-    def _differ(self, one: int, other: int) -> bool:
-        return self.one.sources[-1 - one].values.digest != self.other.sources[-1 - other].values.digest
-
-    def _is_rewired(self, pair: Pair, differing: list[int], sources: list[tuple[int, int]]) -> bool:
-        """Whether a call reads tensors that both runs have, in other places."""
-        for a, b in sources:
-            one, other = self.one.sources[-1 - a], self.other.sources[-1 - b]
-            if one.kind == other.kind == "input" or one.name == other.name:
-                return False
-            if not self._is_known(one, self.other) or not self._is_known(other, self.one):
-                return False
-        for side, run in enumerate(self.runs):
-            for writer in (writer for place in differing for writer in run.calls[pair[side]].reads[place]):
-                root = run.chain(writer)[-1]
-                if root < 0 and not self._is_known(run.sources[-1 - root], self.runs[1 - side]):
-                    return False
-        return True
-
-    def _of_sources(self, pair: Pair, sources: list[tuple[int, int]]) -> Event:
-        weights = [(a, b) for a, b in sources if self.one.sources[-1 - a].kind != "input"]
-        unseen = self._other_weight() if weights and self.one.compiled != self.other.compiled else None
-        if unseen is not None:
-            return unseen
-        a, b = (weights or sources)[0]
-        one, other = self.one.sources[-1 - a], self.other.sources[-1 - b]
-        error = relative_error(one.values, other.values)
-        if one.info.dtype is not other.info.dtype and error is not None and error < 1e-2:
-            return Event("policy", pair.one, pair.other, error, one.name if weights else "", (), tuple(sources))
-        if not weights and self.one.calls[pair.one].phase not in ("forward", "recompute"):
-            if any(call.op.startswith("c10d::") for call in self.one.calls):  # another rank has sent it
-                return Event("input", pair.one, pair.other, error, "", (), tuple(sources))
-            evidence = ("It reads what no recorded call has written, such as a sum of gradients: it differs.",)
-            return Event("op", pair.one, pair.other, error, evidence=evidence)
-        kind: Kind = "weight" if weights else "input"
-        return Event(kind, pair.one, pair.other, error, one.name if weights else "", (), tuple(sources))
-
-    def _of_results(self, pair: Pair, error: float | None) -> Event:
-        """What explains that the results of a call with equal inputs differ."""
-        one, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        kind: Kind = "op"
-        evidence: list[str] = []
-        casted = self._places(pair, converted=True)
-        inner = self.one.inner(pair.one), self.other.inner(pair.other)
-        if _dtypes(one, "outputs") != _dtypes(other, "outputs") or _dtypes(one, "ran_with") != _dtypes(
-            other, "ran_with"
-        ):
-            kind = "policy"
-            evidence.append(f"On equal inputs, it ran as {one.dtypes} in A and as {other.dtypes} in B.")
-        elif casted and is_random(one.name) is False:
-            kind = "policy"
-            evidence.append("Its inputs were converted to another dtype before, which rounded them.")
-        elif one.policy != other.policy:
-            kind = "policy"
-            evidence.append(f"Its policy is {one.policy_name or 'none'} in A and {other.policy_name or 'none'} in B.")
-        elif is_random(one.name) and inner[0] == inner[1]:  # attention may draw some, and ran another kernel otherwise
-            kind = "input"
-            evidence.append(f"{one.op} draws random numbers: its inputs are equal, and its results are not.")
-        elif self._views:
-            view = self._views[0]
-            evidence.append("On equal inputs, this view has other elements: its arguments differ.")
-            return Event("op", view.one, view.other, self.error_of(view), evidence=tuple(evidence))
-        else:
-            evidence.append("Its inputs have equal bits in both runs, and its results do not.")
-            if inner[0] != inner[1]:
-                names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
-                evidence.append(f"It called {names[0]} in A, and {names[1]} in B.")
-        return Event(kind, pair.one, pair.other, error, evidence=tuple(evidence))
-
-    def _of_gap(self, gap: Gap, error: float | None) -> Event:
-        if not (gap.one and gap.other):
-            evidence = (f"{self.described(gap)}, and what is read after it differs.",)
-            return Event("structure", *self.first_of(gap), error, evidence=evidence)
-        one, other = self.one.calls[gap.one[-1]], self.other.calls[gap.other[-1]]
-        evidence = (f"{self.described(gap)}.",)
-        kind: Kind = "policy" if _dtypes(one, "outputs") != _dtypes(other, "outputs") else "op"
-        found = self.error_of(Pair(gap.one[-1], gap.other[-1]))
-        return Event(kind, gap.one[-1], gap.other[-1], error if found is None else found, evidence=evidence)
-
-    def _is_replacement_that_differs(self, gap: Gap) -> bool:
-        """Whether two runs compute something in other ways, with other results, which no later call reads."""
-        if not (gap.one and gap.other) or (gap.tainted and self.rounded):
-            return False
-        last = self.one.results(gap.one[-1]), self.other.results(gap.other[-1])
-        counts = [
-            [values.count for values in run.calls[calls[-1]].values]
-            for run, calls in zip(self.runs, (gap.one, gap.other), strict=True)
-        ]
-        return bool(last[0] and last[1] and last[0] != last[1] and counts[0] == counts[1])
-
-    def described(self, gap: Gap) -> str:
-        """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
-        calls = [[run.calls[k] for k in found] for run, found in zip(self.runs, (gap.one, gap.other), strict=True)]
-        ops = [", ".join(dict.fromkeys(call.op for call in found)) for found in calls]
-        if ops[0] == ops[1]:  # other overloads
-            ops = [", ".join(dict.fromkeys(call.name for call in found)) for found in calls]
-        if not (gap.one and gap.other):
-            return f"Only {'A' if gap.one else 'B'} calls {ops[0] or ops[1]}"
-        return f"A calls {ops[0]} where B calls {ops[1]}"
-
-    def first_of(self, gap: Gap) -> tuple[int | None, int | None]:
-        """The first call of a gap in each run."""
-        return (gap.one[0] if gap.one else None), (gap.other[0] if gap.other else None)
+    def _reads_forward(self, run: Run, source: Source) -> bool:
+        reader = self._reader(run, source)
+        return reader is not None and run.calls[reader].phase == "forward"
 
 
-def _dtypes(call: Call, what: str) -> tuple[torch.dtype, ...]:
-    return tuple(info.dtype for info in getattr(call, what))
+def _dtypes(call: Call) -> tuple[Any, ...]:
+    return tuple(info.dtype for info in call.outputs)
 
 
-def common_module(paths: Iterable[str]) -> str:
-    """The innermost module that contains others.
+def shapes_of(call: Call) -> str:
+    """The shapes of a call's inputs and outputs: "[8, 16], [4, 16] -> [8, 4]"."""
+    inputs, outputs = (", ".join(str(list(info.shape)) for info in infos) for infos in (call.inputs, call.outputs))
+    return f"{inputs or 'none'} -> {outputs or 'none'}"
 
-    Example:
-        >>> common_module(["blocks.0.up", "blocks.0.down"]), common_module(["a", "b"])
-        ('blocks.0', '')
-    """
-    parts = [path.split(".") for path in paths]
-    common: list[str] = []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common)
+
+def _policies(one: Call, other: Call) -> str:
+    if (one.policy, one.said_by) == (other.policy, other.said_by):
+        return ""
+    texts = [
+        f"{call.policy_name or 'no policy'}{f' ({call.said_by})' if call.said_by else ''}" for call in (one, other)
+    ]
+    return f"; {texts[0]} in A, {texts[1]} in B"
+
+
+def argument_text(value: Argument) -> str:
+    """An argument in a sentence: lists in brackets, texts as they are."""
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    shown = list(texts)
+    more = f", and {len(shown) - _MOST_NAMES:,} more" if len(shown) > _MOST_NAMES else ""
+    return ", ".join(shown[:_MOST_NAMES]) + more
+
+
+def _attributes(call: Call) -> dict[str, str]:
+    """The attributes of a call that are compared, as text."""
+    dtypes = {name: ", ".join(dtype_name(info.dtype) for info in getattr(call, name)) or "none" for name in TENSORS}
+    casts = (
+        f"{cast.argument}: {dtype_name(cast.from_dtype)} -> {dtype_name(cast.to_dtype)}{', reused' * cast.reused}"
+        for cast in call.casts
+    )
+    return {
+        **dtypes,
+        "policy": call.policy_name or "none",
+        "said_by": call.said_by or "none",
+        "casts": "; ".join(casts) or "none",
+        "arguments": ", ".join(f"{name} {argument_text(value)}" for name, value in call.arguments) or "none",
+        "error": "it raised" if call.error else "it returned",
+    }
+
+
+def differing_attributes(one: Call, other: Call) -> dict[str, tuple[str, str]]:
+    """Returns the attributes of a call that differ, with both values as text. Times, threads and shapes are ignored."""
+    before, after = _attributes(one), _attributes(other)
+    return {what: (text, after[what]) for what, text in before.items() if text != after[what]}

@@ -9,24 +9,23 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from torch_promote.errors import OptionError
 from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.base import Column, Table, load_renderer, module_name
-from torch_promote.report.codec import decode_fields, decode_record, encode
+from torch_promote.report.codec import decode_record, encode
 
 __all__ = [
     "AUTOCAST_OFF",
     "COMPILED",
-    "COMPILED_CALLS",
     "COMPILED_FUNCTION",
-    "RAN_LOWER",
-    "UNFINISHED",
+    "Argument",
     "Call",
     "CallGroup",
     "Calls",
@@ -34,12 +33,15 @@ __all__ = [
     "CastGroup",
     "GroupTable",
     "Kind",
+    "OptimizerState",
     "Phase",
     "Place",
+    "Read",
     "Recording",
     "Source",
     "Step",
     "TensorInfo",
+    "Unseen",
     "infos_of",
     "records_of",
 ]
@@ -49,14 +51,8 @@ __all__ = [
 AUTOCAST_OFF = "autocast off by "
 #: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
-#: What `Call.said_by` has between the source of a float8 policy and the reason why the call ran in lower precision.
-RAN_LOWER = "; ran as lower_precision_fp: "
 #: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
 COMPILED_FUNCTION = "torch.compile"
-#: The start of the sentence in `not_seen` if compiled functions ran.
-COMPILED_CALLS = "Calls of compiled functions: "
-#: That of the sentence if a recording has no end.
-UNFINISHED = "The recorded program was killed, or is still running: "
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """The phase of a call.
@@ -68,6 +64,43 @@ Phase = Literal["forward", "recompute", "backward", "optimizer"]
 
 Kind = Literal["weight", "activation", "gradient"]
 """The kind of a cast tensor. A weight is a parameter or a leaf that requires a gradient."""
+
+
+Argument: TypeAlias = Any
+"""An argument that is no tensor, as JSON has it: a number, a bool, a text or None, or a tuple of these. Dtypes,
+devices, layouts and memory formats are texts, and so are infinite numbers and NaN."""
+
+
+class Unseen(str):
+    """A kind of computation that a report does not contain, as a sentence.
+
+    Attributes:
+        kind: "compiled" functions, "threads" and "processes" that were started, "unknown" numbers of these, a "model"
+            that was not called, the "unfinished" rest of a run that was killed, calls of "other processes".
+        number: How many; 0 if it is unknown.
+    """
+
+    kind: str
+    number: int
+
+    def __new__(cls, kind: str, number: int, text: str) -> Unseen:
+        """Makes a sentence of a kind."""
+        found = super().__new__(cls, text)
+        found.kind, found.number = kind, number
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Unseen, (self.kind, self.number, str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        return {"kind": self.kind, "count": self.number, "text": str(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Unseen:
+        """Returns the sentence from the data of `to_dict`."""
+        read = decode_record({"kind": str, "count": int, "text": str}, data)
+        return cls(read["kind"], read["count"], read["text"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +212,13 @@ class Call:
         thread: The native id of its thread.
         error: Whether the call raised.
         autocast: The device types for which autocast was on, with their dtypes.
-        dtype_arguments: The arguments that are dtypes, such as softmax's `dtype`, by name.
+        arguments: The arguments that are no tensors, with their names, defaults included: numbers, texts, sizes, dtypes
+            and None. A list of more than 64 entries, or a text of more than 200 characters, is a text with its digest.
         start: Its start, in nanoseconds since 1970.
         duration: Its time on the host in nanoseconds, including the trace's own work on inner calls.
         cast_time: The part of that time for its casts.
-        values: With `values=True`, a `Values` for each tensor in `outputs`.
         own: Whether the program made it. False for a call inside of another one.
-        reads: With `values=True`, for a call of the program and each tensor in `inputs`, what wrote its memory: indices
-            of calls, oldest first, or -1 - i for `TraceReport.sources[i]`. Empty for a tensor whose memory is unknown.
+        fallback: Under a float8 policy, why the call ran in lower precision instead; "" if it did not.
     """
 
     op: str
@@ -204,13 +236,17 @@ class Call:
     thread: int
     error: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
-    dtype_arguments: tuple[tuple[str, torch.dtype], ...] = ()
+    arguments: tuple[tuple[str, Argument], ...] = ()
     start: int = 0
     duration: int = 0
     cast_time: int = 0
-    values: tuple[Values, ...] = ()
     own: bool = True
-    reads: tuple[tuple[int, ...], ...] = ()
+    fallback: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The source of the policy, and if the call ran in lower precision instead of float8, why."""
+        return f"{self.said_by}; ran as lower_precision_fp: {self.fallback}" if self.fallback else self.said_by
 
     @property
     def policy_name(self) -> str:
@@ -235,43 +271,68 @@ class Call:
         Args:
             tensor: Returns the value of a tensor among the arguments or results.
         """
-        data = {name: getattr(self, name) for name in self.__slots__}
-        data |= {name: dict(data[name]) for name in _PAIRS}
-        tensors = {name: [tensor(info) for info in data.pop(name)] for name in TENSORS}
-        return {name: tensors.get(name, encode(data.get(name))) for name in self.__slots__}
+        data = {name: encode(getattr(self, name)) for name in self.__slots__ if name not in TENSORS}
+        tensors = {name: [tensor(info) for info in getattr(self, name)] for name in TENSORS}
+        return (
+            data
+            | tensors
+            | {name: dict(getattr(self, name)) for name in ("arguments",)}
+            | {"autocast": {device: encode(dtype) for device, dtype in self.autocast}}
+        )
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], tensor: Callable[[Any], Any] = lambda data: data) -> Call:
-        """Returns the call from the data of `to_dict`.
 
-        Args:
-            data: The data.
-            tensor: Returns a tensor, or its dict, from its value.
-        """
-        kinds = dict.fromkeys(TENSORS, list[Any]) | dict.fromkeys(_PAIRS, Mapping[str, Any])
-        read = decode_record(kinds, data)
-        read |= {name: list(map(tensor, read[name])) for name in TENSORS}
-        call: Call = decode_fields(cls, {**data, **read, **{name: list(read[name].items()) for name in _PAIRS}})
-        return call
+class Read(NamedTuple):
+    """What a call of the program reads from the memory of one of its tensors.
+
+    Attributes:
+        written_by: What wrote that memory: numbers of calls, oldest first, or -1 - i for `TraceReport.sources[i]`.
+            Empty if it is unknown.
+        digest: The digest of the elements that the call reads, as `Values.digest`; "" if it is unknown.
+    """
+
+    written_by: tuple[int, ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor that calls of the program read, and that none of the recorded calls made.
+    """A tensor that calls of the program read, and that none of the recorded calls made as it is.
+
+    A parameter, buffer or gradient is one again in each step in which it has changed without a recorded call.
 
     Attributes:
-        kind: "parameter" or "buffer" of the model, "input" for any other tensor.
-        name: The path of a parameter or buffer in the model: "blocks.3.attn.q.weight"; "" for an input.
+        kind: "parameter" or "buffer" of the model, "gradient" of a parameter, "state" of an optimizer or GradScaler,
+            "input" for any other tensor.
+        name: The path of a parameter or buffer in the model, "blocks.3.attn.q.weight", of a gradient's parameter, or
+            the name of a state, "exp_avg of 0.weight"; "" for an input.
         info: Its name among the arguments of the first call that read it, its dtype, shape, device and strides.
         values: Its values at that time.
-        written_by: Indices of the recorded calls that had written a parameter or buffer before, to initialize it.
+        written_by: Numbers of the recorded calls that had written its memory before: to initialize a parameter, or
+            before other code changed it.
+        step: The number of optimizer steps before.
     """
 
-    kind: Literal["parameter", "buffer", "input"]
+    kind: Literal["parameter", "buffer", "gradient", "state", "input"]
     name: str
     info: TensorInfo
     values: Values
     written_by: tuple[int, ...] = ()
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """The state of an optimizer, of the schedulers of its learning rate, and of the GradScalers of the program.
+
+    Attributes:
+        step: The number of optimizer steps before.
+        tensors: The values of its tensors, by names such as "exp_avg of 0.weight".
+        numbers: The other entries: "lr of group 0", "last_epoch of StepLR", "growth_interval of GradScaler".
+    """
+
+    step: int
+    tensors: Mapping[str, Values] = field(default_factory=dict)
+    numbers: Mapping[str, Argument] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +344,7 @@ class Step:
         losses: The values of the losses since the step before.
         gradients: The values of the gradients by the names of the parameters.
         parameters: The values of the parameters that the optimizer has updated, by name.
-        rng: Digests of the states of the random number generators when the step first drew random numbers, or at its
-            end: "cpu", "cuda:0", "python", "numpy".
+        rng: Digests of the states of the random number generators at that time: "cpu", "cuda:0", "python", "numpy".
     """
 
     calls: int
@@ -294,9 +354,8 @@ class Step:
     rng: Mapping[str, str] = field(default_factory=dict)
 
 
-#: The fields of `Call` that hold tensors, and those that are dicts in JSON.
+#: The fields of `Call` that hold tensors.
 TENSORS = ("inputs", "ran_with", "outputs")
-_PAIRS = ("autocast", "dtype_arguments")
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -347,7 +406,7 @@ class CallGroup:
         self.dtypes[call.dtypes] += 1
         self.phases[call.phase] += 1
         if call.policy is not None:
-            self.policies[f"{call.policy_name}: {call.said_by}"] += 1
+            self.policies[f"{call.policy_name}: {call.reason}"] += 1
         elif call.said_by:
             self.rules[call.said_by] += 1
         self.cast_time += call.cast_time
@@ -516,7 +575,7 @@ class Calls(list[Call]):
                 call.phase,
                 call.line,
                 call.dtypes,
-                f"{call.policy_name}: {call.said_by}" if call.policy_name else None,
+                f"{call.policy_name}: {call.reason}" if call.policy_name else None,
                 len(call.casts) or None,
             )
             for call in self
@@ -538,29 +597,51 @@ class Recording:
         self.calls: Calls = Calls()
         self.dropped: int = 0
         self.torch_version: str = str(torch.__version__)
-        self.not_seen: list[str] = []
+        self.not_seen: list[Unseen] = []
         self.device_names: list[str] = []
         self.steps = 0
         self.asked: list[dict[str, Any]] = []
         self.nonfinite: NonfiniteValues = NonfiniteValues()
+        self.values: dict[int, tuple[Values, ...]] = {}
+        self.reads: dict[int, tuple[Read, ...]] = {}
+        self.draws: dict[int, str] = {}
         self.sources: list[Source] = []
+        self.states: list[OptimizerState] = []
         self.ends: list[Step] = []
+        self.rng: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
         self._summed = 0  # the number of stored calls that the groups contain
+        self._number_of: dict[int, int] = {}  # of stored calls, by id
         self._lock = threading.Lock()
 
-    def add(self, call: Call) -> int | None:
-        """Adds a call; for the tracer. Returns its index in `calls`, or None if it is not stored there."""
+    def add(self, call: Call) -> int:
+        """Adds a call; for the tracer. Returns its number, which is its index in `calls` if it is stored there."""
         with self._lock:
             if len(self.calls) < self._max_calls:
                 self.calls.append(call)
                 return len(self.calls) - 1
             self._sum_up(call)
             self.dropped += 1
-            return None
+            return self._max_calls + self.dropped - 1
+
+    def values_of(self, call: Call) -> tuple[Values, ...]:
+        """Returns the values of the results of one of `calls`, in the order of `Call.outputs`; () without values.
+
+        Args:
+            call: The call, which is told by its identity.
+
+        Raises:
+            OptionError: It is not one of this report's. It is a ValueError.
+        """
+        if len(self._number_of) < len(self.calls):
+            self._number_of = {id(one): number for number, one in enumerate(self.calls)}
+        number = self._number_of.get(id(call))
+        if number is None:
+            raise OptionError(f"values_of() expects one of the calls of this report, got {call!r}.")
+        return self.values.get(number, ())
 
     def _sum_up(self, call: Call) -> None:
         """Adds a call to the groups. Their number grows with lines, modules and dtypes, not with steps."""
@@ -580,12 +661,6 @@ class Recording:
                 self._sum_up(call)
             self._summed = len(self.calls)
             return dict(self._by_place)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def name_devices(self) -> None:
         """Fills `device_names`; for the tracer."""

@@ -190,10 +190,10 @@ class _Explainer:
         whole, report = self.whole, self.report
         if self.first_nonfinite is not None:
             losses = report.nonfinite.about_losses(report.steps)
-            made = describe_call(self.first_nonfinite, report.nonfinite.call_step)
+            made = describe_call(self.first_nonfinite, report)
             yield _MADE, f"{made}{losses and '; '}{losses}"
-        measured = [call for call in self.stored if call.values]
-        bad = sum(any(one.infs or one.nans for one in call.values) for call in measured)
+        measured = [values for call in self.stored if (values := report.values_of(call))]
+        bad = sum(any(one.infs or one.nans for one in values) for values in measured)
         yield "inf or NaN", f"in results of {bad:,} of {len(measured):,} calls" if bad else ""
         yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
         if self.kind != "module":
@@ -203,6 +203,9 @@ class _Explainer:
         if self.kind == "line":
             yield "lines", _names(map(short_line, self.lines))
         yield "dtypes", _counts(whole.dtypes)
+        if self.kind != "module":
+            texts = (", ".join(f"{name} {value}" for name, value in call.arguments) for call in self.stored)
+            yield "arguments", _counts(Counter(text for text in texts if text))
         yield "policies", _counts(whole.policies)
         names = list(dict.fromkeys(text.partition(": ")[0] for text in whole.policies))
         meanings = {policy.value: policy.meaning.partition(".")[0] for policy in CastPolicy}
@@ -264,9 +267,10 @@ class _Explainer:
         return f"To run {op} {effect}: {code}."
 
 
-def describe_call(call: Call, step: int) -> str:
-    """Returns where a call is: "aten::log, forward, blocks.0, train.py:12, step 3: 100 % NaN"."""
-    share = {name: max((getattr(one, name) for one in call.values), default=0.0) for name in ("nans", "infs")}
+def describe_call(call: Call, report: Recording) -> str:
+    """Returns where the first inf or NaN is: "aten::log, forward, blocks.0, train.py:12, step 3: 100 % NaN"."""
+    values, step = report.values_of(call), report.nonfinite.call_step
+    share = {name: max((getattr(one, name) for one in values), default=0.0) for name in ("nans", "infs")}
     shares = [f"{percent(share[name])} {shown}" for name, shown in (("nans", "NaN"), ("infs", "inf")) if share[name]]
     place = call.name, call.phase, module_name(call.module), short_line(call.line), f"step {step:,}"
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
 from torch_promote.observe.ops import facts_of
@@ -240,19 +240,19 @@ def casts_chart(groups: Iterable[CallGroup]) -> Chart:
 _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
 
 
-def exponents_chart(calls: Iterable[Call]) -> Chart | None:
+def exponents_chart(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Chart | None:
     """Returns the histograms of the exponents of results by op, those outside of float16's normal numbers first.
 
     They exclude composite ops and views, whose values were computed by other calls, and ops that return uninitialized
     memory. None if no call has values.
     """
-    measured: dict[str, list[Any]] = {}
-    for call in calls:
+    by_op: dict[str, list[Values]] = {}
+    for call, results in measured:
         facts = facts_of(call.name)
         if not (call.composite or facts.is_view or facts.is_uninitialized):
-            measured.setdefault(call.name, []).extend(values for values in call.values if values.count)
+            by_op.setdefault(call.name, []).extend(values for values in results if values.count)
     rows = []
-    for op, found in measured.items():
+    for op, found in by_op.items():
         counts: Counter[int] = Counter()
         for values in found:
             counts.update(dict(values.exponents))
@@ -280,7 +280,7 @@ def exponents_chart(calls: Iterable[Call]) -> Chart | None:
     return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")
 
 
-def float8_table(calls: Iterable[Call]) -> Table:
+def float8_table(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Table:
     """Returns the operands in float8 with their scales, of calls with values; without a row if there are none.
 
     A cast with a scale is recognized by its ops: the scale is the result of exp2, or a float64 made float32; the
@@ -288,10 +288,10 @@ def float8_table(calls: Iterable[Call]) -> Table:
     """
     rows: dict[tuple[str, ...], list[tuple[Values, Values, Values]]] = {}
     last: dict[tuple[int, str], Values] = {}
-    for call in calls:
-        if len(call.values) != 1 or len(call.outputs) != 1:
+    for call, results in measured:
+        if len(results) != 1 or len(call.outputs) != 1:
             continue
-        (values,), (output,), name = call.values, call.outputs, call.op.removeprefix("aten::")
+        (values,), (output,), name = results, call.outputs, call.op.removeprefix("aten::")
         if name == "exp2" or (name == "_to_copy" and call.dtypes == "float64 -> float32"):
             last[call.thread, "scale"] = values
         elif name in ("clamp", "clamp_"):

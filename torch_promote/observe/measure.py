@@ -5,8 +5,7 @@ The statistics compare bit patterns as integers, which have the same order as th
 affected by flush-to-zero or rounding on the device. float16, bfloat16 and float8 are first converted to float32, which
 is exact.
 
-csrc/python/measure.cpp measures CPU tensors; its NOTE [ Digest and sketch ] defines both. The ops here do the same on
-other devices. No op depends on the data, so that nothing synchronizes.
+csrc/python/measure.cpp measures tensors in the memory of the host; its NOTE [ Digest and sketch ] defines both.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ __all__ = [
     "format_of",
     "is_finite",
     "is_sketch",
+    "join",
     "measure",
-    "measure_by_ops",
     "readable",
-    "unpack",
+    "split",
     "unpack_sketch",
 ]
 
@@ -44,9 +43,6 @@ PROJECTIONS = 16
 #: The bits of a projection in a sketch, for dtypes of at most 2, 4 and 8 bytes. All are multiples of 6, a digit's bits.
 BITS = (30, 36, 54)
 _SKETCH = re.compile("|".join(f"[A-Za-z0-9+/]{{{(24 + PROJECTIONS * bits) // 6}}}" for bits in BITS) + "|")
-#: The elements of a row, its shift, and the rows of a piece, which bounds the memory; see the note in C++.
-_ROW, _SHIFT, _PIECE_ROWS = 1021, 631, 4096
-_PIECE = _ROW * _PIECE_ROWS
 
 
 class Format(NamedTuple):
@@ -124,11 +120,25 @@ class Numbers(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> Numbers:
         """Returns the numbers from what `measure` returned."""
-        largest, smallest, first, size, *above, squares = _HEAD.unpack_from(data)
-        end = _HEAD.size + 8 * size
-        counts = memoryview(data)[_HEAD.size : end].cast("q")
+        largest, smallest, above, first, counts, squares, sketch = split(data)
         places = [(place, number) for place, number in enumerate(counts, first) if number]
-        return cls(largest, smallest, above, places, squares, data[end:].decode())
+        return cls(largest, smallest, above, places, squares, sketch)
+
+
+def split(data: bytes) -> tuple[int, int, list[int], int, list[int], float, str]:
+    """Returns the parts of what `measure` returned: those of `Numbers`, with the counts of all exponents."""
+    largest, smallest, first, size, *above, squares = _HEAD.unpack_from(data)
+    end = _HEAD.size + 8 * size
+    counts = memoryview(data)[_HEAD.size : end].cast("q").tolist()
+    return largest, smallest, above, first, counts, squares, data[end:].decode()
+
+
+def join(
+    largest: int, smallest: int, above: Sequence[int], first: int, counts: Sequence[int], squares: float, sketch: str
+) -> bytes:
+    """Returns what `split` has split."""
+    head = _HEAD.pack(largest, smallest, first, len(counts), *above, squares)
+    return head + struct.pack(f"<{len(counts)}q", *counts) + sketch.encode()
 
 
 #: The ends, the first exponent and the number of exponents; `Numbers.above`; the sum of squares. The numbers of all
@@ -192,135 +202,3 @@ def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
     """
     bounds = format_of(elements.dtype).bounds
     return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))
-
-
-# --- On other devices
-
-
-def measure_by_ops(elements: torch.Tensor) -> torch.Tensor:
-    """Measures a tensor that `readable` returned on its device.
-
-    Returns:
-        An int64 tensor for `unpack`.
-    """
-    if not elements.numel():
-        return torch.zeros(1, dtype=torch.int64, device=elements.device)
-    flat = elements.contiguous().reshape(-1)
-    digest = _digest(flat).reshape(1)
-    if not flat.is_floating_point():
-        return digest
-    form = format_of(flat.dtype)
-    if flat.dtype not in (torch.float32, torch.float64):
-        flat = flat.to(torch.float32)
-    pieces = flat.split(_PIECE)
-    counts = [_count(piece, form) for piece in pieces]
-    if len(counts) > 1:
-        stacked = torch.stack(counts)
-        counts = [torch.cat([stacked[:, :1].amax(0), stacked[:, 1:2].amin(0), stacked[:, 2:].sum(0)])]
-    parts = [digest, *counts]
-    with contextlib.suppress(RuntimeError, TypeError):  # some devices have no float64
-        parts.append(_sums(pieces, form).view(torch.int64))
-    return torch.cat(parts)
-
-
-def unpack(row: Sequence[int], counted_as: torch.dtype, dtype: torch.dtype) -> tuple[str, Numbers | None]:
-    """Returns the digest, and the numbers if there are any, from what `measure_by_ops` returned.
-
-    Args:
-        row: Its elements.
-        counted_as: The dtype of its argument.
-        dtype: The dtype of the tensor.
-    """
-    digest = f"{row[0] & 0xFFFFFFFFFFFFFFFF:016x}"
-    if len(row) == 1:
-        return digest, None
-    form = format_of(counted_as)
-    largest, smallest, *above = row[1 : 3 + len(form.bounds)]
-    places = row[3 + len(form.bounds) :][: (form.infinity >> form.mantissa) + 1]
-    sums = row[3 + len(form.bounds) + len(places) :]
-    squares, *sketch = struct.unpack(f"<{len(sums)}d", struct.pack(f"<{len(sums)}q", *sums)) if sums else (math.nan,)
-    pairs = [(place, number) for place, number in enumerate(places) if number]
-    packed = _C.pack_sketch(sketch, bits_of(dtype)) if math.isfinite(squares) else ""
-    return digest, Numbers(largest - (1 << form.mantissa), smallest + 1, above, pairs, squares, packed)
-
-
-class _Tables(NamedTuple):
-    places: torch.Tensor
-    rows: torch.Tensor
-    signs: torch.Tensor
-    projections: torch.Tensor | None
-
-
-def _table(data: bytes, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-
-
-def _signs(data: bytes) -> torch.Tensor:
-    return 1 - (_table(data, torch.uint8, -1, _ROW) >> 6).to(torch.int8)
-
-
-@functools.cache
-def _tables(device: torch.device) -> _Tables:
-    data = _C.measure_tables()
-    places = _table(data["places"], torch.int32, 4, 1, _ROW).long() & 0xFFFFFFFF
-    rows = _table(data["rows"], torch.int64, _PIECE_ROWS)
-    signs = (_signs(data["outer"])[:, None] * _signs(data["inner"])).reshape(_PIECE_ROWS, _ROW)
-    projections = _table(data["projections"], torch.float64, _ROW, PROJECTIONS).t().contiguous()
-    with contextlib.suppress(RuntimeError, TypeError):  # no float64
-        return _Tables(places.to(device), rows.to(device), signs.to(device), projections.to(device))
-    return _Tables(places.to(device), rows.to(device), signs.to(device), None)
-
-
-def _rows(piece: torch.Tensor) -> torch.Tensor:
-    missing = -piece.numel() % _ROW
-    return (torch.nn.functional.pad(piece, (0, missing)) if missing else piece).view(-1, _ROW)
-
-
-def _digest(flat: torch.Tensor) -> torch.Tensor:
-    size, tables = flat.dtype.itemsize, _tables(flat.device)
-    bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    digest = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for number, piece in enumerate(bits.split(_PIECE)):
-        words = _rows(piece).long()
-        low = words & ((1 << 8 * min(size, 4)) - 1)
-        a, b = ((low * place).sum(1) for place in tables.places[:2])
-        if size == 8:
-            high = (words >> 32) & 0xFFFFFFFF
-            a, b = (one + (high * place).sum(1) for one, place in zip((a, b), tables.places[2:], strict=True))
-        rows = a + (b << 32) + ((b >> 32) & 0xFFFFFFFF)
-        digest += (rows * tables.rows[: rows.numel()]).sum() * _C.measure_piece_tables(number)[1]
-    return digest
-
-
-def _count(values: torch.Tensor, form: Format) -> torch.Tensor:
-    bits = values.view(form.integer) & form.magnitude
-    # Below 0, the mask wraps: a finite magnitude is larger than inf and NaN, and 0 is the largest.
-    largest = ((bits - form.infinity) & form.magnitude).amax().long()
-    smallest = ((bits - 1) & form.magnitude).amin().long()
-    above = [torch.count_nonzero(bits >= bound) for bound in form.bounds]
-    one = torch.ones(1, dtype=torch.int64, device=bits.device)
-    exponents = one.new_zeros((form.infinity >> form.mantissa) + 1)
-    exponents.index_add_(0, bits >> form.mantissa, one.expand(bits.numel()))
-    return torch.cat([torch.stack([largest, smallest, *above]), exponents])
-
-
-def _sums(pieces: Sequence[torch.Tensor], form: Format) -> torch.Tensor:
-    """The sum of the squares, and the projections."""
-    tables = _tables(pieces[0].device)
-    if tables.projections is None:
-        raise TypeError("the device has no float64")
-    squares, buckets = 0.0, torch.zeros(_ROW, dtype=torch.float64, device=pieces[0].device)
-    total: torch.Tensor | float = squares
-    for number, piece in enumerate(pieces):
-        finite = (piece.view(form.integer) & form.magnitude) < form.infinity
-        rows = _rows(torch.where(finite, piece, 0).double())
-        total = rows.square().sum() + total
-        signed = rows * tables.signs[: len(rows)]
-        if number:
-            signed = signed * _signs(_C.measure_piece_tables(number)[0]).to(piece.device, non_blocking=True)
-        # Rows that are longer by the shift start in another bucket each.
-        long = buckets.new_zeros(-(-len(rows) * (_ROW + _SHIFT) // _ROW) * _ROW)
-        long[: len(rows) * (_ROW + _SHIFT)].view(len(rows), -1)[:, :_ROW] = signed
-        buckets = buckets + long.view(-1, _ROW).sum(0).roll(number * _PIECE_ROWS * _SHIFT % _ROW)
-    assert isinstance(total, torch.Tensor)
-    return torch.cat([total.reshape(1), (tables.projections * buckets).sum(1)])

@@ -43,7 +43,7 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, RAN_LOWER, Call, Cast, Kind, Phase, TensorInfo, infos_of, records_of
+from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -101,7 +101,7 @@ class OpenCall:
     facts: OpFacts
     args: list[Any]
     inputs: tuple[TensorInfo, ...]
-    dtype_arguments: tuple[tuple[str, torch.dtype], ...]
+    arguments: tuple[tuple[str, Any], ...]
     origin: Origin
     phase: Phase
     composite: bool
@@ -115,6 +115,7 @@ class OpenCall:
     said_by: str = ""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     policy_is_known: bool = False
+    fallback: str = ""
     mine: Any = None
     real_results: bool = False
     stock_too: bool = False
@@ -257,7 +258,7 @@ class CallObserver:
             return None
         if outer is not None and self._outermost_only and not isinstance(outer, CastingCall):
             return None
-        named, dtypes = read_arguments(facts.arguments, args)
+        named, arguments = read_arguments(facts.arguments, args)
         tensors = [tensor for _, tensor in named]
         wrapped = is_wrapped(tensors)
         composite = wrapped or facts.is_composite(device_of(tensors))
@@ -288,7 +289,7 @@ class CallObserver:
             facts,
             args,
             inputs,
-            dtypes,
+            arguments,
             origin,
             phase,
             composite,
@@ -390,7 +391,7 @@ class CallObserver:
             call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
             if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
                 why = why_not(call.tensors["input"], call.tensors["weight"], call.tensors.get("bias"))
-                call.said_by += "" if why is None else f"{RAN_LOWER}{why}"
+                call.fallback = why or ""
         elif plan is not None and asked is not None:  # an override that casts nothing
             override = asked.state.override
             device = next((device for device, _ in asked.devices if override(name, device) is not None), None)
@@ -452,11 +453,12 @@ class CallObserver:
                 thread=threading.get_native_id(),
                 error=error,
                 autocast=call.autocast,
-                dtype_arguments=call.dtype_arguments,
+                arguments=call.arguments,
                 start=call.start,
                 duration=time.time_ns() - call.start,
                 cast_time=call.cast_time if isinstance(call, CastingCall) else 0,
                 own=call.around is None,
+                fallback=call.fallback,
             ),
             [tensor for _, tensor in outputs],
         )
@@ -548,7 +550,7 @@ def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
 
 
 @contextlib.contextmanager
-def observe(observer: CallObserver, not_seen: list[str]) -> Iterator[None]:
+def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
     """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.legality import moves_data
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.promotion_tables import promoting_ops
 
 __all__ = [
     "NamedTensors",
     "OpFacts",
+    "argument_of",
     "asks_for_infinity",
     "autograd_may_call",
     "bytes_of",
@@ -396,6 +399,7 @@ class OpFacts:
         communicates: Whether every process must call it equally often.
         moves_data: Whether it returns its argument's data, or memory of the same dtype, and computes nothing.
         computes: Whether its results are computed in this process.
+        has_results: Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
     """
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
@@ -425,6 +429,7 @@ class OpFacts:
         self.communicates: bool = op.namespace in _BETWEEN_PROCESSES
         self.moves_data: bool = op.namespace == "fsdp" or moves_data(self.name)
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
+        self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
         self._is_composite: dict[str, bool] = {}
 
     def is_composite(self, device_type: str) -> bool:
@@ -473,23 +478,54 @@ def device_of(tensors: Iterable[torch.Tensor]) -> str:
     return found
 
 
-_PLAIN = (int, float, bool, str, type(None), torch.device, torch.layout, torch.memory_format)
+#: Above these, an argument is recorded by its digest.
+_MOST_ENTRIES, _MOST_CHARACTERS = 64, 200
 
 
-def read_arguments(
-    names: Sequence[str], args: Sequence[Any]
-) -> tuple[NamedTensors, tuple[tuple[str, torch.dtype], ...]]:
-    """Returns the tensors among a call's arguments by their paths, and its dtypes by name."""
+def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTensors, tuple[tuple[str, Any], ...]]:
+    """Returns the tensors among a call's arguments by their paths, and the other arguments as `Call.arguments`."""
     tensors: list[tuple[str, torch.Tensor]] = []
-    dtypes: list[tuple[str, torch.dtype]] = []
+    others: list[tuple[str, Any]] = []
     for name, value in zip(names, args, strict=False):
         if isinstance(value, torch.Tensor):
             tensors.append((name, value))
-        elif isinstance(value, torch.dtype):
-            dtypes.append((name, value))
-        elif not isinstance(value, _PLAIN):
-            tensors.extend(tensors_by_path(name, value))
-    return tensors, tuple(dtypes)
+        elif value is None or type(value) is int or type(value) is bool:
+            others.append((name, value))
+        elif isinstance(value, list | tuple | Mapping):
+            found = list(tensors_by_path(name, value))
+            tensors.extend(found)
+            if not found:
+                others.append((name, argument_of(value)))
+        elif not isinstance(value, torch.Generator):  # what it draws is recorded as its state
+            others.append((name, argument_of(value)))
+    return tensors, tuple(others)
+
+
+def argument_of(value: Any) -> Any:
+    """Returns an argument that is no tensor as JSON has it, with tuples for lists.
+
+    Example:
+        >>> argument_of([1, float("inf")]), argument_of(torch.float16)
+        ((1, 'inf'), 'float16')
+    """
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, list | tuple) and len(value) <= _MOST_ENTRIES:
+        return tuple([argument_of(one) for one in value])
+    if isinstance(value, list | tuple):
+        return f"{len(value)} entries, digest {_digest_of(repr(value))}"
+    text = str(value) if isinstance(value, str | complex | torch.device | torch.layout | torch.memory_format) else ""
+    if not text and not isinstance(value, str):
+        return type(value).__name__
+    return text if len(text) <= _MOST_CHARACTERS else f"{len(text)} characters, digest {_digest_of(text)}"
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def is_wrapped(tensors: Iterable[torch.Tensor]) -> bool:

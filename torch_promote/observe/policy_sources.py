@@ -117,10 +117,10 @@ class PolicySources:
             text = f"{prefix}region at {innermost_line()}"
         self._known.clear()  # a new region may have the address of an old one
         opened = _C.open_regions()
-        times = sum(address == id(owner) for address, _ in opened)
-        change = opened[-1][1] if opened and opened[-1][0] == id(owner) else 0
+        innermost, change = opened[-1]
+        times = sum(address == innermost for address, _ in opened)
         region = _OpenRegion(change, text, _devices_of(owner))
-        self._regions[threading.get_ident(), id(owner), times] = region
+        self._regions[threading.get_ident(), innermost, times] = region
         self._by_policy[_C.current_policy_id()] = self._open_regions()
         if (text, change) not in self._asked_at:
             self._asked_at.add((text, change))

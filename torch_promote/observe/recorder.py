@@ -1,13 +1,15 @@
 """The recorder of `trace(values=True)`: what calls read and wrote, what they computed, and where inf and NaN came from.
 
-NOTE [ Which call wrote it ]
+NOTE [ What a call reads ]
 Only the calls that the program made are followed, not the calls inside of them. A call reads what the calls before it
-wrote to the memory of its arguments. Memory that no recorded call has written is a `Source`, and so is memory that has
-changed without one (its tensor has another version, or NumPy shares it and the values are others), because compiled
-code or another library did it. So are the
-parameters and buffers of the model when they are first read, even if recorded calls have initialized them: two runs are
-compared from there. A call that returns its argument, such as `contiguous()`, does not write. It and views have the
-values of what was written, if they have all its elements, and are not measured.
+wrote to the memory of its arguments, and the digest of the elements that it reads is recorded, of a view as well.
+Memory that no recorded call has written is a `Source`, and so is memory that has changed without one: its tensor has
+another version, or NumPy shares it and the elements are others.
+
+A parameter, a buffer or a gradient is digested again when it is first read in a step. If it has changed since (through
+`.data`, NumPy, DLPack, compiled code, another library), it is a new source. So are the parameters and buffers of the
+model when they are first read, even if recorded calls have initialized them: two runs are compared from there. A call
+that returns its argument, such as `contiguous()`, does not write.
 
 NOTE [ Which call made it ]
 A call makes a NaN if nothing that it reads has one, and an infinite value if all that it reads is finite, unless the
@@ -15,6 +17,8 @@ program passed an infinite number, as `masked_fill(mask, -inf)` does. A NaN that
 from the call that made those. Views and uninitialized memory make nothing.
 
 A loss is a tensor on which `backward()` is called without a gradient: autograd then makes a gradient of ones like it.
+
+Tensors on other devices are copied to the host, with one synchronization each.
 """
 
 from __future__ import annotations
@@ -23,52 +27,47 @@ import bisect
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import itertools
-import os
-import platform
-import random
 import sys
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote import _C
 from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.events import (
     COMPILED,
     COMPILED_FUNCTION,
     Call,
+    Read,
     Recording,
     Source,
     Step,
     TensorInfo,
+    Unseen,
     infos_of,
     records_of,
 )
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, unnoticed, written
+from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
-from torch_promote.observe.recording_file import RecordingFile
-from torch_promote.observe.values import EMPTY, Row, Values, ValuesCollector, in_any_order
+from torch_promote.observe.program_state import OptimizerStates, environment, generator_states, state_drawn_from
+from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.observe.values import EMPTY, Measurer, Values
 
 __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
-#: After so many calls without an optimizer step, what is known is written, if that needs no synchronization.
-_CALLS_TO_WRITE = 4096
 #: Reentrant, because an op that a hook runs meanwhile comes back; and a child must not inherit it locked.
 _lock = fork_safe_lock()
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
-_Kind = Literal["parameter", "buffer"]
+_Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
+_Place: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -77,11 +76,14 @@ class _Memory:
 
     Attributes:
         reference: A weak reference, which reserves the storage's address.
-        written_by: The calls and sources whose values are in it, as in `Call.reads`.
+        written_by: The calls and sources whose values are in it, as in `Read`.
         version: The version of its tensor at that time; -1 for an inference tensor, which has none.
         is_read: Whether it is a parameter or buffer that has been recorded as a source.
         is_compiled: Whether compiled code has written it.
-        known: What is known of the tensor that the last of the calls has written.
+        is_undefined: Whether a call has allocated it, and none has written to it since.
+        step: The number of steps when a parameter, buffer or gradient was digested last.
+        values: The values of tensors in it, by their places.
+        digests: Those of which only the digest is known.
     """
 
     reference: StorageWeakRef
@@ -89,51 +91,18 @@ class _Memory:
     version: int
     is_read: bool = False
     is_compiled: bool = False
-    known: _Known | None = None
+    is_undefined: bool = False
+    step: int = -1
+    values: dict[_Place, Values] = field(default_factory=dict)
+    digests: dict[_Place, str] = field(default_factory=dict)
 
 
-class _Known(NamedTuple):
-    """What is known of a tensor, and so of views that have all of its elements.
-
-    Attributes:
-        place: Where it is in its storage, its number of elements, its dtype, and what a lazy view would change.
-        is_contiguous: Whether it is contiguous, so that the values are in the order of the memory.
-        values: Its values.
-    """
-
-    place: tuple[int, int, torch.dtype, bool, bool]
-    is_contiguous: bool
-    values: Values | Row
-
-    def of_view(self, tensor: torch.Tensor) -> Values | Row | None:
-        """What is known of a view; None if it has to be measured."""
-        if not self.is_contiguous or self.place != _place_of(tensor):
-            return None
-        if tensor.is_contiguous():
-            return self.values
-        return in_any_order(self.values) if _is_dense(tensor) else None
-
-
-def _is_changed(tensor: torch.Tensor, memory: _Memory) -> bool:
-    """Whether a tensor on a CPU has other values than were written, because NumPy has written to its memory."""
-    if memory.known is None or memory.is_read or tensor.untyped_storage().resizable():  # not if it is shared
-        return False
-    known = memory.known.of_view(tensor)
-    return isinstance(known, Values) and _C.is_measurable(tensor) and known.digest != _C.digest(tensor)
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[int, int, torch.dtype, bool, bool]:
-    return int(tensor.storage_offset()), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has each element of a part of its storage once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+def _place_of(tensor: torch.Tensor) -> _Place:
+    """What tells the elements of a tensor in its storage, and their order."""
+    offset = tensor.storage_offset()
+    if tensor.is_contiguous():
+        return offset, tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 @dataclass(slots=True)
@@ -142,22 +111,40 @@ class _Open:
 
     Attributes:
         reads: What it reads.
+        draw: The generator from which it draws, with its state; "" if it draws nothing.
         writes: The storages that it writes to, by its schema.
         inside: What the calls inside of it have written: storages, with the versions of their tensors.
         is_compiled: Whether compiled code makes it.
     """
 
-    reads: tuple[tuple[int, ...], ...] = ()
+    reads: tuple[Read, ...] = ()
+    draw: str = ""
     writes: frozenset[int] = field(default_factory=frozenset)
     inside: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
     is_compiled: bool = False
+
+
+_P = ParamSpec("_P")
+
+
+def _goes_on(method: Callable[Concatenate[Recorder, _P], None]) -> Callable[Concatenate[Recorder, _P], None]:
+    """Lets the program go on if PyTorch, an optimizer or the disk refuses what a method asks for."""
+
+    @functools.wraps(method)
+    def call(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._fail(method.__name__, error)
+
+    return call  # type: ignore[return-value]  # functools.wraps
 
 
 class Recorder:
     """Records the values of a trace. It holds no tensors.
 
     Args:
-        report: The report, of which it fills `sources`, `ends`, `nonfinite`, `environment`, and the values of `calls`.
+        report: The report, which it fills.
         modules: Tracks which module runs.
         file: A file to write as well.
     """
@@ -166,93 +153,165 @@ class Recorder:
         self._report = report
         self._modules = modules
         self._file = file
-        self._count = 0  # of calls, also those that the report does not store
-        self._collector = ValuesCollector(self._deliver)
-        self._keys = itertools.count(-1, -1)
-        self._receivers: dict[int, Callable[[tuple[Values, ...]], None]] = {}  # by negative number
-        self._waiting: dict[int, tuple[set[int], bool]] = {}  # by call: what it reads, and whether it asked for inf
+        self._measurer = Measurer()
         self._memory: dict[int, _Memory] = {}  # by storage
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
         self._named_at = -1  # the number of steps when they were looked up
-        self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that were read before the model ran
-        self._reads: dict[int, tuple[tuple[int, ...], ...]] = {}  # by call, until its values are delivered
-        self._losses: deque[tuple[tuple[int, ...], int]] = deque()  # those not delivered: the writers, and the step
-        self._new_losses: list[Values] = []  # since the last step
+        self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # sources that may get a name
+        self._sources = 0  # also those that only the file has
+        self._source_writers: dict[int, tuple[int, ...]] = {}
+        self._losses: list[Values] = []  # since the last step
         self._steps: list[int] = []  # the number of calls at the end of each step
+        self._calls = 0
+        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
-        self._rng: dict[str, str] | None = None  # when the step first drew random numbers
-        report.environment = _environment()
 
-    # --- calls
+    def _fail(self, what: str, error: Exception) -> None:
+        """Says what the recording lacks, once for each error, and stops to write if the disk refuses."""
+        if isinstance(error, OSError) and self._file is not None:
+            self._file.abandon()
+            self._file = None
+            text = f"The file of the recording ends before the run: {error.strerror or error}."
+        else:
+            text = f"Parts of the recording are unknown ({what}): {type(error).__name__}: {error}."
+        if text not in self._report.not_seen:
+            self._report.not_seen.append(Unseen("unknown", 0, text))
+
+    def forget(self) -> None:
+        """Begins again, with an empty report: what is known of memory refers to calls of another process."""
+        self.__init__(self._report, self._modules, self._file)  # type: ignore[misc]
+
+    # --- what a call reads
 
     def begun(self, call: OpenCall) -> _Open:
         """Called before a call: notes what a call of the program reads, of which some may be new sources."""
         if call.around is not None:
             mine: _Open = call.around.mine
             return mine
-        facts = call.facts
-        if self._rng is None and facts.is_random:  # by now, a program has set its seed
-            self._rng = _generators()
-        writes = written(facts.writes, call.args) if facts.writes else ()
-        found = _Open(
-            writes=frozenset([one.untyped_storage()._cdata for _, one in writes if has_storage(one)]),
-            is_compiled=call.said_by == COMPILED,
-        )
-        tensors = tensors_in(call.args)
-        if len(tensors) == len(call.inputs):  # otherwise, an argument is in a container that its record leaves out
-            found.reads = tuple(
-                self._read(tensor, info, place > 0 or not facts.overwrites, found)
-                for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
-            )
+        found = _Open(is_compiled=call.said_by == COMPILED)
+        self._begin(call, found)
         return found
 
-    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open) -> tuple[int, ...]:
-        """Returns what is in a tensor's memory, for a call. `counts`: whether the call depends on what is in it."""
+    @_goes_on
+    def _begin(self, call: OpenCall, found: _Open) -> None:
+        if not self._calls and not self._report.rng:
+            self._start()
+        facts = call.facts
+        if facts.is_random:
+            found.draw = state_drawn_from(call.args, call.inputs)
+        if facts.writes:
+            storages = (one.untyped_storage()._cdata for _, one in written(facts.writes, call.args) if has_storage(one))
+            found.writes = frozenset(storages)
+        tensors = tensors_in(call.args)
+        if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
+            return
+        outs = {one.name for one in facts.writes if one.is_out}
+        computes = facts.has_results and not facts.is_view
+        found.reads = tuple(
+            [
+                self._read(
+                    tensor, info, not (facts.overwrites and place == 0) and info.name not in outs, found, computes
+                )
+                for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+            ]
+        )
+
+    def _start(self) -> None:
+        self._report.environment = environment()
+        self._report.rng = generator_states()
+
+    def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
+        """Returns what is in a tensor's memory.
+
+        Args:
+            tensor: The tensor.
+            info: Its record.
+            counts: Whether the call depends on what is in it.
+            of: The call.
+            computes: Whether the call is no view, which leaves the memory to later calls.
+        """
+        tensor = _local(tensor)
         if not has_storage(tensor):
-            return ()
+            return Read()
         storage = tensor.untyped_storage()
-        known, version = self._memory.get(storage._cdata), _version_of(tensor)
+        memory, version, place = self._memory.get(storage._cdata), _version_of(tensor), _place_of(tensor)
+        step = len(self._steps)
         before: tuple[int, ...] = ()
-        if known is not None and known.version == version and not _is_changed(tensor, known):
-            before = known.written_by
-            is_parameter = isinstance(tensor, nn.Parameter)
-            if known.is_read or not (is_parameter or self._known_name(tensor) is not None):
-                return before
-            if is_parameter and (storage._cdata in of.writes or self._is_initializing()):
-                return before
-        if not counts:
-            return ()
-        source = -1 - len(self._report.sources)
+        if memory is not None and memory.version == version:
+            before = memory.written_by
+            if not counts or memory.is_undefined:
+                return Read(before)
+            kind = self._kind_of(tensor)
+            known = None if memory.is_compiled else memory.digests.get(place)
+            found = known
+            # What NumPy or another process may share is not resizable.
+            if found is None or (computes and (not storage.resizable() or (kind is not None and memory.step != step))):
+                found = self._measurer.digest(tensor)
+            is_new = kind in ("parameter", "buffer") and not memory.is_read
+            if is_new and (storage._cdata in of.writes or self._is_initializing()):
+                return Read(before, found)
+            if not is_new and (known is None or found == known):
+                memory.digests[place] = found
+                if computes:
+                    memory.step = step
+                return Read(before, found)
+        elif not counts:
+            return Read()
+        number = -1 - self._sources
+        self._sources += 1
         kind, name = self._name_of(tensor)
-        self._report.sources.append(Source(kind, name, info, EMPTY, before))
-        if kind == "parameter" and not name:
-            self._unnamed[source] = weakref.ref(tensor)
-        found = self._measure([tensor], lambda values: self._set_source(source, values=values[0]))
+        values = self._values_of(tensor)
+        if before:
+            self._source_writers[number] = before
+        if not name:
+            self._unnamed[number] = weakref.ref(tensor)
+        self._add_source(Source(kind, name, info, values, before, step))
         if kind != "input" or not of.is_compiled:  # compiled code may write to it again, without a new version
-            memory = _Memory(StorageWeakRef(storage), (source,), version, kind != "input")
+            new = _Memory(StorageWeakRef(storage), (number,), version, kind in ("parameter", "buffer"), step=step)
             if not of.is_compiled:
-                memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), found[0])
-            self._memory[storage._cdata] = memory
-        return (source,)
+                new.values[place], new.digests[place] = values, values.digest
+            self._memory[storage._cdata] = new
+        return Read((number,), values.digest)
 
     def _is_initializing(self) -> bool:
         """Whether code like that of torch.nn.init runs, which may read what it has written: without grad, no module."""
         return not torch.is_grad_enabled() and self._modules.innermost[0] is None
 
-    def _set_source(self, source: int, **changes: Any) -> None:
-        sources = self._report.sources
-        sources[-1 - source] = dataclasses.replace(sources[-1 - source], **changes)
+    def _add_source(self, source: Source) -> None:
+        if self._is_kept:
+            self._report.sources.append(source)
+        if self._file is not None:
+            self._file.add_source(source)
 
-    def _name_of(self, tensor: torch.Tensor) -> tuple[Literal["parameter", "buffer", "input"], str]:
-        """What a tensor is, and its path if it belongs to the model. The model is searched once a step at most."""
-        if self._known_name(tensor) is None and self._named_at != len(self._steps):
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the report keeps what is recorded now. Behind its last call, only the file has it."""
+        return not self._report.dropped
+
+    def _values_of(self, tensor: torch.Tensor) -> Values:
+        return self._measurer.values(_local(tensor))
+
+    # --- names
+
+    def _kind_of(self, tensor: torch.Tensor) -> _Kind | None:
+        """What a named tensor is."""
+        known = self._names.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        return "parameter" if isinstance(tensor, nn.Parameter) else None
+
+    def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
+        """What a tensor is, and its name. The model is searched once a step at most."""
+        if not self._is_named(tensor) and self._named_at != len(self._steps):
             self._name_tensors()
-        return self._known_name(tensor) or (("parameter" if isinstance(tensor, nn.Parameter) else "input"), "")
+        if self._is_named(tensor):
+            return self._names[id(tensor)][1:]
+        return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
 
-    def _known_name(self, tensor: torch.Tensor) -> tuple[_Kind, str] | None:
+    def _is_named(self, tensor: torch.Tensor) -> bool:
         known = self._names.get(id(tensor))  # perhaps of a tensor that has been destroyed
-        return known[1:] if known is not None and known[0]() is tensor else None
+        return known is not None and known[0]() is tensor
 
     def _name_tensors(self) -> None:
         found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
@@ -262,54 +321,93 @@ class Recorder:
                 for name, tensor in getattr(module, attribute).items():
                     if tensor is not None:
                         full = (f"{path}.{name}" if path else name).replace("_orig_mod.", "")  # torch.compile's
+                        tensor = _local(tensor)
                         found.setdefault(id(tensor), (weakref.ref(tensor), kind, full))
         self._names = found
         self._named_at = len(self._steps) if found else -1
+
+    def _name_sources(self) -> None:
+        """Names sources that were read before their model or optimizer was known."""
+        states = self._states.names()
+        for number, reference in list(self._unnamed.items()):
+            tensor = reference()
+            kind: _Kind = "input"
+            name = ""
+            if tensor is not None:
+                kind, name = self._name_of(tensor)
+            if tensor is not None and not name and id(tensor) in states:
+                kind, name = "state", states[id(tensor)]
+            if name or tensor is None:
+                del self._unnamed[number]
+            if name and -number <= len(self._report.sources):
+                known = self._report.sources[-1 - number]
+                self._report.sources[-1 - number] = dataclasses.replace(known, kind=kind, name=name)
+            if name and self._file is not None:
+                self._file.name_source(number, kind, name)
+
+    # --- what a call writes
 
     def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         """Called after a call. It is added here and to the report."""
         if call is not None:
             self._add(of.mine, call, of.args, results)
 
+    @_goes_on
     def _add(self, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        with _lock:  # so that the report counts the calls of several threads in the same order
-            self._count_and_add(self._report.add(call) is not None, of, call, args, tensors)
+        tensors = [_local(one) for one in tensors]
+        with _lock:  # so that calls of several threads are numbered in the order in which they are followed
+            number = self._report.add(call)
+            self._calls = number + 1
+            reads: tuple[Read, ...] = ()
+            draw, computes = "", False
+            memories: Sequence[_Memory | None] = ()
+            if call.own:
+                reads, draw = of.reads, of.draw
+                computes, memories = self._follow(number, of, call, args, tensors)
+            else:
+                for tensor in filter(has_storage, tensors):
+                    reference = StorageWeakRef(tensor.untyped_storage())
+                    of.inside[reference.cdata] = reference, _version_of(tensor)
+            values: tuple[Values, ...] = ()
+            if self._is_kept or computes:
+                values = self._measure(call, tensors, memories)
+            if self._is_kept:
+                self._report.values[number] = values
+                if call.own:
+                    self._report.reads[number] = reads
+                if draw:
+                    self._report.draws[number] = draw
+            if call.own:
+                loss = self._loss_of(call, args)
+                if loss is not None:
+                    self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
+                if computes:
+                    self._find_faults(number, reads, args, values)
+            if self._file is not None:
+                self._file.add(number, call, reads, values, draw)
+                if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+                    self._flush()
 
-    def _count_and_add(
-        self, stored: bool, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
-    ) -> None:
-        if self._count % _CALLS_TO_WRITE == 0:
-            self._write_so_far()
-        number, self._count = self._count, self._count + 1
-        reads: tuple[tuple[int, ...], ...] = ()
-        computes = False
-        memories: Sequence[_Memory | None] = ()
-        if call.own:
-            loss = self._loss_of(call, args)
-            if loss is not None:
-                entry = self._calls_in(self._writers_of(loss)), len(self._steps)
-                self._measure([loss], lambda values: self._set_loss(values[0], *entry))
-            reads = of.reads
-            computes, memories = self._follow(number, of, call, args, tensors)
-        else:
-            for tensor in filter(has_storage, tensors):
-                reference = StorageWeakRef(tensor.untyped_storage())
-                of.inside[reference.cdata] = reference, _version_of(tensor)
-        if self._file is not None:
-            self._file.add(number, call, reads, computes)
-        if stored or computes:
-            self._reads[number] = reads
-            facts = facts_of(call.name)
-            if facts.is_uninitialized:
-                tensors = memories = ()
-            known = [self._known_of(tensor, memory) for tensor, memory in zip(tensors, memories, strict=False)]
-            found = self._collector.add(number, tensors, facts.is_view, known)
-            for tensor, memory, values in zip(tensors, memories, found, strict=False):
-                if memory is not None and memory.known is None and memory.written_by[-1:] == (number,):
-                    memory.known = _Known(_place_of(tensor), tensor.is_contiguous(), values)
-
-    def _known_of(self, tensor: torch.Tensor, memory: _Memory | None) -> Values | Row | None:
-        return None if memory is None or memory.known is None else memory.known.of_view(tensor)
+    def _measure(
+        self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
+    ) -> tuple[Values, ...]:
+        """The values of what a call has computed or returned."""
+        facts = facts_of(call.name)
+        if facts.is_uninitialized or facts.communicates:  # a collective writes after it has returned
+            return (EMPTY,) * len(tensors)
+        found = []
+        for tensor, memory in zip(tensors, memories or (None,) * len(tensors), strict=True):
+            if memory is not None and memory.is_undefined:
+                found.append(EMPTY)
+                continue
+            place = None if memory is None else _place_of(tensor)
+            values = None if memory is None or place is None else memory.values.get(place)
+            if values is None:
+                values = self._values_of(tensor)
+            if memory is not None and place is not None and not memory.is_compiled:
+                memory.values[place], memory.digests[place] = values, values.digest
+            found.append(values)
+        return tuple(found)
 
     def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
         """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
@@ -337,13 +435,8 @@ class Recorder:
         return end
 
     def _follow(
-        self,
-        number: int,
-        of: _Open,
-        call: Call,
-        args: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
-    ) -> tuple[bool, list[_Memory | None]]:
+        self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> tuple[bool, Sequence[_Memory | None]]:
         """Notes what a call of the program has written.
 
         Returns:
@@ -353,39 +446,44 @@ class Recorder:
         # they leave is read as a new source.
         is_collective = call.op.startswith("c10d::")
         if is_collective or (of.is_compiled and call.overload.endswith("out")):
-            for tensor in filter(has_storage, tensors_in(args) if is_collective else tensors):
+            for tensor in filter(has_storage, map(_local, tensors_in(args) if is_collective else tensors)):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
-            return not is_collective, []
+            return not is_collective, ()
         memories: list[_Memory | None] = []
-        facts, wrote = facts_of(call.name), False
+        uninitialized, wrote = facts_of(call.name).is_uninitialized, False
         for tensor in tensors:
             if not has_storage(tensor):
-                wrote = wrote or not facts.is_view
+                wrote = True
                 memories.append(None)
                 continue
             storage, version = tensor.untyped_storage(), _version_of(tensor)
-            reference = StorageWeakRef(storage)
-            known = self._memory.get(reference.cdata)
-            if known is not None and known.version == version and reference.cdata not in of.writes:
+            key = storage._cdata
+            known = self._memory.get(key)
+            if known is not None and known.version == version and key not in of.writes:
                 memories.append(known)  # a view, or the argument itself
                 continue
             wrote = True
             is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
-            before = known.written_by[1 - _MOST_WRITERS :] if is_part and known is not None else ()
-            now = before if facts.is_uninitialized else (*before, number)
-            is_read = known is not None and known.is_read
-            memory = _Memory(reference, now, version, is_read, of.is_compiled)
-            self._memory[reference.cdata] = memory
+            before = known.written_by[1 - _MOST_WRITERS :] if is_part and known and not known.is_undefined else ()
+            is_read, step = (False, -1) if known is None else (known.is_read, known.step)
+            memory = _Memory(
+                StorageWeakRef(storage) if known is None or known.reference.expired() else known.reference,
+                (*before, number),
+                version,
+                is_read,
+                of.is_compiled,
+                uninitialized,
+                step,
+            )
+            self._memory[key] = memory
             memories.append(memory)
         for key, (reference, version) in of.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
                 self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
-        if not wrote or facts.is_uninitialized:
-            return False, memories
-        read = set(self._calls_in(one for read in of.reads for one in read))
-        self._waiting[number] = read, not of.reads or asks_for_infinity(args)
-        return True, [] if of.is_compiled else memories
+        if of.is_compiled:
+            return wrote and not uninitialized, ()
+        return wrote and not uninitialized, memories
 
     def _writers_of(self, tensor: torch.Tensor) -> tuple[int, ...]:
         known = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
@@ -395,7 +493,7 @@ class Recorder:
         """The calls among what is in memory, with those that had initialized a source."""
         found: list[int] = []
         for one in written_by:
-            found += [one] if one >= 0 else self._report.sources[-1 - one].written_by
+            found += [one] if one >= 0 else self._source_writers.get(one, ())
         return tuple(found)
 
     def _loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
@@ -410,98 +508,89 @@ class Recorder:
 
     # --- steps
 
+    @_goes_on
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before a step of an optimizer: records its state, and names gradients."""
+        state = self._states.at_step(optimizer, len(self._steps))
+        if state is not None:
+            if self._is_kept:
+                self._report.states.append(state)
+            if self._file is not None:
+                self._file.add_state(state)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    gradient, name = _local(gradient), self._name_of(_local(parameter))[1]
+                    self._names[id(gradient)] = weakref.ref(gradient), "gradient", name
+
+    @_goes_on
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer."""
         self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
-        self._transfer()
 
     def _end_step(self, parameters: Iterable[torch.Tensor], updated: bool) -> None:
-        self._steps.append(self._count)
-        self._named_at = -1
         named = {}
         for number, parameter in enumerate(parameters):
             if parameter.grad is not None:
-                named[self._name_of(parameter)[1] or f"parameter {number}"] = parameter
-        gradients = [one.grad for one in named.values() if one.grad is not None]
-        end, rng = self._count, self._rng or _generators()
+                named[self._name_of(_local(parameter))[1] or f"parameter {number}"] = parameter
+        gradients = {name: self._known_values(one.grad) for name, one in named.items() if one.grad is not None}
+        after = {name: self._known_values(one) for name, one in named.items()} if updated else {}
+        with _lock:
+            step = Step(self._calls, tuple(self._losses), gradients, after, generator_states())
+            self._losses = []
+            if self._is_kept:
+                self._report.ends.append(step)
+            self._name_sources()
+            if not self._steps:  # the program has set it up by now
+                self._report.environment = environment()
+            if self._file is not None:
+                self._file.add_step(step)
+            self._steps.append(self._calls)
+            self._named_at = -1
+            self._flush()
 
-        def receive(values: tuple[Values, ...]) -> None:
-            losses, self._new_losses = tuple(self._new_losses), []
-            new = dict(zip(names, values[len(names) :], strict=True)) if updated else {}
-            step = Step(end, losses, dict(zip(names, values[: len(names)], strict=True)), new, rng)
-            self._report.ends.append(step)
+    def _known_values(self, tensor: torch.Tensor) -> Values:
+        """The values of a tensor, which the call that wrote it has measured in most cases."""
+        tensor = _local(tensor)
+        memory = self._memory.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+        if memory is not None and memory.version == _version_of(tensor) and not memory.is_compiled:
+            known = memory.values.get(_place_of(tensor))
+            if known is not None:
+                return known
+        return self._values_of(tensor)
 
-        names = list(named)
-        self._measure([*gradients, *(named.values() if updated else [])], receive)
-        self._rng = None
-        self._report.environment = _environment()
-
+    @_goes_on
     def close(self) -> None:
         """Called at the end of the block."""
-        if self._count > (self._steps[-1] if self._steps else 0):
+        if self._calls > (self._steps[-1] if self._steps else 0) and (self._losses or not self._steps):
             parameters = (one for module, _ in self._modules.named() for one in module._parameters.values())
             self._end_step(dict.fromkeys(one for one in parameters if one is not None), updated=False)
-        self._transfer()
+        self._report.environment = environment()
+        state = self._states.at_end(len(self._steps))
+        if state is not None:
+            self._report.states.append(state)
+            if self._file is not None:
+                self._file.add_state(state)
+        if self._file is not None:
+            self._file.flush(self._report)
 
-    # --- delivery
-
-    def _measure(
-        self, tensors: Sequence[torch.Tensor], receive: Callable[[tuple[Values, ...]], None]
-    ) -> list[Values | Row]:
-        key = next(self._keys)
-        self._receivers[key] = receive
-        with unnoticed():  # also by modes of torch functions, if a step has ended
-            return self._collector.add(key, tensors)
-
-    def _write_so_far(self) -> None:
-        if not self._count:
-            self._report.environment = _environment()  # the program has set it up by now
-        elif not self._collector.has_rows:
-            self._name_parameters()
-            if not self._unnamed:
-                self._transfer()
-
-    def _name_parameters(self) -> None:
-        for source, reference in list(self._unnamed.items()):
-            tensor = reference()
-            kind, name = ("input", "") if tensor is None else self._name_of(tensor)
-            if name or tensor is None:
-                del self._unnamed[source]
-            if name:
-                self._set_source(source, kind=kind, name=name)
-
-    def _transfer(self) -> None:
-        self._name_parameters()
-        self._collector.transfer()
+    def _flush(self) -> None:
         self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         if self._file is not None:
             self._file.flush(self._report)
 
-    def _deliver(self, number: int, values: tuple[Values, ...]) -> None:
-        """Called with the values of the results of a call, or of other tensors, in the order of `add`."""
-        if number < 0:
-            self._receivers.pop(number)(values)
-            return
-        reads = self._reads.pop(number, ())
-        if self._file is not None:
-            self._file.add_values(number, values)
-        if number < len(self._report.calls):  # false for those that are not stored, and for calls of a parent process
-            call = self._report.calls[number]
-            # The record was made without them. A copy of each record would take as long as the rest of this class.
-            object.__setattr__(call, "values", values or (EMPTY,) * len(call.outputs))  # uninitialized memory has none
-            object.__setattr__(call, "reads", reads)
-            self._find_faults(number, values)
+    # --- inf and NaN
 
-    def _find_faults(self, number: int, values: Sequence[Values]) -> None:
-        waiting = self._waiting.pop(number, None)
-        if waiting is None or all(one.is_finite for one in values):
+    def _find_faults(self, number: int, reads: Sequence[Read], args: Sequence[Any], values: Sequence[Values]) -> None:
+        if all(one.is_finite for one in values):
             return
         has_nan = any(one.nans for one in values)
-        reads, asked = waiting
-        causes = [self._faults[read] for read in reads if read in self._faults]
+        before = set(self._calls_in(one for read in reads for one in read.written_by))
+        causes = [self._faults[one] for one in before if one in self._faults]
         causes = [cause for cause in causes if cause[0]] if has_nan and any(nan for nan, _ in causes) else causes
         made = min((maker for _, maker in causes if maker is not None), default=None)
-        if made is None and (has_nan or not (causes or asked)):
+        if made is None and (has_nan or not (causes or not reads or asks_for_infinity(args))):
             made = number
         self._faults[number] = has_nan, made
         if made is not None:
@@ -510,9 +599,9 @@ class Recorder:
             if self._report.nonfinite.first_call is None:
                 self._name_call(made)
 
-    def _set_loss(self, values: Values, writers: tuple[int, ...], step: int) -> None:
-        """Called with the value of the next loss, after the values of the calls before it."""
-        self._new_losses.append(values)
+    def _set_loss(self, values: Values, writers: tuple[int, ...]) -> None:
+        """Called with the values of the next loss."""
+        self._losses.append(values)
         found = self._report.nonfinite
         number = found.losses
         found.losses += 1
@@ -521,7 +610,7 @@ class Recorder:
         found.nans += bool(values.nans)
         found.infs += bool(values.infs)
         if found.first_loss is None:
-            found.first_loss, found.loss_step = number, step
+            found.first_loss, found.loss_step = number, len(self._steps)
             faults = {one: self._faults[one][1] for one in writers if one in self._faults}
             for writer, made in list(faults.items())[:1]:
                 self._name_call(writer if made is None else made)
@@ -529,6 +618,14 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that this process has; another tensor itself."""
+    if type(tensor) is torch.Tensor or type(tensor) is nn.Parameter:
+        return tensor
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, torch.Tensor) else tensor
 
 
 def _referred_to(function: Any, running: nn.Module | None, args: Iterable[Any]) -> list[torch.Tensor]:
@@ -564,75 +661,3 @@ def _infos_of(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _generators() -> dict[str, str]:
-    """Returns digests of the states of the random number generators, by device, "python" and "numpy"."""
-    with unnoticed():
-        states = {"cpu": bytes(torch.get_rng_state().tolist())}
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            for index in range(torch.cuda.device_count()):
-                states[f"cuda:{index}"] = bytes(torch.cuda.get_rng_state(index).tolist())
-    states["python"] = repr(random.getstate()).encode()
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        states["numpy"] = repr([one.tolist() if hasattr(one, "tolist") else one for one in numpy.get_state()]).encode()
-    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
-
-
-#: Those of scaled_dot_product_attention, which their flags name.
-_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
-#: Environment variables that select kernels.
-_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
-
-
-@functools.cache
-def _cpu() -> str:
-    """The model of the CPU, by which libraries select kernels; "" if it is unknown."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _environment() -> dict[str, str]:
-    """Returns what the bits of results may depend on, other than the program."""
-    backends: Any = torch.backends
-    found = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": _cpu(),
-        "cpu capability": backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
-        "sdpa": ", ".join(name for name in _KERNELS if getattr(backends.cuda, f"{name}_sdp_enabled")()),
-        "cuda": torch.version.cuda or "none",
-    }
-    if torch.cuda.is_initialized():
-        found |= {
-            "gpus": ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
-            "cudnn": backends.cudnn.version(),
-            "cudnn.deterministic": backends.cudnn.deterministic,
-            "cudnn.benchmark": backends.cudnn.benchmark,
-            "cudnn.allow_tf32": backends.cudnn.allow_tf32,
-            "cuda.matmul.allow_tf32": backends.cuda.matmul.allow_tf32,
-            "float16 reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            "bfloat16 reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        }
-    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return {name: str(value) for name, value in found.items()}

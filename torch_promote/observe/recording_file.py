@@ -1,15 +1,16 @@
-"""The file of a recording, NAME.jsonl.gz: small, written as the program runs, and read again by `TraceReport.load`.
+"""The file of a recording, NAME.jsonl.gz: written as the program runs, or by `TraceReport.save`, and read by `load`.
 
 NOTE [ The format ]
 A gzip file of JSON lines (`zcat NAME.jsonl.gz` shows it). The first line is a dict with "format" and "version". A list
 that begins with a text defines something, numbered from 0 by its kind, so that what repeats is written once:
 
-    ["module", PATH]   ["tensor", {...}]   ["kind", {...}]   ["values", ...]   ["source", {...}]   ["step", {...}]
+    ["module", PATH]   ["tensor", {...}]   ["kind", {...}]   ["arguments", {...}]   ["values", [...]]
+    ["source", {...}]  ["name", [source, kind, name]]   ["state", {...}]   ["step", {...}]   ["environment", {...}]
 
-A list that begins with an int is a call: [kind, module, reads, values]. `reads` counts calls backwards from this one;
-a source is -1 - i. Only results that calls of the program computed have values, and those of optimizers no sketch: the
-parameters in "step" have one. A dict at the end has what is known then. Each step ends with a flush, so the file of a
-killed run can be read up to there.
+A list that begins with an int is a call: [kind, module, times, arguments, values, reads, draw, cast numbers]. `reads`
+has [writer, ...] or [digest, writer, ...] for each input: writers are calls, counted backwards from this one, or -1 - i
+for a source; without a digest, it is that of the only writer's only result. A dict at the end has what is known then.
+Each step ends with a flush, so the file of a killed run can be read up to there. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -20,38 +21,49 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import UNFINISHED, Call, Recording, Source, Step, TensorInfo
-from torch_promote.observe.values import Values, check_sketch
-from torch_promote.report.codec import decode, decode_record, encode
+from torch_promote.observe.events import (
+    TENSORS,
+    Call,
+    OptimizerState,
+    Read,
+    Recording,
+    Source,
+    Step,
+    TensorInfo,
+    Unseen,
+)
+from torch_promote.observe.values import NonfiniteValues, Values
+from torch_promote.report.codec import decode, decode_fields, decode_record, encode
 
-__all__ = ["SUFFIX", "RecordingFile", "check_reads", "is_recording", "read_recording"]
+__all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
 
 SUFFIX = ".jsonl.gz"
-_FORMAT, _VERSION = "torch_promote recording", 1
+_FORMAT, _VERSION = "torch_promote recording", 2
 _GZIP = 31  # zlib's number for gzip files
+#: After so many calls without an optimizer step, a file is flushed.
+CALLS_TO_WRITE = 4096
 #: The fields of a call that its kind does not have.
 _OWN_FIELDS: dict[str, Any] = {
     "module": "",
     "thread": 0,
+    "arguments": (),
     "start": 0,
     "duration": 0,
     "cast_time": 0,
-    "values": (),
-    "reads": (),
 }
 #: The fields that are equal in all calls of a kind, besides the records of tensors.
-_KIND_FIELDS = tuple(
-    one.name for one in dataclasses.fields(Call) if one.name not in {*_OWN_FIELDS, "inputs", "ran_with", "outputs"}
-)
+_KIND_FIELDS = tuple(one.name for one in dataclasses.fields(Call) if one.name not in {*_OWN_FIELDS, "casts", *TENSORS})
+#: The number of definitions of a kind that the writer knows. A program has few modules and shapes, but ever new values.
+_MOST_KNOWN = 8192
 
 
 class RecordingFile:
-    """Writes a recording.
+    """Writes a recording. It keeps no more than the definitions that it has written last.
 
     Args:
         path: The file. It replaces an existing one when something is first written to it.
@@ -78,46 +90,82 @@ class RecordingFile:
         self._file: Any = None
         self._lines: list[str] = []
         self._numbers: dict[str, dict[Any, int]] = {}
-        self._calls: dict[int, tuple[Call, tuple[tuple[int, ...], ...], bool]] = {}  # those that are not written yet
-        self._values: dict[int, tuple[Values, ...]] = {}
+        self._next: dict[str, int] = {}
         self._kinds: dict[Any, tuple[int, Call]] = {}  # with a call that keeps the records of its tensors
-        self._sources = self._steps = 0
+        self._digests: dict[int, str] = {}  # of the calls with one result, the latest ones
+        self._source_digests: dict[int, str] = {}
+        self._environment: dict[str, str] = {}
+        self._started = 0
 
-    def add(self, number: int, call: Call, reads: tuple[tuple[int, ...], ...], has_values: bool) -> None:
-        """Adds a call. `has_values`: whether to write the values of its results, which follow."""
-        self._calls[number] = call, reads, has_values
+    def add(
+        self, number: int, call: Call, reads: Sequence[Read] = (), values: Sequence[Values] = (), draw: str = ""
+    ) -> None:
+        """Adds a call."""
+        started, self._started = self._started, call.start
+        digests = [one.digest for one in values]
+        if len(digests) == 1:
+            _keep(self._digests, number, digests[0])
+        self._write(
+            self._number_of_kind(call),
+            self._number("module", call.module, lambda: call.module),
+            [call.start - started, call.duration, call.cast_time, self._number("thread", call.thread, lambda: 0)],
+            self._number("arguments", call.arguments, lambda: encode(dict(call.arguments))),
+            [self._number_of_values(one) for one in values],
+            [self._read(number, one) for one in reads],
+            draw,
+            [(one.tensor, one.earlier) for one in call.casts],
+        )
 
-    def add_values(self, number: int, values: tuple[Values, ...]) -> None:
-        """Adds the values of a call's results."""
-        if self._calls[number][2]:
-            self._values[number] = values
+    def _read(self, number: int, read: Read) -> list[Any]:
+        writers = [one if one < 0 else number - one for one in read.written_by]
+        known = None
+        if len(writers) == 1:
+            (writer,) = read.written_by
+            known = self._digests.get(writer) if writer >= 0 else self._source_digests.get(writer)
+        return writers if known == read.digest else [read.digest, *writers]
+
+    def add_source(self, source: Source) -> None:
+        """Adds a source."""
+        number = self._next["source"] = self._next.get("source", 0) + 1
+        _keep(self._source_digests, -number, source.values.digest)
+        info, values = self._number_of_tensor(source.info), self._number_of_values(source.values)
+        self._lines.append(_json(["source", {**_fields(source), "info": info, "values": values}]))
+
+    def name_source(self, number: int, kind: str, name: str) -> None:
+        """Names a source, -1 - i, that was added before its name was known."""
+        self._lines.append(_json(["name", [-1 - number, kind, name]]))
+
+    def add_state(self, state: OptimizerState) -> None:
+        """Adds a state of the optimizers."""
+        tensors = {name: self._number_of_values(values) for name, values in state.tensors.items()}
+        self._lines.append(_json(["state", {"step": state.step, "tensors": tensors, "numbers": encode(state.numbers)}]))
+
+    def add_step(self, step: Step) -> None:
+        """Adds the end of a step."""
+        parts = {
+            "gradients": {name: self._number_of_values(values) for name, values in step.gradients.items()},
+            "parameters": {name: self._number_of_values(values) for name, values in step.parameters.items()},
+            "losses": [self._number_of_values(values) for values in step.losses],
+        }
+        self._lines.append(_json(["step", {"calls": step.calls, "rng": step.rng, **parts}]))
 
     def flush(self, report: Recording) -> None:
-        """Writes what is known so far: the calls, and the new sources and steps of a report."""
-        if os.getpid() != self._process or not self._calls:  # a forked process does not write its parent's file
+        """Writes what was added."""
+        if os.getpid() != self._process or not self._lines:  # a forked process does not write its parent's file
             return
         if self._file is None:
-            header = {"format": _FORMAT, "version": _VERSION, "torch_version": report.torch_version}
-            self._lines.append(_json({**header, "environment": report.environment}))
+            header = {"format": _FORMAT, "version": _VERSION, "torch_version": report.torch_version, "rng": report.rng}
+            self._lines.insert(0, _json({**header, "environment": report.environment}))
             self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 (open to the end of the trace)
-        for source in report.sources[self._sources :]:
-            self._write_source(source)
-        self._sources = len(report.sources)
-        for number, (call, reads, _) in self._calls.items():
-            self._write_call(number, call, reads, self._values.get(number, ()))
-        self._calls, self._values = {}, {}
-        for step in report.ends[self._steps :]:
-            parts = {
-                "gradients": {name: self._number_of_values(values) for name, values in step.gradients.items()},
-                "parameters": {name: self._number_of_values(values) for name, values in step.parameters.items()},
-                "losses": [self._number_of_values(values) for values in step.losses],
-            }
-            self._lines.append(_json(["step", {"calls": step.calls, "rng": step.rng, **parts}]))
-        self._steps = len(report.ends)
+        elif report.environment != self._environment:
+            self._lines.append(_json(["environment", report.environment]))
+        self._environment = dict(report.environment)
         self._put(zlib.Z_SYNC_FLUSH)
 
-    def close(self, report: Recording) -> None:
-        """Writes the end of a recording."""
+    def close(self, report: Recording, always: bool = False) -> None:
+        """Writes the end of a recording. `always`: also of one without a call."""
+        if always and self._file is None and not self._lines:
+            self._lines.append(_json(["environment", report.environment]))
         self.flush(report)
         if self._file is not None and os.getpid() == self._process:
             end = {name: encode(getattr(report, name)) for name in _END if name != "asked"}
@@ -127,42 +175,45 @@ class RecordingFile:
             self._file.close()
             self._file = None
 
+    def abandon(self) -> None:
+        """Writes nothing more. What is in the file can be read."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._lines, self._process = None, [], -1
+
     def _put(self, mode: int) -> None:
-        data = "".join(f"{line}\n" for line in self._lines).encode()
+        data = "".join([f"{line}\n" for line in self._lines]).encode()
         self._lines = []
         self._file.write(self._compressor.compress(data) + self._compressor.flush(mode))
+
+    def _write(self, *line: Any) -> None:
+        end = len(line)
+        while end > 1 and line[end - 1] in ([], "", 0):
+            end -= 1
+        self._lines.append(_json(line[:end]))
 
     def _number(self, kind: str, key: Any, data: Callable[[], Any]) -> int:
         """The number of a definition, which is written if it is new."""
         known = self._numbers.setdefault(kind, {})
         number = known.get(key)
         if number is None:
-            number = known[key] = len(known)
+            number = self._next.get(kind, 0)
+            self._next[kind] = number + 1
+            _keep(known, key, number)
             self._lines.append(_json([kind, data()]))
         return number
 
-    def _write_call(self, number: int, call: Call, reads: tuple[tuple[int, ...], ...], values: Any) -> None:
-        line = [
-            self._number_of_kind(call),
-            self._number("module", call.module, lambda: call.module),
-            [[one if one < 0 else number - one for one in read] for read in reads],
-            [self._number_of_values(one, call.phase != "optimizer") for one in values],
-        ]
-        while line and line[-1] == []:
-            line.pop()
-        self._lines.append(_json(line))
-
     def _number_of_kind(self, call: Call) -> int:
         tensors = id(call.inputs), id(call.ran_with), id(call.outputs)  # shared records, whose hashes would take long
-        key = *tensors, *(getattr(call, name) for name in _KIND_FIELDS)
-        known = self._kinds.get(key)
+        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], bool(call.casts)
+        known = self._kinds.get(key) if not call.casts else None
         if known is not None:
             return known[0]
         casts = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
         kind = dataclasses.replace(call, casts=casts, **_OWN_FIELDS)
         number = self._number("kind", kind, lambda: self._kind(kind))
-        if not casts:  # their numbers differ from call to call
-            self._kinds[key] = number, call
+        if not casts:  # which would have to be compared
+            _keep(self._kinds, key, (number, call))
         return number
 
     def _kind(self, call: Call) -> dict[str, Any]:
@@ -173,22 +224,16 @@ class RecordingFile:
     def _number_of_tensor(self, info: TensorInfo) -> int:
         return self._number("tensor", info, lambda: encode(info))
 
-    def _number_of_values(self, values: Values, has_sketch: bool = True) -> int:
-        """The number of values, with or without their sketch."""
-        sketch = values.sketch if has_sketch else ""
-        amax, l2 = (None if one is None else float(f"{one:.9g}") for one in (values.amax, values.l2))
-        data = [values.digest, values.count, amax, l2, values.infs, values.nans, sketch]
-        return self._number("values", tuple(data), lambda: encode(data))
-
-    def _write_source(self, source: Source) -> None:
-        data = {
-            "kind": source.kind,
-            "name": source.name,
-            "info": self._number_of_tensor(source.info),
-            "values": self._number_of_values(source.values),
-            "written_by": list(source.written_by),
-        }
-        self._lines.append(_json(["source", data]))
+    def _number_of_values(self, values: Values) -> int:
+        key = id(values)
+        known = self._numbers.setdefault("values", {}).get(key)
+        if known is not None and known[1] is values:  # type: ignore[index]
+            return known[0]  # type: ignore[index,no-any-return]
+        number = self._next.get("values", 0)
+        self._next["values"] = number + 1
+        _keep(self._numbers["values"], key, (number, values))
+        self._lines.append(_json(["values", values.to_json()]))
+        return number
 
     def _portable(self, text: str) -> str:
         """A line, or who set a policy, without the folders around the program and the packages."""
@@ -197,13 +242,32 @@ class RecordingFile:
         return re.sub(r"(^|(?<= ))(?:[A-Za-z]:)?[/\\]\S*[/\\]", "", text)
 
 
+def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds to a dict of bounded size."""
+    if len(known) >= _MOST_KNOWN:
+        for old in list(known)[: _MOST_KNOWN // 2]:
+            del known[old]
+    known[key] = value
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {
+        one.name: encode(getattr(record, one.name))
+        for one in dataclasses.fields(record)
+        if one.name not in ("info", "values")
+    }
+
+
 #: What the end of a file has.
 _END = {
     "steps": int,
     "device_names": list[str],
-    "not_seen": list[str],
+    "not_seen": list[Unseen],
+    "nonfinite": NonfiniteValues,
     "asked": list[Any],
 }
+#: The fields of an override that was asked for.
+_ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
 
 
 def _prefixes() -> list[str]:
@@ -211,24 +275,32 @@ def _prefixes() -> list[str]:
     return sorted((f"{one}{os.sep}" for one in folders), key=len, reverse=True)
 
 
-def _json(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"))
+_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether the name of a file is that of a recording."""
-    return os.fspath(path).endswith(SUFFIX)
+def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
+    """Writes a report whose block has ended.
 
-
-def check_reads(report: Recording) -> None:
-    """Raises ValueError if a call of a report reads what it does not have, or a source was written by such a call."""
-    sources, calls = len(report.sources), len(report.calls) + report.dropped
+    Raises:
+        OptionError: The file cannot be written, or calls are missing in the report, beyond `max_calls`.
+    """
+    if report.dropped:
+        raise OptionError(
+            f"cannot save {report.dropped:,} calls beyond `max_calls`, which this report only sums up. Record them "
+            "with `trace(record=...)`, or raise `max_calls`."
+        )
+    file = RecordingFile(path)
+    for source in report.sources:
+        file.add_source(source)
     for number, call in enumerate(report.calls):
-        if any(not -sources <= one < number for read in call.reads for one in read):
-            raise ValueError(f"calls[{number}].reads names what is neither in calls nor in sources")
-    for number, source in enumerate(report.sources):
-        if any(not 0 <= one < calls for one in source.written_by):
-            raise ValueError(f"sources[{number}].written_by names what is not in calls")
+        file.add(
+            number, call, report.reads.get(number, ()), report.values.get(number, ()), report.draws.get(number, "")
+        )
+    for state in report.states:
+        file.add_state(state)
+    for step in report.ends:
+        file.add_step(step)
+    file.close(report, always=True)
 
 
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
@@ -253,17 +325,33 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
             f"cannot read the recording {os.fspath(path)!r}: its version is {header.get('version')!r}, and this "
             f"torch_promote reads version {_VERSION}. Read it with the torch_promote that wrote it, or record again."
         )
-    read = decode_record({"torch_version": str, "environment": dict[str, str]}, header)
-    report.torch_version, report.environment = read["torch_version"], read["environment"]
+    kinds = {"torch_version": str, "environment": dict[str, str], "rng": dict[str, str]}
+    for name, value in decode_record(kinds, header).items():
+        setattr(report, name, value)
     end = _Reader(report).read(lines[1:])
-    check_reads(report)
+    _check(report)
     for name, value in decode_record(_END, end).items() if end is not None else ():
         setattr(report, name, value)
+    report.asked = [decode_record(_ASKED, one) for one in report.asked]
+    _ = report.first_nonfinite  # raises IndexError if there is no such call
     if end is None or rest or not decompressor.eof:
         report.steps = len(report.ends)
-        report.not_seen.append(
-            f"{UNFINISHED}the file ends after {len(report.ends):,} steps and {len(report.calls):,} calls."
+        text = (
+            "The recorded program was killed, or is still running: the file ends after "
+            f"{len(report.ends):,} steps and {len(report.calls):,} calls."
         )
+        report.not_seen.append(Unseen("unfinished", len(report.ends), text))
+
+
+def _check(report: Recording) -> None:
+    """Raises ValueError if a call or source names what the report does not have."""
+    sources, calls = len(report.sources), len(report.calls)
+    for number, reads in report.reads.items():
+        if any(not -sources <= one < number for read in reads for one in read.written_by):
+            raise ValueError(f"call {number} reads what is neither a call before it nor a source")
+    for number, source in enumerate(report.sources):
+        if any(not -sources <= one < calls for one in source.written_by):
+            raise ValueError(f"source {number} was written by what is neither a call nor a source")
 
 
 class _Reader:
@@ -273,6 +361,10 @@ class _Reader:
         self._tensors: list[TensorInfo] = []
         self._kinds: list[Call] = []
         self._values: list[Values] = []
+        self._arguments: list[tuple[tuple[str, Any], ...]] = []
+        self._known: dict[tuple[TensorInfo, ...], tuple[TensorInfo, ...]] = {}
+        self._threads = 0
+        self._started = 0
 
     def read(self, lines: list[bytes]) -> dict[str, Any] | None:
         """Reads lines up to the end, which is returned; None if the file was not finished."""
@@ -280,9 +372,14 @@ class _Reader:
             "module": lambda data: self._modules.append(decode(str, data)),
             "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
             "kind": self._read_kind,
-            "values": lambda data: self._values.append(_values_of(*data)),
+            "thread": self._read_thread,
+            "arguments": lambda data: self._arguments.append(_frozen(decode(Mapping[str, Any], data))),
+            "values": lambda data: self._values.append(Values.from_json(data)),
             "source": self._read_source,
+            "name": self._read_name,
+            "state": self._read_state,
             "step": self._read_step,
+            "environment": self._read_environment,
         }
         for number, line in enumerate(lines, 2):
             try:
@@ -293,17 +390,46 @@ class _Reader:
                     define[data[0]](data[1])
                 else:
                     self._read_call(*data)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
                 raise ValueError(f"line {number} is wrong ({type(error).__name__}: {error})") from error
         return None
 
+    def _read_thread(self, data: Any) -> None:
+        self._threads += 1
+
+    def _read_environment(self, data: Any) -> None:
+        self._report.environment = decode(dict[str, str], data)
+
     def _read_kind(self, data: Any) -> None:
         own = {name: encode(value) for name, value in _OWN_FIELDS.items()}
-        self._kinds.append(Call.from_dict({**own, **data}, lambda number: _at(self._tensors, number)))
+        tensors = {name: tuple(_at(self._tensors, one) for one in data[name]) for name in TENSORS}
+        shared = {name: self._known.setdefault(infos, infos) for name, infos in tensors.items()}
+        autocast = list(decode(Mapping[str, Any], data["autocast"]).items())
+        self._kinds.append(decode_fields(Call, {**own, **data, **shared, "autocast": autocast}))
 
     def _read_source(self, data: Any) -> None:
         info, values = _at(self._tensors, data["info"]), _at(self._values, data["values"])
         self._report.sources.append(decode(Source, {**data, "info": info, "values": values}))
+
+    def _read_name(self, data: Any) -> None:
+        number, kind, name = data
+        source = _at(self._report.sources, number)
+        self._report.sources[number] = decode(
+            Source,
+            {
+                "written_by": source.written_by,
+                "info": source.info,
+                "values": source.values,
+                "step": source.step,
+                "kind": kind,
+                "name": name,
+            },
+        )
+
+    def _read_state(self, data: Any) -> None:
+        tensors = {name: _at(self._values, number) for name, number in data["tensors"].items()}
+        numbers = dict(_frozen(decode(Mapping[str, Any], data["numbers"])))
+        self._report.states.append(OptimizerState(decode(int, data["step"]), tensors, numbers))
 
     def _read_step(self, data: Any) -> None:
         def named(numbers: Mapping[str, int]) -> dict[str, Values]:
@@ -313,29 +439,73 @@ class _Reader:
         losses = [_at(self._values, number) for number in data["losses"]]
         self._report.ends.append(decode(Step, {**data, **parts, "losses": losses}))
 
-    def _read_call(self, kind: int, module: int = 0, reads: Any = (), values: Any = ()) -> None:
+    def _read_call(
+        self,
+        kind: int,
+        module: int = 0,
+        times: Any = (0, 0, 0, 0),
+        arguments: int = 0,
+        values: Any = (),
+        reads: Any = (),
+        draw: Any = "",
+        casts: Any = (),
+    ) -> None:
         number = len(self._report.calls)
-        call = dataclasses.replace(
-            _at(self._kinds, kind),
-            module=_at(self._modules, module),
-            reads=tuple(tuple(one if one < 0 else number - one for one in read) for read in reads),
-            values=tuple(_at(self._values, one) for one in values),
+        start, duration, cast_time, thread = decode(tuple[int, int, int, int], times)
+        self._started += start
+        call = _at(self._kinds, kind)
+        pairs = decode(list[tuple[int, int]], casts)
+        own = [
+            dataclasses.replace(cast, tensor=tensor, earlier=earlier)
+            for cast, (tensor, earlier) in zip(call.casts, pairs, strict=True)
+        ]
+        self._report.add(
+            dataclasses.replace(
+                call,
+                module=_at(self._modules, module),
+                arguments=_at(self._arguments, arguments),
+                casts=tuple(own),
+                start=self._started,
+                duration=duration,
+                cast_time=cast_time,
+                thread=thread,
+            )
         )
-        self._report.add(call)
+        if values:
+            self._report.values[number] = tuple([_at(self._values, one) for one in values])
+        if reads:
+            self._report.reads[number] = tuple([self._read_of(number, one) for one in reads])
+        if draw:
+            self._report.draws[number] = decode(str, draw)
+
+    def _read_of(self, number: int, data: Any) -> Read:
+        digest, writers = (data[0], data[1:]) if data and isinstance(data[0], str) else (None, data)
+        found = tuple([one if one < 0 else number - one for one in decode(list[int], writers)])
+        if digest is None and len(found) == 1:
+            (writer,) = found
+            if writer < 0:
+                digest = _at(self._report.sources, -1 - writer).values.digest
+            else:
+                (values,) = self._report.values[writer]
+                digest = values.digest
+        return Read(found, digest or "")
+
+
+def _frozen(data: Any) -> Any:
+    """Arguments as `Call` has them, with tuples for lists."""
+    if isinstance(data, Mapping):
+        return tuple((name, _frozen(value)) for name, value in data.items())
+    if isinstance(data, list):
+        return tuple(map(_frozen, data))
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    raise TypeError(f"expected an argument, got {data!r}")
 
 
 def _at(found: list[Any], number: Any) -> Any:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(found):
         raise ValueError(f"there is no definition {number!r}")
     return found[number]
-
-
-def _values_of(digest: Any, count: Any, amax: Any, l2: Any, infs: Any, nans: Any, sketch: Any) -> Values:
-    numbers = {"amax": amax, "l2": l2, "infs": infs, "nans": nans}
-    kinds = {"digest": str, "count": int, "amax": float | None, "l2": float | None, "infs": float, "nans": float}
-    read = decode_record(kinds | {"sketch": str}, {"digest": digest, "count": count, "sketch": sketch, **numbers})
-    check_sketch(read["sketch"])
-    return Values(**read)
 
 
 def _refuse(constant: str) -> float:

@@ -10,33 +10,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_promote.observe.events import COMPILED, COMPILED_CALLS, UNFINISHED, Call
+from torch_promote.observe.events import COMPILED, Call
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.values import Values, distance
+from torch_promote.observe.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording, Source, TensorInfo
+    from torch_promote.observe.events import Read, Recording, Source
 
-__all__ = ["Run", "is_close", "is_random", "is_unfinished", "relative_error", "rounding_of"]
+__all__ = ["Run", "is_unfinished", "relative_error"]
 
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
-_COPIES = ("aten::contiguous",)  # transparent to what is read, and calls of their own if only one run has them
 
 
-def _is_transparent(name: str) -> bool:
-    facts = facts_of(name)
-    return facts.is_view or (facts.keeps_elements and facts.op_name not in _COPIES)
-
-
-def is_random(name: str) -> bool:
-    """Whether an op draws random numbers.
-
-    Example:
-        >>> is_random("aten::dropout"), is_random("aten::uniform_"), is_random("aten::mul.Tensor")
-        (True, True, False)
-    """
-    return facts_of(name).is_random
+def _is_copy(call: Call) -> bool:
+    """Whether a call returns the elements of its argument, perhaps in another dtype, in memory of its own."""
+    facts = facts_of(call.name)
+    return call.op == "aten::clone" or (facts.keeps_elements and not facts.is_view)
 
 
 def _is_undefined(call: Call) -> bool:
@@ -53,8 +43,8 @@ def relative_error(one: Values, other: Values) -> float | None:
     """The relative L2 norm of the difference of two tensors, estimated from their sketches.
 
     Returns:
-        None if one of them has no sketch, such as a tensor of integers; inf if they differ in their number of elements,
-        infinite values or NaN.
+        None if one of them has no sketch, such as a tensor of integers, or they have other numbers of elements; inf if
+        they differ in their numbers of infinite values or NaN.
 
     Example:
         >>> import torch
@@ -63,9 +53,9 @@ def relative_error(one: Values, other: Values) -> float | None:
     """
     if one.digest and one.digest == other.digest:
         return 0.0
-    if one.l2 is None or other.l2 is None:
+    if one.l2 is None or other.l2 is None or one.count != other.count:
         return None
-    if (one.count, one.infs, one.nans) != (other.count, other.infs, other.nans):
+    if (one.infs, one.nans) != (other.infs, other.nans):
         return math.inf
     found = distance(one, other)
     if found is None:
@@ -74,146 +64,136 @@ def relative_error(one: Values, other: Values) -> float | None:
     return found / size if size else 0.0
 
 
-def rounding_of(call: Call) -> float:
-    """The relative L2 error of a call's results that other rounding explains: see NOTE [ What counts as rounding ]."""
-    dtypes = [info.dtype for info in call.outputs if info.dtype.is_floating_point or info.dtype.is_complex]
-    unit = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    results = max((math.prod(info.shape) for info in call.outputs), default=1) or 1
-    terms = max(
-        (max([*info.shape, math.prod(info.shape[1:]), math.prod(info.shape) // results]) for info in call.inputs),
-        default=1,
-    )
-    return 8 * unit + math.sqrt(terms) * min(unit, torch.finfo(torch.float32).eps)
-
-
-def is_close(error: float | None, call: Call) -> bool:
-    """Whether other rounding explains an error of a call's results."""
-    return error is not None and error <= rounding_of(call)
-
-
 def is_unfinished(recording: Recording) -> bool:
     """Whether the recorded program was killed, or is still running."""
-    return any(one.startswith(UNFINISHED) for one in recording.not_seen)
+    return any(one.kind == "unfinished" for one in recording.not_seen)
 
 
 class Run:
     """A recording, prepared for the comparison.
 
     Attributes:
+        recording: The recording.
         calls: Its calls.
         sources: Its sources.
-        own: The indices of the calls that the program made, without those of compiled code, those in `undefined`, and
-            those after the last step of a run that was killed.
-        undefined: The indices of the calls that only allocate memory, such as torch.empty.
+        own: The numbers of the calls that the program made, without those of compiled code, those that only allocate
+            memory, and those after the last step of a run that was killed.
+        undefined: The numbers of the calls that only allocate memory, such as torch.empty.
         unfinished: Whether the run was killed, or is still running.
         steps: The number of optimizer steps before each call.
-        initial: The indices of calls that only initialize parameters.
+        initial: The numbers of calls that only initialize parameters and buffers.
         compiled: Whether compiled functions ran.
-        gradients: For each step, the largest L2 norm of a gradient.
+        named: The first source of each parameter and buffer, by name.
+        contents: The digests of all inputs and results.
     """
 
     def __init__(self, recording: Recording) -> None:
+        self.recording: Recording = recording
         self.calls: Sequence[Call] = recording.calls
         self.sources: Sequence[Source] = recording.sources
         self.undefined: frozenset[int] = frozenset(i for i, call in enumerate(self.calls) if _is_undefined(call))
         self.unfinished: bool = is_unfinished(recording)
-        end = recording.ends[-1].calls if self.unfinished and recording.ends else len(self.calls)
-        own = (i for i, call in enumerate(self.calls[:end]) if call.own and call.said_by != COMPILED)
-        self.own: list[int] = [i for i in own if i not in self.undefined]
-        ends = [end.calls for end in recording.ends[:-1]]
+        ends = [end.calls for end in recording.ends]
         self.steps: list[int] = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
-        self.initial: frozenset[int] = self._initial()
-        norms = ([one.l2 or 0.0 for one in end.gradients.values()] for end in recording.ends)
-        self.gradients: list[float] = [max(found, default=0.0) for found in norms]
-        self.compiled: bool = any(one.startswith(COMPILED_CALLS) for one in recording.not_seen) or any(
+        end = ends[-1] if self.unfinished and ends else len(self.calls)
+        self.own: list[int] = [
+            i
+            for i, call in enumerate(self.calls[:end])
+            if call.own and call.said_by != COMPILED and i not in self.undefined
+        ]
+        self.compiled: bool = any(one.kind == "compiled" for one in recording.not_seen) or any(
             call.said_by == COMPILED for call in self.calls
         )
-        #: Digests of the inputs that calls of a step read, with the step.
-        self.batches: dict[str, set[int]] = {}
-        #: Those that the forward reads.
-        self.read_forward: set[str] = set()
-        self.named: dict[str, Source] = {source.name: source for source in reversed(self.sources) if source.name}
-        #: By step, the digests of the inputs in the order of their first calls, with the call and the source.
-        self.inputs: dict[int, dict[str, tuple[int, int]]] = {}
-        for i in self.own:
-            for writer in (writer for read in self.calls[i].reads for writer in read):
-                root = self.chain(writer)[-1]
-                if root < 0 and self.sources[-1 - root].kind == "input":
-                    digest = self.sources[-1 - root].values.digest
-                    self.batches.setdefault(digest, set()).add(self.steps[i])
-                    if self.calls[i].phase == "forward":  # a backward also reads what an op has saved for itself
-                        self.read_forward.add(digest)
-                    if not self.is_transparent(i):
-                        self.inputs.setdefault(self.steps[i], {}).setdefault(digest, (i, root))
+        self.named: dict[str, Source] = {
+            source.name: source
+            for source in reversed(self.sources)
+            if source.kind in ("parameter", "buffer") and source.name
+        }
+        self.initial: frozenset[int] = self._initial()
+        self.contents: frozenset[str] = frozenset(
+            [one.digest for reads in recording.reads.values() for one in reads]
+            + [one.digest for values in recording.values.values() for one in values]
+        )
 
     def _initial(self) -> frozenset[int]:
-        waiting = [i for source in self.sources if source.kind != "input" for i in source.written_by]
+        waiting = [i for source in self.named.values() if source.step == 0 for i in source.written_by]
         found: set[int] = set()
         while waiting:
             i = waiting.pop()
             if i >= 0 and i not in found and i < len(self.calls):
                 found.add(i)
-                waiting += [writer for read in self.calls[i].reads for writer in read]
+                waiting += [writer for read in self.reads(i) for writer in read.written_by]
         return frozenset(found)
+
+    def reads(self, i: int) -> Sequence[Read]:
+        """What a call reads, by input; () if it is unknown."""
+        return self.recording.reads.get(i, ())
+
+    def values(self, i: int) -> Sequence[Values]:
+        """The values of a call's results; () without."""
+        return self.recording.values.get(i, ())
+
+    def results(self, i: int) -> tuple[str, ...]:
+        """The digests of a call's results; () if one is unknown."""
+        found = tuple(values.digest for values in self.values(i))
+        return found if all(found) else ()
 
     def is_transparent(self, i: int) -> bool:
         """Whether a call is a view or a conversion."""
-        return _is_transparent(self.calls[i].name)
+        call = self.calls[i]
+        return facts_of(call.name).keeps_elements and call.op != "aten::contiguous"
 
-    def values_of(self, writer: int, info: TensorInfo | None = None) -> tuple[Values, ...]:
-        """The values of what a call or source left in memory.
-
-        Args:
-            writer: As in `Call.reads`.
-            info: The tensor that is read: of several results, those that fit it count.
-        """
-        if writer < 0:
-            return (self.sources[-1 - writer].values,)
-        call = self.calls[writer]
-        if info is not None and len(call.values) > 1:
-            pairs = list(zip(call.outputs, call.values, strict=False))
-            fitting = [values for one, values in pairs if (one.dtype, one.shape) == (info.dtype, info.shape)]
-            fitting = fitting or [values for one, values in pairs if math.prod(one.shape) == math.prod(info.shape)]
-            if fitting:
-                return tuple(fitting)
-        return call.values
+    def computes(self, i: int) -> bool:
+        """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
+        return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
     def chain(self, writer: int) -> list[int]:
-        """A writer, and if it is a conversion what it has converted, and so on."""
+        """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
-        while writer >= 0 and (facts_of(self.calls[writer].name).keeps_elements or self.is_transparent(writer)):
-            reads = self.calls[writer].reads
-            if not reads or len(reads[0]) != 1:
+        while writer >= 0 and _is_copy(self.calls[writer]):
+            reads = self.reads(writer)
+            if not reads or len(reads[0].written_by) != 1:
                 break
-            writer = reads[0][0]
+            (writer,) = reads[0].written_by
             found.append(writer)
         return found
 
-    def contents(self, i: int, place: int, *, converted: bool) -> tuple[str, ...]:
-        """The digests of an input of a call; () if they are unknown.
+    def values_of(self, writer: int, digest: str = "") -> Values:
+        """The values of what a call or source left in memory.
 
         Args:
-            i: The call.
-            place: The index of the input.
-            converted: False: the digests of what was converted to that.
+            writer: As in `Read`.
+            digest: Of several results, that with this digest.
         """
-        call = self.calls[i]
-        found: list[str] = []
-        for writer in call.reads[place] if place < len(call.reads) else ():
-            chain = [writer] if converted else self.chain(writer)
-            info = call.inputs[place] if len(chain) == 1 else self.calls[chain[-2]].inputs[0]
-            found += [values.digest for values in self.values_of(chain[-1], info)]
-        return tuple(found) if all(found) else ()
+        if writer < 0:
+            return self.sources[-1 - writer].values
+        found = self.values(writer)
+        fitting = [one for one in found if one.digest == digest]
+        return fitting[0] if fitting else found[0] if len(found) == 1 else EMPTY
 
-    def results(self, i: int) -> tuple[str, ...]:
-        """The digests of a call's results; () if they are unknown."""
-        found = tuple(values.digest for values in self.calls[i].values)
-        return found if all(found) else ()
+    def rounding(self, i: int) -> float:
+        """The relative L2 error of a call's results that other rounding explains.
 
-    def inner(self, i: int) -> list[str]:
-        """The names of the calls inside of a call, which stand before it."""
-        found = []
-        while i > 0 and not self.calls[i - 1].own:
-            i -= 1
-            found.append(self.calls[i].name)
-        return found[::-1]
+        8 units in the last place of the dtype in which they were computed, perhaps before a conversion, and sqrt(n) of
+        float32's, in which sums of lower precision are computed; n is the number of terms that an element may be summed
+        from, at most.
+        """
+        call, unit = self.calls[i], 0.0
+        for one in self.chain(i):
+            if one >= 0:
+                infos = self.calls[one].outputs
+                dtypes = [info.dtype for info in infos if info.dtype.is_floating_point or info.dtype.is_complex]
+                unit = max([unit, *(torch.finfo(dtype).eps for dtype in dtypes)])
+        results = max((math.prod(info.shape) for info in call.outputs), default=1) or 1
+        terms = max(
+            (max([*info.shape, math.prod(info.shape[1:]), math.prod(info.shape) // results]) for info in call.inputs),
+            default=1,
+        )
+        return 8 * unit + math.sqrt(terms) * min(unit, torch.finfo(torch.float32).eps)
+
+    def inner(self, i: int) -> list[int]:
+        """The calls inside of a call, which stand before it."""
+        start = i
+        while start > 0 and not self.calls[start - 1].own:
+            start -= 1
+        return list(range(start, i))

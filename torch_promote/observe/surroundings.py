@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.observe.events import COMPILED_CALLS
+from torch_promote.observe.events import Unseen
 from torch_promote.observe.places import RunningModules
 
 __all__ = ["CompiledListener", "Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]
@@ -40,15 +40,17 @@ _COMPILING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_fram
 
 _lock = fork_safe_lock()
 _listeners: list[Listener] = []
-_hook: RemovableHandle | None = None
+_before_listeners: list[Listener] = []
+_hooks: list[RemovableHandle] = []
 
 
 @contextmanager
-def watch_steps(listener: Listener) -> Iterator[None]:
+def watch_steps(listener: Listener, before: Listener | None = None) -> Iterator[None]:
     """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
 
     Args:
         listener: The function to call with the optimizer. The newest listeners are called first.
+        before: The same before each step.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -56,31 +58,38 @@ def watch_steps(listener: Listener) -> Iterator[None]:
         ...     torch.optim.SGD([weight], lr=0.1).step()
         SGD
     """
-    global _hook
     try:
         with _lock:
             _listeners.append(listener)
-            if _hook is None:
-                skip_frames(_tell, _remove)
-                _hook = register_optimizer_step_post_hook(_tell)
+            if before is not None:
+                _before_listeners.append(before)
+            if not _hooks:
+                skip_frames(_tell, _tell_before, _remove)
+                _hooks.append(register_optimizer_step_post_hook(_tell))
+                _hooks.append(register_optimizer_step_pre_hook(_tell_before))
         yield
     finally:
-        _remove(listener)
+        _remove(listener, before)
 
 
-def _remove(listener: Listener) -> None:
-    global _hook
+def _remove(listener: Listener, before: Listener | None) -> None:
     with _lock:
-        if listener in _listeners:  # else Ctrl-C came before it was added
-            _listeners.remove(listener)
-        if not _listeners and _hook is not None:
-            _hook.remove()
-            _hook = None
+        for one, known in ((listener, _listeners), (before, _before_listeners)):
+            if one in known:  # else Ctrl-C came before it was added
+                known.remove(one)
+        while _hooks and not _listeners:
+            _hooks.pop().remove()
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         for listener in reversed(tuple(_listeners)):
+            listener(optimizer)
+
+
+def _tell_before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling():
+        for listener in reversed(tuple(_before_listeners)):
             listener(optimizer)
 
 
@@ -111,7 +120,7 @@ class _Block:
 
 @contextmanager
 def watch_unseen(
-    sentences: list[str], modules: RunningModules | None = None, compiled: CompiledListener | None = None
+    sentences: list[Unseen], modules: RunningModules | None = None, compiled: CompiledListener | None = None
 ) -> Iterator[None]:
     """Adds a sentence for each kind of unobserved computation at the end of a block.
 
@@ -162,28 +171,31 @@ def watch_unseen(
         if not block.compiled:  # the first call, which compiles, looks nothing up
             block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
-            sentences.append(
-                f'{COMPILED_CALLS}{block.compiled}. Modules in them have no paths. Unless the backend is "eager", '
-                "casts are part of the graph, whose calls have no policies, and Inductor's own kernels are not in the "
-                "trace. To see all, call the uncompiled function."
+            text = (
+                f"Calls of compiled functions: {block.compiled}. Modules in them have no paths. Unless the backend is "
+                '"eager", casts are part of the graph, whose calls have no policies, and the kernels of Inductor are '
+                "not in the trace. To see all, call the uncompiled function."
                 + ("" if block.has_results else f" PyTorch {torch.__version__} does not say what they return.")
             )
+            sentences.append(Unseen("compiled", block.compiled, text))
         if threads:
-            sentences.append(f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread.")
+            text = f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread."
+            sentences.append(Unseen("threads", threads, text))
         if processes:
-            sentences.append(
-                f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
-            )
+            text = f"Processes started in the block, such as workers of a DataLoader: {processes}. {_NOT_TRACED}"
+            sentences.append(Unseen("processes", processes, text))
         if uncounted:
-            sentences.append(
+            text = (
                 f"Whether the block has started and ended {' or '.join(uncounted)} is unknown: Python "
                 f"{platform.python_version()} does not count them where this package looks."
             )
+            sentences.append(Unseen("unknown", 0, text))
         if modules is not None and modules.missed and not block.compiled:
-            sentences.append(
+            text = (
                 "The given model was not called in the block, so calls have no module paths. Pass the module that the "
                 "program calls, such as the wrapped one, or no model."
             )
+            sentences.append(Unseen("model", 1, text))
 
 
 def _started_so_far() -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Literal
@@ -14,12 +15,12 @@ from torch_promote.observe.events import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.recorder import Recorder
-from torch_promote.observe.recording_file import RecordingFile
+from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.report.block import block
 
-__all__ = ["trace"]
+__all__ = ["Tracer", "trace"]
 
 
 @block
@@ -36,10 +37,10 @@ def trace(
     Args:
         model: The module that the paths of modules start from. None: the first module that is called outside of other
             modules.
-        values: Whether to also record what was computed, in `Call.values` of the calls that are stored individually:
-            ranges, digests and sketches of outputs, of tensors from outside, of losses, gradients and parameters. They
-            are computed on the device of the tensor, and transferred at the next optimizer step or at the end of the
-            block, with one synchronization for all.
+        values: Whether to also record what was computed, in the report's `values`, `reads`, `sources`, `states` and
+            `ends`: ranges, digests and sketches of outputs, of tensors from outside, of losses, gradients, parameters
+            and the states of optimizers. Tensors of other devices are copied to the host, with one synchronization
+            each.
         where: "ops" records all calls, "casts" only those for which autocast has a policy.
         max_calls: The number of calls to store individually. The report's sums and tables include all calls.
         record: A file to record to while the block runs, "NAME.jsonl.gz", for `torch-promote diff`; with it, `values`
@@ -65,37 +66,82 @@ def trace(
         raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
     check_flag("values", values)
     file = None if record is None else RecordingFile(record)
-    modules = RunningModules(model)
+    tracer = Tracer(model, values or file is not None, where == "casts", max_calls, file)
     del model  # it may be destroyed before the block ends
-    report = TraceReport(max_calls)
-    recorder = Recorder(report, modules, file) if values or file is not None else None
+    with tracer as report:
+        yield report
 
-    def add(of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
-        if call is not None:
-            report.add(call)
 
-    only_casting = where == "casts"
-    if recorder is None:
-        observer = CallObserver(modules, add, only_casting=only_casting)
-    else:
-        observer = CallObserver(modules, recorder.ended, recorder.begun, only_casting)
-        observer.compiled = recorder.begin_compiled
+class Tracer:
+    """The block of `trace`. See there for the arguments.
 
-    def stepped(optimizer: torch.optim.Optimizer) -> None:
-        report.steps += 1
-        observer.stepped(optimizer)
-        if recorder is not None:
-            recorder.stepped(optimizer)
+    Attributes:
+        report: The report.
+    """
 
-    try:
-        with watch_steps(stepped), observe(observer, report.not_seen):
-            yield report
-    finally:
-        if recorder is not None:
-            recorder.close()
-        for module, path in modules.named():  # those that did not run, too
-            observer.sources.ask_module(module, path)
-        report.asked = observer.sources.asked(report.groups())
-        report.name_devices()
-        if file is not None:
-            file.close(report)
+    def __init__(
+        self, model: nn.Module | None, values: bool, only_casting: bool, max_calls: int, file: RecordingFile | None
+    ) -> None:
+        self.report: TraceReport = TraceReport(max_calls)
+        self._file = file
+        self._block = contextlib.ExitStack()
+        modules = self._modules = RunningModules(model)
+        self._recorder = Recorder(self.report, modules, file) if values else None
+        if self._recorder is None:
+            self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
+        else:
+            self._observer = CallObserver(modules, self._recorder.ended, self._recorder.begun, only_casting)
+            self._observer.compiled = self._recorder.begin_compiled
+
+    def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        if call is None:
+            return
+        number = self.report.add(call)
+        if self._file is not None:
+            self._file.add(number, call)
+            if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+                self._file.flush(self.report)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.report.steps += 1
+        self._observer.stepped(optimizer)
+        if self._recorder is not None:
+            self._recorder.stepped(optimizer)
+        elif self._file is not None:
+            self._file.flush(self.report)
+
+    def __enter__(self) -> TraceReport:
+        before = None if self._recorder is None else self._recorder.before_step
+        try:
+            self._block.enter_context(watch_steps(self._stepped, before))
+            self._block.enter_context(observe(self._observer, self.report.not_seen))
+        except BaseException:
+            self._block.close()
+            raise
+        return self.report
+
+    def __exit__(self, *error: object) -> None:
+        report = self.report
+        try:
+            self._block.close()
+        finally:
+            if self._recorder is not None:
+                self._recorder.close()
+            for module, path in self._modules.named():  # those that did not run, too
+                self._observer.sources.ask_module(module, path)
+            report.asked = self._observer.sources.asked(report.groups())
+            report.name_devices()
+            if self._file is not None:
+                self._file.close(report)
+
+    def forget(self, path: str | None) -> None:
+        """Begins again in a forked process, whose parent reports what there is.
+
+        Args:
+            path: The file of this process, in place of its parent's.
+        """
+        vars(self.report).update(vars(TraceReport(self.report._max_calls)))
+        if self._file is not None and path is not None:
+            self._file.__init__(path)  # type: ignore[misc]  # what the parent has defined is not in this file
+        if self._recorder is not None:
+            self._recorder.forget()

@@ -1,33 +1,19 @@
-"""`TraceReport`, the report of `trace`, and its file formats.
-
-NOTE [ Time base of Perfetto ]
-torch.profiler counts microseconds from `baseTimeNanoseconds`: the current time rounded down to a multiple of 7,889,238
-seconds (libkineto, ChromeTraceBaseTime). The events for Perfetto use the same origin, so they line up with a profiler's
-trace of the same block. Perfetto ignores `baseTimeNanoseconds` itself.
-"""
+"""`TraceReport`, the report of `trace`."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference
+from torch_promote.observe.difference import Difference, compare_recordings
 from torch_promote.observe.events import (
     COMPILED,
-    COMPILED_CALLS,
-    TENSORS,
-    Call,
     CallGroup,
-    CastGroup,
     Phase,
-    Place,
     Recording,
-    Source,
-    Step,
     TensorInfo,
 )
 from torch_promote.observe.explanation import Explanation, describe_call, explain
@@ -45,10 +31,7 @@ from torch_promote.observe.findings import (
     time_in_casts,
 )
 from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.recording_file import check_reads, is_recording, read_recording
-from torch_promote.observe.values import NonfiniteValues, Values
-from torch_promote.observe.verdict import compare_traces
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.observe.recording_file import SUFFIX, read_recording, write_recording
 from torch_promote.report.base import (
     Column,
     Content,
@@ -60,12 +43,12 @@ from torch_promote.report.base import (
     module_name,
     percent,
     size,
-    to_csv,
-    to_json,
 )
-from torch_promote.report.codec import WRONG_DATA, decode, decode_list, decode_record, encode
+from torch_promote.report.codec import WRONG_DATA, encode
 
-__all__ = ["TraceReport"]
+__all__ = ["TraceReport", "diff", "load"]
+
+_SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
 
 class TraceReport(Recording, Report):
@@ -76,19 +59,25 @@ class TraceReport(Recording, Report):
         dropped: The number of calls after those. Sums and tables include them.
         device_names: The names of the GPUs that were used.
         torch_version: PyTorch's version.
-        not_seen: Computations of the block that are not in the report, one sentence each.
+        not_seen: Computations of the block that are not in the report: sentences with a `kind` and a `count`.
         steps: The number of optimizer steps that ended in the block.
         nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
         first_nonfinite: That `Call`, or None.
+        values: With `values=True`, the values of each call's results, by its number, which is its index in `calls`.
+            `values_of` returns those of a `Call`.
+        reads: With `values=True`, what each call of the program reads: a `Read` for each of its inputs, by its number.
+        draws: With `values=True`, the generators from which calls draw random numbers, with digests of their states.
         sources: With `values=True`, the tensors that no recorded call made: a list of `Source`.
+        states: With `values=True`, the states of optimizers: a list of `OptimizerState`.
         ends: With `values=True`, the losses, gradients and parameters at the end of each step: a list of `Step`.
+        rng: With `values=True`, digests of the states of the random number generators at the first call.
         environment: With `values=True`, what results may depend on: versions, devices, threads, settings, by name.
         total: The sums over all calls, a `CallGroup`.
     """
 
     NOUN: ClassVar[str] = "trace"
     FORMAT: ClassVar[str] = "torch_promote trace"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     def explain(self, pattern: str) -> Explanation:
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
@@ -104,45 +93,33 @@ class TraceReport(Recording, Report):
         return explain(self, pattern)
 
     def diff(self, other: TraceReport) -> Difference:
-        """Compares with another trace: the first call that differs and why, and where errors grow.
-
-        With values in both traces, contents are compared; otherwise dtypes, policies and casts.
-
-        Args:
-            other: The other trace, which ran later or under other policies. `TraceReport.load` reads one from a file.
-
-        Raises:
-            OptionError: `other` is not a report of `trace`. It is a ValueError.
-        """
-        if not isinstance(other, TraceReport):
-            raise OptionError(
-                f"diff() expects another report of trace(), got {other!r}. For a file, pass TraceReport.load(file)."
-            )
-        return compare_traces(self, other)
+        """Compares with another trace: see `torch_promote.diff`."""
+        return diff(self, other)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a report that `save` wrote as .json, or a recording of `trace(record="NAME.jsonl.gz")`.
-
-        A recording has no times, and of the values only digests, norms, sketches and the numbers of inf and NaN.
+    def load(cls, path: str | os.PathLike[str], max_calls: int = sys.maxsize) -> Self:
+        """Reads a recording, NAME.jsonl.gz, of `trace(record=...)` or `save`.
 
         Args:
             path: The file.
+            max_calls: The number of calls to keep one by one.
 
         Raises:
-            OptionError: The file cannot be read, is neither of these, or was written by an incompatible version. It is
-                a ValueError.
+            OptionError: The file cannot be read, is no recording, or was written by an incompatible version. It is a
+                ValueError.
         """
-        if not is_recording(path):
-            return super().load(path)
-        report = cls(max_calls=sys.maxsize)
+        cannot = f"cannot read the recording {os.fspath(path)!r}:"
+        if not os.fspath(path).endswith(SUFFIX):
+            raise OptionError(f"{cannot} its name does not end in {SUFFIX}. {_SAVED}")
+        report = cls(max_calls)
         try:
             read_recording(path, report)
         except OptionError:
             raise
-        except (OSError, *WRONG_DATA) as error:
-            text = error.strerror or error if isinstance(error, OSError) else error
-            raise OptionError(f"cannot read the recording {os.fspath(path)!r}: {text}.") from error
+        except OSError as error:
+            raise OptionError(f"{cannot} {error.strerror or error}. {_SAVED}") from error
+        except WRONG_DATA as error:
+            raise OptionError(f"{cannot} {error}. {_SAVED}") from error
         return report
 
     def unused_overrides(self) -> list[UnusedOverride]:
@@ -168,7 +145,7 @@ class TraceReport(Recording, Report):
         first = self.first_nonfinite
         if first is None:
             return "The call that made the first of these values is not in this report."
-        return f"The first inf or NaN: {describe_call(first, self.nonfinite.call_step)}."
+        return f"The first inf or NaN: {describe_call(first, self)}."
 
     def _verdict(self) -> str:
         total = self._total_of_model()
@@ -176,7 +153,7 @@ class TraceReport(Recording, Report):
             return "Only optimizers called ops." if self.total.calls else "No call was recorded."
         raised = f" Calls that raised: {total.errors:,}." if total.errors else ""
         having = total.policies.total()
-        if not having and (total.rules[COMPILED] or any(one.startswith(COMPILED_CALLS) for one in self.not_seen)):
+        if not having and (total.rules[COMPILED] or any(one.kind == "compiled" for one in self.not_seen)):
             return (
                 f"Autocast had no policy for the calls in this trace ({total.calls:,}). The casts of compiled "
                 f"functions are part of their graphs.{raised}"
@@ -202,7 +179,7 @@ class TraceReport(Recording, Report):
             yield "losses", f"{nonfinite.nans + nonfinite.infs:,} of {nonfinite.losses:,} {nonfinite.kind}"
         if nonfinite.calls:
             first = self.first_nonfinite
-            where = "" if first is None else f"first: {describe_call(first, nonfinite.call_step)}"
+            where = "" if first is None else f"first: {describe_call(first, self)}"
             yield "calls with inf or NaN", f"{nonfinite.calls:,}", where
         phases = (f"{total.phases[phase]:,} {phase}" for phase in get_args(Phase) if total.phases[phase])
         yield "calls", f"{total.calls:,}", ", ".join(phases)
@@ -232,10 +209,11 @@ class TraceReport(Recording, Report):
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
-        exponents = exponents_chart(self.calls)
+        measured = [(call, self.values.get(number, ())) for number, call in enumerate(self.calls)]
+        exponents = exponents_chart(measured)
         if exponents is not None:
             yield exponents
-        yield float8_table(self.calls)
+        yield float8_table(measured)
         dropped = f"Calls after the first {len(self.calls):,}, which only sums and tables include: {self.dropped:,}."
         yield Listing("Not in this report", [*self.not_seen, *([dropped] if self.dropped else [])])
 
@@ -303,101 +281,50 @@ class TraceReport(Recording, Report):
         return Table("Where casts are made", columns, rows, most=5, note=note)
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
-        """Returns the formats of `save`: "run.html", "run.json", "run.csv" (a row for each call), "run.trace.json"."""
-        return {
-            ".trace.json": ("for Perfetto", self._perfetto),
-            **super().formats(),
-            ".csv": ("a row for each call", self._csv),
-        }
+        """Returns the formats of `save` that are texts: "run.html", "run.json"."""
+        return {SUFFIX: ("a recording, which `load` reads", str), **super().formats()}
 
-    def _perfetto(self) -> str:
-        """A slice for each call on the track of its thread, and a counter of cast bytes.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the report: ".jsonl.gz" (a recording, which `torch_promote.load` reads), ".html" (a page), ".json".
 
-        A call that casts has the category "cast", and its name contains the target dtype, so that Perfetto gives it a
-        separate colour.
+        Args:
+            path: The file.
+
+        Raises:
+            OptionError: The extension is unknown, the file cannot be written (an existing file is then unchanged), or
+                the report lacks calls, beyond `max_calls`, which a recording has to have. It is a ValueError.
+            MissingPackageError: A page needs jinja2 and matplotlib, and one is not installed. It is an ImportError.
         """
-        calls = sorted(self.calls, key=lambda call: (call.start, -call.duration))
-        base = calls[0].start // _PERIOD * _PERIOD if calls else 0
-        names = [("process_name", 0, _PROCESS)]
-        names += [("thread_name", thread, f"thread {thread}") for thread in {call.thread: None for call in calls}]
-        events = [{"ph": "M", "name": n, "pid": _PROCESS, "tid": thread, "args": {"name": v}} for n, thread, v in names]
-        made = 0
-        for call in calls:
-            ts = (call.start - base) / 1000
-            events.append(_slice(call, ts))
-            size = sum(cast.bytes for cast in call.casts if not cast.reused)
-            made += size
-            if size:
-                counter = {"ph": "C", "name": "bytes cast", "tid": 0, "args": {"bytes": made}}
-                events.append({**counter, "pid": _PROCESS, "ts": ts})
-        data = {
-            "schemaVersion": 1,
-            "displayTimeUnit": "ms",
-            "baseTimeNanoseconds": base,
-            "traceEvents": events,
-            "otherData": {"torch": self.torch_version, "dropped calls": self.dropped, "not seen": self.not_seen},
-        }
-        return to_json(data)
-
-    def _csv(self) -> str:
-        measured = list(dict.fromkeys(name for call in self.calls for one in call.values for name in _numbers_of(one)))
-        scalars = ("op", "overload", "module", "phase", "line")
-        rows = []
-        for call in list(self.calls):
-            autocast = (f"{device}: {dtype_name(dtype)}" for device, dtype in call.autocast)
-            numbers = [_numbers_of(values) for values in call.values]
-            rows.append(
-                [
-                    *(getattr(call, name) for name in scalars),
-                    *(_joined(getattr(call, name)) for name in TENSORS),
-                    _joined(call.casts),
-                    sum(cast.bytes for cast in call.casts if not cast.reused),
-                    call.policy_name,
-                    call.said_by,
-                    call.composite,
-                    call.error,
-                    _joined(autocast),
-                    call.thread,
-                    call.start,
-                    call.duration,
-                    call.cast_time,
-                    *(_joined(one.get(name, "") for one in numbers) for name in measured),
-                ]
-            )
-        header = (
-            *scalars,
-            *TENSORS,
-            "casts",
-            "cast_bytes",
-            "policy",
-            "said_by",
-            "composite",
-            "error",
-            "autocast",
-            "thread",
-            "start",
-            "duration",
-            "cast_time",
-            *measured,
-        )
-        return to_csv(header, rows)
+        name = os.fspath(path)
+        if not name.endswith(SUFFIX):
+            super().save(path)
+            return
+        part = f"{name.removesuffix(SUFFIX)}.{os.getpid()}.part{SUFFIX}"
+        try:
+            write_recording(part, self)
+            os.replace(part, name)
+        except OSError as error:
+            raise OptionError(f"cannot save the trace as {name!r}: {error.strerror or error}.") from error
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON-compatible values. `save("NAME.json")` writes them, and `load` reads that file.
+        """Returns the report as JSON-compatible values.
 
         Returns:
-            A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen", "asked"
-            (the overrides that were asked for), "nonfinite", "sources", "ends", "environment", "totals" (of all calls),
-            "tensors", "calls" (as in `Call.to_dict`, but inputs, ran_with and outputs are indices into "tensors",
-            because a program has few kinds of tensors), "groups" (the calls by op, module and line) and "casts" (by
-            argument, op, module and line).
+            A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen" (with
+            "kind", "count", "text"), "asked" (the overrides that were asked for), "nonfinite", "sources", "states",
+            "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but inputs,
+            ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number of the call),
+            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
-            **{name: encode(getattr(self, name)) for name in (*_PLAIN, *_RECORDED, "asked")},
+            **{name: encode(getattr(self, name)) for name in _IN_JSON},
             "totals": encode(self.total),
             "tensors": encode(list(tensors)),
             "calls": calls,
@@ -408,52 +335,8 @@ class TraceReport(Recording, Report):
             "casts": encode(self.casts()),
         }
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the report whose `to_dict` returned the data.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is incomplete or was changed.
-        """
-        report = cls(max_calls=sys.maxsize)
-        sums = {"totals": CallGroup, "casts": list[CastGroup]}
-        read = decode_record({**_PLAIN, **_RECORDED, **sums, "tensors": list[TensorInfo]}, data)
-
-        def tensor(index: Any) -> TensorInfo:
-            if decode(int, index) not in range(len(read["tensors"])):
-                raise ValueError(f"there is no tensors[{index}]")
-            return read["tensors"][index]  # type: ignore[no-any-return]
-
-        def group(one: Any) -> tuple[Place, CallGroup]:
-            place = decode_record(dict.fromkeys(("op", "module", "line"), str), one)
-            return (place["op"], place["module"], place["line"]), decode(CallGroup, {"key": "", **one})
-
-        for call in decode_list(data, "calls", lambda one: Call.from_dict(one, tensor)):
-            report.add(call)
-        groups = dict(decode_list(data, "groups", group))
-        if read["dropped"]:
-            report._summed = len(report.calls)
-            report._by_place.update(groups)
-            for casts in read["casts"]:
-                report._casts_by_place[tuple(map(str, dataclasses.astuple(casts)[:7]))] = casts
-        for name in (*_PLAIN, *_RECORDED):
-            setattr(report, name, read[name])
-        report.asked = decode_list(data, "asked", lambda one: decode_record(_ASKED, one))
-        _ = report.first_nonfinite  # raises IndexError if there is no such call
-        check_reads(report)
-        return report
-
     def __repr__(self) -> str:
         return f"<TraceReport: {self.total.calls:,} calls, {self.total.casts:,} casts>"
-
-
-def _numbers_of(values: Values) -> dict[str, Any]:
-    """The numbers of a `Values`, without its histogram and sketch."""
-    return {name: value for name, value in values.to_dict().items() if name not in ("exponents", "sketch")}
-
-
-def _joined(parts: Iterable[object]) -> str:
-    return "; ".join(map(str, parts))
 
 
 def _without_key(group: dict[str, Any]) -> dict[str, Any]:
@@ -462,43 +345,50 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The attributes of a report that its JSON has as they are.
-_PLAIN = {"torch_version": str, "steps": int, "dropped": int, "device_names": list[str], "not_seen": list[str]}
-#: Those that `values=True` fills.
-_RECORDED = {
-    "nonfinite": NonfiniteValues,
-    "sources": list[Source],
-    "ends": list[Step],
-    "environment": dict[str, str],
-}
-#: The fields of an override that was asked for.
-_ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
-_PERIOD = 7_889_238 * 10**9
-_PROCESS = "torch_promote trace"
+_IN_JSON = (
+    *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "nonfinite", "sources", "states"),
+    *("ends", "rng", "environment", "values", "reads", "draws"),
+)
 
 
-def _slice(call: Call, ts: float) -> dict[str, Any]:
-    to = ", ".join(dict.fromkeys(dtype_name(cast.to_dtype) for cast in call.casts))
-    known = {
-        "dtypes": call.dtypes,
-        **{name: getattr(call, name) for name in ("module", "phase", "line")},
-        "policy": call.policy_name,
-        "said by": call.said_by,
-        "casts": list(map(str, call.casts)),
-        "cast time (us)": call.cast_time / 1000,
-        "inputs": list(map(str, call.inputs)),
-        "ran with": [] if call.ran_with == call.inputs else list(map(str, call.ran_with)),
-        "outputs": list(map(str, call.outputs)),
-        "autocast": {device: dtype_name(dtype) for device, dtype in call.autocast},
-        "raised": call.error,
-    }
-    return {
-        "ph": "X",
-        "cat": "cast" if call.casts else "composite op" if call.composite else "op",
-        "name": f"{call.name} [cast to {to}]" if to else call.name,
-        "pid": _PROCESS,
-        "tid": call.thread,
-        "ts": ts,
-        "dur": call.duration / 1000,
-        "args": {name: value for name, value in known.items() if value},
-        **({"cname": "bad"} if to else {}),  # orange in chrome://tracing
-    }
+def load(path: str | os.PathLike[str]) -> TraceReport:
+    """Reads a recording, NAME.jsonl.gz, of `trace(record=...)`, `torch-promote trace --record` or `TraceReport.save`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OptionError: The file cannot be read, is no recording, or was written by an incompatible version. It is a
+            ValueError.
+    """
+    return TraceReport.load(path)
+
+
+def diff(a: TraceReport | str | os.PathLike[str], b: TraceReport | str | os.PathLike[str]) -> Difference:
+    """Compares two runs: what differs first, on which facts that rests, and where errors grow.
+
+    With values in both (`trace(values=True)` or `trace(record=...)`), contents are compared; otherwise dtypes,
+    policies, casts and arguments that are no tensors.
+
+    Args:
+        a: The first run: a report of `trace`, or the file of a recording.
+        b: The second run, which perhaps ran elsewhere, or under other policies.
+
+    Raises:
+        OptionError: One is no report, or cannot be read. It is a ValueError.
+
+    Example:
+        >>> import torch, torch_promote as tp
+        >>> def run(alpha):
+        ...     with tp.trace(values=True) as report:
+        ...         torch.ones(2).add(torch.ones(2), alpha=alpha)
+        ...     return report
+        >>> print(tp.diff(run(1), run(2)).evidence[0])
+        aten::add in (model): alpha 1 in A, 2 in B.
+    """
+    found = []
+    for one in (a, b):
+        if not isinstance(one, TraceReport | str | os.PathLike):
+            raise OptionError(f"diff() expects reports of trace(), or the files of recordings, got {one!r}.")
+        found.append(one if isinstance(one, TraceReport) else TraceReport.load(one))
+    return compare_recordings(*found)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,28 +18,26 @@ from torch_promote.observe.measure import (
     Numbers,
     format_of,
     is_sketch,
-    measure_by_ops,
+    join,
     readable,
-    unpack,
+    split,
     unpack_sketch,
 )
 from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.codec import decode_record
+from torch_promote.report.codec import decode
 
 __all__ = [
     "EMPTY",
     "FINITE",
     "Extremes",
+    "Measurer",
     "NonfiniteValues",
-    "Row",
     "TensorRange",
     "Values",
-    "ValuesCollector",
     "check_sketch",
     "distance",
     "extremes",
-    "in_any_order",
     "is_finite",
 ]
 
@@ -59,7 +56,7 @@ _SHARES = (
 
 
 class _Lazy:
-    """Holds what was measured, and the dtype, until an attribute is asked for. It is no field of the values."""
+    """Holds what was measured, and the dtype. It is no field of the values, which are computed when somebody asks."""
 
     __slots__ = ("_measured",)
     _measured: tuple[bytes, torch.dtype] | None
@@ -116,10 +113,9 @@ class Values(_Lazy):
             if name not in Values.__slots__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             measured = getattr(self, "_measured", None)
-            if measured is not None:  # another thread may have computed them since
+            if measured is not None:
                 for one, value in _evaluate(self.digest, Numbers.from_bytes(measured[0]), measured[1]).items():
                     object.__setattr__(self, one, value)
-                object.__setattr__(self, "_measured", None)
             return object.__getattribute__(self, name)
 
     @property
@@ -142,14 +138,43 @@ class Values(_Lazy):
             >>> values.amax, values.zeros, values.infs, values.under_float16, values.exponents
             (3.0, 0.25, 0.25, 0.25, ((-30, 1), (1, 1)))
         """
-        with unnoticed():
-            elements = readable(tensor)
-            if elements is None:
-                return EMPTY
-            if elements.is_cpu:
-                return _measure_on_cpu(elements.contiguous(), tensor.dtype, {})
-            row = measure_by_ops(elements)
-            return _of_row(Row(row, elements.dtype, tensor.dtype), row.tolist())
+        return Measurer().values(tensor)
+
+    def to_json(self) -> list[Any]:
+        """Returns what was measured, exactly: for a file."""
+        measured = getattr(self, "_measured", None)
+        if measured is None:
+            return [self.digest]
+        largest, smallest, above, first, counts, squares, sketch = split(measured[0])
+        return [
+            self.digest,
+            dtype_name(measured[1]),
+            [largest, smallest, first, squares if math.isfinite(squares) else None],
+            above,
+            counts,
+            sketch,
+        ]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Values:
+        """Returns the values from the data of `to_json`.
+
+        Raises:
+            TypeError, ValueError: It was changed.
+        """
+        digest, *rest = data
+        decode(str, digest)
+        if not rest:
+            return cls(digest=digest) if digest else EMPTY
+        name, numbers, above, counts, sketch = rest
+        dtype = decode(torch.dtype, name)
+        largest, smallest, first, squares = decode(tuple[int, int, int, float | None], numbers)
+        check_sketch(decode(str, sketch))
+        above, counts = decode(list[int], above), decode(list[int], counts)
+        if len(above) != len(format_of(torch.float32).bounds) or not sum(counts) or min(*counts, 0) < 0:
+            raise ValueError(f"there are no such counts: {above!r}, {counts!r}")
+        sum_of_squares = math.inf if squares is None else squares
+        return _lazy(digest, join(largest, smallest, above, first, counts, sum_of_squares, sketch), dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-compatible values; `exponents` as a dict with strings as keys."""
@@ -163,16 +188,6 @@ class Values(_Lazy):
             "exponents": {str(exponent): count for exponent, count in self.exponents},
             "sketch": self.sketch,
         }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Values:
-        """Returns the values from the data of `to_dict`."""
-        optional = dict.fromkeys(("amax", "min_nonzero", "l2"), float | None)
-        kinds = {"count": int, "digest": str, "sketch": str, **optional, **dict.fromkeys(_SHARES, float)}
-        read = decode_record({**kinds, "exponents": Mapping[str, int]}, data)
-        exponents = tuple((int(exponent), count) for exponent, count in read.pop("exponents").items())
-        check_sketch(read["sketch"])
-        return cls(**read, exponents=exponents)
 
 
 def distance(one: Values, other: Values) -> float | None:
@@ -298,24 +313,8 @@ def _evaluate(digest: str, numbers: Numbers, dtype: torch.dtype) -> dict[str, An
     }
 
 
-#: By digest, dtype and number of elements. A call and its last part return one tensor.
-_Known = dict[tuple[str, torch.dtype, int], Values]
+#: The bound of the number of tensors whose values are kept, to be found again by digest.
 _MOST_KNOWN = 8192
-
-
-def _measure_on_cpu(elements: torch.Tensor, dtype: torch.dtype, known: _Known) -> Values:
-    """Measures what `readable` returned for a tensor of this dtype, made contiguous, unless it is known."""
-    size = elements.numel()
-    digest = _C.digest(elements) if size else f"{0:016x}"
-    if not elements.is_floating_point() or not size:
-        return Values(digest=digest)
-    key = digest, dtype, size
-    found = known.get(key)
-    if found is None:
-        if len(known) >= _MOST_KNOWN:
-            known.clear()
-        found = known[key] = _lazy(digest, measure.measure(elements, dtype), dtype)
-    return found
 
 
 def _lazy(digest: str, data: bytes, dtype: torch.dtype) -> Values:
@@ -326,126 +325,44 @@ def _lazy(digest: str, data: bytes, dtype: torch.dtype) -> Values:
     return values
 
 
-class Row(NamedTuple):
-    """What `measure_by_ops` returned, the dtype of its argument, that of the tensor, and whether the order counts."""
+class Measurer:
+    """Measures tensors in the memory of the host, to which those of other devices are copied."""
 
-    row: torch.Tensor
-    counted_as: torch.dtype
-    dtype: torch.dtype
-    is_ordered: bool = True
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, torch.dtype, int], Values] = {}  # a call and its last part return one tensor
 
-
-def in_any_order(measured: Values | Row) -> Values | Row:
-    """What is known of the same elements in another order: no digest and no sketch."""
-    if isinstance(measured, Row):
-        return measured._replace(is_ordered=False)
-    data = getattr(measured, "_measured", None)
-    if data is not None:
-        return _lazy("", *data)
-    return dataclasses.replace(measured, digest="", sketch="")
-
-
-class ValuesCollector:
-    """Measures the outputs of calls on their devices, and delivers their values after the transfer.
-
-    Args:
-        deliver: Called with the number of a call and the values of its outputs.
-        most: The maximum number of results that wait for a transfer.
-
-    Attributes:
-        has_rows: Whether a transfer would synchronize with a device.
-    """
-
-    def __init__(self, deliver: Callable[[int, tuple[Values, ...]], None], most: int = 32_768) -> None:
-        self._deliver = deliver
-        self._most = most
-        self._waiting: list[tuple[int, list[Values | Row]]] = []
-        self._known: _Known = {}
-        self._results = 0
-        self.has_rows: bool = False
-        self._lock = threading.RLock()  # a signal handler may run ops
-
-    def add(
-        self,
-        number: int,
-        tensors: Sequence[torch.Tensor],
-        is_view: bool = False,
-        known: Sequence[Values | Row | None] = (),
-    ) -> list[Values | Row]:
-        """Measures the outputs of a call. On a GPU this does not synchronize, unless the buffer is full.
-
-        Args:
-            number: The call's number, for `deliver`.
-            tensors: Its outputs.
-            is_view: Whether they are views, of which those that are not contiguous get no digest and no sketch.
-            known: What is known of each output; () if nothing is.
-
-        Returns:
-            What is known of each output now.
-        """
-        found = [
-            self._measure(tensor, is_view) if result is None else result
-            for tensor, result in zip(tensors, known or (None,) * len(tensors), strict=True)
-        ]
-        with self._lock:
-            self.has_rows = self.has_rows or any(isinstance(one, Row) for one in found)
-            self._waiting.append((number, found))
-            self._results += len(found)
-        if self._results >= self._most:
-            self.transfer()
+    def values(self, tensor: torch.Tensor) -> Values:
+        """Returns what is known of a tensor's values; `EMPTY` if it cannot be read."""
+        elements = self._elements(tensor)
+        if elements is None:
+            return EMPTY
+        size = elements.numel()
+        digest = _C.digest(elements) if size else f"{0:016x}"
+        if not size or not elements.is_floating_point():
+            return Values(digest=digest)
+        key = digest, tensor.dtype, size
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = _lazy(digest, measure.measure(elements, tensor.dtype), tensor.dtype)
         return found
 
-    def _measure(self, tensor: torch.Tensor, is_view: bool) -> Values | Row:
+    def digest(self, tensor: torch.Tensor) -> str:
+        """Returns the digest alone, which takes less time; "" if the tensor cannot be read."""
+        elements = self._elements(tensor)
+        if elements is None:
+            return ""
+        return _C.digest(elements) if elements.numel() else f"{0:016x}"
+
+    @staticmethod
+    def _elements(tensor: torch.Tensor) -> torch.Tensor | None:
         if _C.is_measurable(tensor):
-            return _measure_on_cpu(tensor, tensor.dtype, self._known)
-        with unnoticed(), contextlib.suppress(RuntimeError):  # the device, layout or subclass lacks an op
+            return tensor
+        with unnoticed(), contextlib.suppress(RuntimeError, NotImplementedError):  # the layout or subclass lacks an op
             elements = readable(tensor)
-            if elements is None:
-                return EMPTY
-            if not elements.is_cpu:
-                return Row(measure_by_ops(elements), elements.dtype, tensor.dtype)
-            if is_view and not elements.is_contiguous():  # in the order of its memory
-                order = sorted(range(elements.dim()), key=elements.stride, reverse=True)
-                values = in_any_order(_measure_on_cpu(elements.permute(order).contiguous(), tensor.dtype, self._known))
-                assert isinstance(values, Values)
-                return values
-            return _measure_on_cpu(elements.contiguous(), tensor.dtype, self._known)
-        return EMPTY
-
-    def transfer(self) -> None:
-        """Transfers and delivers the waiting results, with one synchronization per device.
-
-        Does nothing while a CUDA graph is being captured, because a synchronization would end the capture.
-        """
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            return
-        with self._lock:
-            waiting, self._waiting, self._results, self.has_rows = self._waiting, [], 0, False
-        with unnoticed():
-            rows = _transfer([one.row for _, measured in waiting for one in measured if isinstance(one, Row)])
-        for number, measured in waiting:
-            self._deliver(
-                number, tuple([one if isinstance(one, Values) else _of_row(one, rows[id(one.row)]) for one in measured])
-            )
-
-
-def _of_row(one: Row, row: Sequence[int]) -> Values:
-    digest, numbers = unpack(row, one.counted_as, one.dtype)
-    digest = digest if one.is_ordered else ""
-    return Values(digest=digest) if numbers is None else Values(**_evaluate(digest, numbers, one.dtype))
-
-
-def _transfer(rows: Sequence[torch.Tensor]) -> dict[int, list[int]]:
-    """The elements of rows, by their ids."""
-    found: dict[int, list[int]] = {}
-    different = {id(row): row for row in rows}.values()
-    for device in {row.device for row in different}:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the rows were computed on the streams of the calls
-        here = [row for row in different if row.device == device]
-        parts = torch.cat(here).cpu().split([row.numel() for row in here])
-        found |= {id(row): part.tolist() for row, part in zip(here, parts, strict=True)}
-    return found
+            return None if elements is None else elements.cpu().contiguous()
+        return None
 
 
 Extremes = tuple[float, float]

@@ -123,14 +123,14 @@ def quoted(text: str) -> str:
     return "".join(map(spelled, json.dumps(text, ensure_ascii=False)))
 
 
-_library: list[Callable[[str], Any]] = []
+_library: list[Callable[[], Any]] = []
 
 
-def set_library(load: Callable[[str], Any]) -> None:
-    """Sets a function that imports a module of torch_promote/regions, which this folder may not import."""
+def set_library(load: Callable[[], Any]) -> None:
+    """Sets a function that imports torch_promote/regions/module_policies.py, which this folder may not import."""
     _library[:] = [load]
 
 
-def library(name: str = "module_policies") -> Any:
-    """Returns such a module, by default the one whose `apply` and `bind` find the modules of a model."""
-    return _library[0](name)
+def library() -> Any:
+    """Returns that module, whose `apply` and `bind` find the modules of a model."""
+    return _library[0]()

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self, get_args
 
-import torch
 from torch import nn
 from torch.utils import _pytree
 
@@ -349,46 +348,6 @@ class Policy:
         """
         handle: AppliedPolicy = module_tables.library().apply(self, model)
         return handle
-
-    def safe_modules(
-        self, model: nn.Module, device_type: DeviceType | str = "cuda", dtype: torch.dtype | str = torch.bfloat16
-    ) -> list[str]:
-        """Returns DeepSpeed's list `torch_autocast.lower_precision_safe_modules` for a model under this policy.
-
-        DeepSpeed communicates parameters of the classes in the list, and their gradients, in the dtype of its section
-        `torch_autocast`. A class is in the list if all ops that read its parameters would round them to that dtype
-        under this policy, in every module of exactly that class, with the tables of this policy and the policies of
-        `set_module_policy`. The rest stays in float32: classes with other policies, or with a forward of their own,
-        recurrent modules, reparametrized weights, and classes that cannot be imported by name. Append those of which
-        you know more.
-
-        Args:
-            model: The model, before `deepspeed.initialize`.
-            device_type: The device type that the model will run on, one of `my_autocast`.
-            dtype: The dtype of the section, torch.bfloat16 or torch.float16, or its name. An op that this policy runs
-                in that dtype rounds its parameters as well as one under `lower_precision_fp`.
-
-        Returns:
-            Full names of classes, sorted.
-
-        Raises:
-            PolicyError: The policy differs between modules of one class, or some of them share a parameter with a
-                module that is not in the list, such as an embedding; or a table matches no module.
-            DeviceTypeError: `device_type` is not a str.
-            UnsupportedDeviceError: This package has no policies for the device type.
-            DtypeError: `dtype` is another dtype.
-
-        Example:
-            >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LayerNorm(4), nn.Linear(4, 2))
-            >>> Policy.stock().safe_modules(model)
-            ['torch.nn.modules.conv.Conv2d', 'torch.nn.modules.linear.Linear']
-            >>> Policy.stock().override_modules({"3": "fp32"}).safe_modules(model)
-            ['torch.nn.modules.conv.Conv2d']
-
-        Source: deepspeed/runtime/torch_autocast.py, init_autocast_params (DeepSpeed 0.19).
-        """
-        names: list[str] = module_tables.library("deepspeed").safe_modules(self, model, device_type, dtype)
-        return names
 
     def diff(self, other: PolicyLike) -> PolicyDiff:
         """Returns the differences between this policy and another, which print as a table. Empty if they are equal.

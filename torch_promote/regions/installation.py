@@ -12,7 +12,6 @@ Source: torch/amp/autocast_mode.py, class autocast, _enter_autocast (v2.13).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -25,14 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyError, check_decorated
+from torch_promote.errors import OptionError, PolicyError
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import stays_stocks
 from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
 from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.integrations.ranks import compare_ranks
 from torch_promote.policy.op_table import DEVICE_TYPES, OpPolicy
 from torch_promote.policy.overrides import parse_overrides, spell_overrides
 from torch_promote.policy.policy import Policy, PolicyLike
@@ -47,15 +45,12 @@ __all__ = [
     "POLICY",
     "VARIABLES",
     "Installation",
-    "InstalledBlock",
     "asked_overrides",
     "install",
     "installed",
-    "installed_as",
     "join_overrides",
     "split_overrides",
     "stock_autocast",
-    "uninstall",
     "use_environment",
 ]
 
@@ -76,8 +71,7 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
     It takes the arguments of `torch.autocast`.
 
     Example:
-        >>> from torch_promote import installed_as
-        >>> with installed_as(policy="off"):
+        >>> with install(policy="off"):
         ...     with torch.autocast("cpu"):
         ...         ours = torch.ones(2, 2) @ torch.ones(2, 2)
         ...     with stock_autocast("cpu"):
@@ -96,8 +90,12 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
         __exit__ = _Autocast.__exit__
 
 
-class _Objects(list[Any]):
-    """The objects whose regions are open in a thread, once per open region. The extension stores their addresses."""
+class _Objects(list[weakref.ref[Any]]):
+    """The objects whose regions are open in a thread, once per open region, outermost first.
+
+    The references own the regions: the extension stores the address of an owner, and that of an object may be reused
+    while its region is open. A dead reference is that of a region that no code can end.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -155,16 +153,16 @@ def _enter(self: Any) -> Any:
         _opened_by_graphs.add(self)
         _compile.refuse_strict_export()
         return self
-    surroundings = _C.enter_region(self, packed)
-    _thread.objects.append(self)
+    owner = weakref.ref(self)
+    surroundings = _C.enter_region(owner, packed)
+    _thread.objects.append(owner)
     if surroundings:
         try:
             _tell_surroundings(surroundings, packed, self)
         except BaseException:
-            _C.exit_region(self)
-            _remove(_thread.objects, self)
+            _end(_thread.objects, self)
             raise
-    if _installation is None:  # another thread has called uninstall meanwhile, and may have missed this region
+    if _installation is None:  # another thread has removed it meanwhile, and may have missed this region
         with _lock:
             _exit_method.place()
     return self
@@ -174,35 +172,27 @@ def _enter(self: Any) -> Any:
 def _exit(
     self: Any, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
 ) -> Literal[False]:
-    surroundings = _C.exit_region(self)
-    objects = _thread.objects
-    if surroundings >= 0:
-        if objects and objects[-1] is self:
-            del objects[-1]
-        else:
-            _remove(objects, self, ends_dropped_above=True)
-        if surroundings:
+    surroundings = _end(_thread.objects, self)
+    if surroundings is not None:
+        if surroundings > 0:
             record_exit(_names_device(self.device))
     elif self.__class__ is _GraphAutocast and self in _opened_by_graphs:
         _opened_by_graphs.discard(self)
         graph_exit(_names_device(self.device))
-    elif self.device not in DEVICE_TYPES or not any(one is self for them in _of_all_threads() for one in them):
+    # Unless the region is open in the thread that entered it:
+    elif self.device not in DEVICE_TYPES or not any(one() is self for them in _of_all_threads() for one in them):
         _exit_method.pass_on(self, kind, value, traceback)
-    else:  # the region is suspended between two steps of a coroutine, or open in the thread that entered it
-        _remove(objects, self)
     if _installation is None:
         _restore()
     return False
 
 
 def _tell_surroundings(surroundings: int, packed: str, region: Any) -> None:
-    if surroundings & _C.UNCHECKED_RANKS:
-        compare_ranks(_installation)
     if surroundings & _C.RUNNING_LOOP:
         guard_tasks()
         objects = _thread.objects
         if len(objects) > _C.depth() + 64:  # left over from tasks that finished without ending their regions
-            objects[:] = [objects[at] for at in range(len(objects)) if not _is_dropped(objects, at)]
+            objects[:] = [owner for owner in objects if owner() is not None]
     if surroundings & _C.TORCH_FUNCTION_MODE:
         record_enter(packed)
     if surroundings & _C.WATCHED:
@@ -218,25 +208,22 @@ def _of_all_threads() -> list[_Objects]:
     return [objects for reference in _threads.valuerefs() if (objects := reference()) is not None]
 
 
-def _remove(objects: list[Any], gone: object, ends_dropped_above: bool = False) -> None:
+def _end(objects: _Objects, region: object) -> int | None:
+    """Ends the innermost region of an object in this thread. Returns what `exit_region` does, None if there is none."""
     for at in range(len(objects) - 1, -1, -1):
-        if objects[at] is gone:
-            del objects[at]
-            return
-        # If only this list holds an object, no code can end its region. PyTorch's regions restore at their end the
-        # state that they found, and so end regions that were left open inside them.
-        if ends_dropped_above and _is_dropped(objects, at):
-            _C.exit_region(objects[at])
-            del objects[at]
-
-
-_one = [object()]
-#: The `sys.getrefcount` of an object that only a list holds.
-_REFERENCES_OF_A_LIST = sys.getrefcount(_one[0])
-
-
-def _is_dropped(objects: list[Any], at: int) -> bool:
-    return sys.getrefcount(objects[at]) <= _REFERENCES_OF_A_LIST
+        if objects[at]() is region:
+            break
+    else:
+        return None
+    surroundings = _C.exit_region(objects[at])
+    if surroundings >= 0:  # else it is suspended between two steps of a coroutine
+        # PyTorch's regions restore at their end the state that they found, and so end those left open inside them.
+        for above in range(len(objects) - 1, at, -1):
+            if objects[above]() is None:
+                _C.exit_region(objects[above])
+                del objects[above]
+    del objects[at]
+    return surroundings
 
 
 class _Method:
@@ -282,7 +269,7 @@ _exit_method = _Method("__exit__", _exit)
 
 
 def _restore() -> None:
-    """Restores the class after `uninstall`; `__exit__` only once no region of ours is open."""
+    """Restores the class once nothing is installed; `__exit__` only once no region of ours is open."""
     with _lock:
         if _installation is None:
             _enter_method.restore()
@@ -305,8 +292,15 @@ _compile.register(_enter, _exit, stock_autocast)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def _not_in_graphs(function: _Function) -> _Function:
+    """Makes Dynamo break the graph at calls of the function, with a reason."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it changes the regions of compiled functions"  # type: ignore[attr-defined]
+    return function
+
+
 class Installation:
-    """The settings that `install` has put in force.
+    """The handle that `install` returns, and its settings.
 
     Attributes:
         policy: The policy of regions. None: the policy of the surrounding region, or the default if there is none.
@@ -331,6 +325,27 @@ class Installation:
         self._specs: dict[Any, str] = {}
         #: Whether regions take the policy and the cache mode from their surroundings.
         self.is_plain: bool = self._change == 0 and cache is None
+
+    @_not_in_graphs
+    def remove(self) -> None:
+        """Puts in force what was installed before. Repeating it does nothing.
+
+        Regions that are open keep running as regions of ours until they end. If handles are removed in another order
+        than that of their calls, the last call whose handle has not been removed is in force.
+        """
+        _replace("Installation.remove()", lambda: [one for one in _installations if one is not self])
+
+    def __enter__(self) -> Installation:
+        return self
+
+    @_not_in_graphs
+    def __exit__(self, *error: object) -> None:
+        _replace("Installation.__exit__()", self._before)
+
+    def _before(self) -> list[Installation]:
+        """What was installed before the call. The end of a block also removes what was installed in it."""
+        at = _installations.index(self) if self in _installations else len(_installations)
+        return _installations[:at]
 
     def spec_of(self, region: Any) -> str | None:
         """Returns the packed spec of a torch.autocast object, or None if PyTorch has to handle it (or raise)."""
@@ -378,33 +393,26 @@ class Installation:
 _compile.digests.append(lambda: "" if _installation is None else _installation.digest())
 
 
-def _replace(what: str, installation: Installation | None) -> tuple[Installation | None, Installation | None]:
-    """Puts an installation in force (None for none). Returns the previous one and the current one."""
+#: What is installed, in the order of the calls. The last is in force.
+_installations: list[Installation] = []
+
+
+def _behavior(installation: Installation | None) -> tuple[int, CacheMode | None] | None:
+    return None if installation is None else (installation._change, installation.cache)
+
+
+def _replace(what: str, changed: Callable[[], list[Installation]]) -> None:
     global _installation
     with while_changing(what) as forget_compiled, _lock:
-        before = _installation
-        if (
-            before is not None
-            and installation is not None
-            and ((installation._change, installation.cache) == (before._change, before.cache))
-        ):
-            installation = before  # regions behave the same under both
-        if installation is not before:
+        _installations[:] = changed()
+        before, _installation = _installation, _installations[-1] if _installations else None
+        if _behavior(before) != _behavior(_installation):
             forget_compiled()
-        if installation is not None:
+        if _installation is None:
+            _restore()
+        else:
             _exit_method.place()  # first: another thread may be entering a region of an earlier installation
             _enter_method.place()
-        _installation = installation
-        if installation is None:
-            _restore()
-    return before, installation
-
-
-def _not_in_graphs(function: _Function) -> _Function:
-    """Makes Dynamo break the graph at calls of the function, with a reason."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "it changes the regions of compiled functions"  # type: ignore[attr-defined]
-    return function
 
 
 @_not_in_graphs
@@ -415,7 +423,7 @@ def install(
 
     It affects all threads of the process and all code, including PyTorch and frameworks. It does not affect
     device types that `my_autocast` lacks, regions that are open now, and functions of `torch.jit.script`. A second call
-    replaces the first.
+    takes the place of the first until its handle is removed.
 
     Args:
         policy: As for `my_autocast`.
@@ -423,7 +431,9 @@ def install(
         cache: As for `my_autocast`. A region with `cache_enabled=False` reuses no casts in any mode.
 
     Returns:
-        The new installation.
+        A handle: its `remove()`, or the end of a `with` block with it, puts in force what was installed before. The end
+        of a block also removes what was installed in the block, in any thread. The installation stays if you drop the
+        handle; `installed()` returns it again.
 
     Raises:
         OptionError: The cache mode does not exist. It is a ValueError.
@@ -432,100 +442,31 @@ def install(
             nothing has changed.
 
     Example:
-        >>> install(overrides={"matmul": "fp32"})
+        >>> handle = install(overrides={"matmul": "fp32"})
+        >>> handle
         <torch_promote.install(overrides={'matmul': 'fp32'})>
         >>> with torch.autocast("cpu"):
         ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
         torch.float32
-        >>> uninstall()
-        <torch_promote.install(overrides={'matmul': 'fp32'})>
+        >>> handle.remove()
+        >>> with install(policy="off"):  # for the length of a block
+        ...     with torch.autocast("cpu"):
+        ...         (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.float32
     """
-    _, now = _replace("install()", Installation(policy, overrides, cache))
-    assert now is not None
-    return now
-
-
-@_not_in_graphs
-def uninstall() -> Installation | None:
-    """Undoes `install`. Regions that are open keep running as regions of ours until they end.
-
-    Returns:
-        The installation that was in force, or None if there was none.
-
-    Example:
-        >>> uninstall() is None
-        True
-    """
-    before, _ = _replace("uninstall()", None)
-    return before
+    installation = Installation(policy, overrides, cache)
+    _replace("install()", lambda: [*_installations, installation])
+    return installation
 
 
 def installed() -> Installation | None:
-    """Returns the installation that is in force, or None.
+    """Returns the handle of the installation that is in force, or None. Its `remove()` undoes it.
 
     Example:
         >>> installed() is None
         True
     """
     return _installation
-
-
-class InstalledBlock(contextlib.ContextDecorator):  # not a generator: PyTorch 2.15's Dynamo cannot resume at one
-    """What `installed_as` returns: a context manager, which yields the installation, and a decorator."""
-
-    def __init__(self, installation: Installation) -> None:
-        self._installation = installation
-        self._before: list[Installation | None] = []
-
-    def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:  # type: ignore[override]
-        """Decorates a function: each of its calls is a block. Its signature stays.
-
-        Raises:
-            DecoratorError: It is a coroutine function or a generator function, or is not callable. It is a TypeError.
-        """
-        check_decorated("with installed_as(...):", func)
-        decorated: Callable[_P, _R] = super().__call__(func)
-        return decorated
-
-    @_not_in_graphs
-    def __enter__(self) -> Installation:
-        before, now = _replace("installed_as()", self._installation)
-        assert now is not None
-        self._before.append(before)
-        return now
-
-    @_not_in_graphs
-    def __exit__(self, *error: object) -> None:
-        _replace("installed_as()", self._before.pop())
-
-
-@_not_in_graphs
-def installed_as(
-    *, policy: PolicyLike | None = None, overrides: Mapping[Any, OpPolicy] | None = None, cache: CacheMode | None = None
-) -> InstalledBlock:
-    """Calls `install` for the duration of a block, and restores the previous installation at its end. For tests.
-
-    Like `install`, it affects the whole process, so blocks in several threads must not overlap.
-
-    Args:
-        policy: As for `install`.
-        overrides: As for `install`.
-        cache: As for `install`.
-
-    Returns:
-        A context manager, also usable as a decorator. `as` binds the installation that is in force in the block.
-
-    Raises:
-        OptionError, PolicyError: As for `install`.
-
-    Example:
-        >>> with installed_as(policy="off") as installation:
-        ...     installed() is installation
-        True
-        >>> installed() is None
-        True
-    """
-    return InstalledBlock(Installation(policy, overrides, cache))
 
 
 AUTOCAST = "TORCH_PROMOTE_AUTOCAST"

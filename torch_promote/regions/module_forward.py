@@ -95,14 +95,6 @@ class ModulePolicy:
     def __deepcopy__(self, memo: object) -> ModulePolicy:
         return self
 
-    @property
-    def description(self) -> str:
-        """The policy in full, the same in every process."""
-        if isinstance(self.value, dict) or self.value in ("fp32", "off"):
-            return str(self)
-        policy = Policy.of(self.value)
-        return f"{policy!r} {Policy(policy.changes, policy.modules).to_dict()}"
-
     def __str__(self) -> str:
         if isinstance(self.value, dict):
             return "{" + ", ".join(f"{op}: {policy}" for op, policy in self.value.items()) + "}"

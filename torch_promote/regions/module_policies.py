@@ -10,7 +10,7 @@ import collections
 import fnmatch
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch_promote.errors import LONGEST_NAME, PolicyError, did_you_mean
 from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.integrations.ranks import describe_module_policies
 from torch_promote.policy.module_tables import spell_table
 from torch_promote.policy.policy import AppliedPolicy, ModuleHandle, ModulePolicyLike, Policy, PolicyOfModule
 from torch_promote.regions.module_forward import (
@@ -39,10 +38,8 @@ __all__ = [
     "apply",
     "bind",
     "choose",
-    "in_tables",
     "matches",
     "module_policies",
-    "print_module_policy",
     "remove_module_policy",
     "set_module_policy",
 ]
@@ -107,7 +104,7 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]
         >>> from torch_promote import my_autocast
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> handle = set_module_policy(model, {"2": "fp32", nn.Linear: {"linear": "float16"}})
-        >>> print_module_policy(model)
+        >>> print(module_policies(model))
         Sequential
         |-- 0: Linear  [{linear: float16}]
         `-- 2: Linear  [fp32]
@@ -160,25 +157,32 @@ def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
 
     Returns:
         Maps qualified names, in the order of `model.named_modules()`, to policies as in `set_module_policy`. Mappings
-        contain the names of ops and cast policies. A module with several names is listed under the first.
+        contain the names of ops and cast policies. A module with several names is listed under the first. `print`
+        shows a tree of the modules with a policy and their parents.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
         >>> _ = set_module_policy(model, {"0": "off", nn.Softmax: {torch.ops.aten.softmax: "lower"}})
         >>> module_policies(model)
         {'0': 'off', '1': {'aten::softmax': 'lower'}}
+        >>> print(module_policies(model))
+        Sequential
+        |-- 0: Linear  [off]
+        `-- 1: Softmax  [{aten::softmax: lower}]
+        2 of 3 modules have a policy.
     """
-    return {name: policy.value for name, policy in _policies(model)}
-
-
-def _policies(model: nn.Module) -> Iterator[tuple[str, ModulePolicy]]:
     named = ((name, policy_of(module)) for name, module in model.named_modules())
-    return ((name, policy) for name, policy in named if policy is not None)
+    policies = {name: policy.value for name, policy in named if policy is not None}
+    return _PrintedAsTree(policies, _tree(model, len(policies)))
 
 
-@describe_module_policies
-def _describe(model: nn.Module) -> dict[str, str]:
-    return {name: policy.description for name, policy in _policies(model)}
+class _PrintedAsTree(dict[str, PolicyOfModule]):
+    def __init__(self, policies: Mapping[str, PolicyOfModule], tree: str) -> None:
+        super().__init__(policies)
+        self._tree = tree
+
+    def __str__(self) -> str:
+        return self._tree
 
 
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
@@ -202,25 +206,9 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         detach(module)
 
 
-def print_module_policy(model: nn.Module) -> None:
-    """Prints a tree of the modules with a policy and their parents.
-
-    Args:
-        model: The model.
-
-    Example:
-        >>> model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "head": nn.Linear(4, 2)})
-        >>> _ = set_module_policy(model, {"body.*": "off"})
-        >>> print_module_policy(model)
-        ModuleDict
-        `-- body: Sequential
-            |-- 0: Linear  [off]
-            `-- 1: ReLU  [off]
-        2 of 5 modules have a policy.
-    """
-    having = len(module_policies(model))
+def _tree(model: nn.Module, having: int) -> str:
     total = len(list(model.modules()))
-    print("\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."]))
+    return "\n".join([_title(model), *_branches(model), f"{having} of {total} modules have a policy."])
 
 
 def _branches(module: nn.Module) -> list[str]:
@@ -397,16 +385,10 @@ def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
 
     The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
     """
-    chosen = in_tables(policy, model)
+    tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
+    chosen = choose(model, tables)
     _checkpoint.install()
     return Binding(numbered(policy.modules, model if alone else None), chosen)
-
-
-def in_tables(policy: Policy, model: Any) -> dict[nn.Module, ModulePolicy]:
-    """Returns the policies that the tables of a policy have for modules of a model."""
-    return choose(
-        model, {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
-    )
 
 
 def _by_name(model: nn.Module, policies: Mapping[nn.Module, ModulePolicy]) -> Mapping[str, PolicyOfModule]:

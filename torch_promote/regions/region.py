@@ -14,13 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from torch_promote import _C
-from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, UNCHECKED_RANKS, WATCHED, HeldChange, RegionBase
+from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, WATCHED, HeldChange, RegionBase
 from torch_promote.errors import RegionError, body_of, check_decorated
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regions
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.integrations.ranks import compare_ranks
 
 __all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
 
@@ -210,9 +209,7 @@ class Region(RegionBase):
         return decorated
 
     def _entered(self, flags: int) -> None:
-        """Tells other ranks, the event loop, torch.export's modes and traces that the region has been entered."""
-        if flags & UNCHECKED_RANKS:
-            compare_ranks(self)
+        """Tells the event loop, torch.export's modes and traces that the region has been entered."""
         if flags & RUNNING_LOOP:
             guard_tasks()
         if flags & TORCH_FUNCTION_MODE:

@@ -6,16 +6,14 @@ imported when they are used, and MissingPackageError is raised here if jinja2 or
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import html
 import importlib
-import io
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
@@ -46,7 +44,6 @@ __all__ = [
     "percent",
     "size",
     "spell_number",
-    "to_csv",
     "to_json",
 ]
 
@@ -308,10 +305,7 @@ class Report:
         return report
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
-        """Returns the formats of `save`: the purpose of each, and a function that makes the text of the file.
-
-        They are in the order of their file extensions, in which ".trace.json" has to come before ".json".
-        """
+        """Returns the formats of `save`: the purpose of each, and a function that makes the text of the file."""
         return {
             ".html": ("a page", lambda: str(load_renderer("page").render(self.content()))),
             ".json": ("to read it again", lambda: to_json(self.to_dict())),
@@ -437,26 +431,6 @@ def load_renderer(name: Literal["terminal", "page", "plot"]) -> Any:
 def to_json(data: Any) -> str:
     """Returns the text of a JSON file, in one line."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""Returns the text of a CSV file. Texts that a spreadsheet would read as a formula get an apostrophe.
-
-    Example:
-        >>> to_csv(["file", "calls"], [["=1+1.py", 2]])
-        "file,calls\n'=1+1.py,2\n"
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow(
-            f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value for value in row
-        )
-    return text.getvalue()
-
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:

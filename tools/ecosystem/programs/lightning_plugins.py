@@ -1,7 +1,9 @@
-"""Compares `torch_promote.integrations.lightning` with Lightning's own plugins. Ends with an error if a check fails."""
+"""Compares the plugin of docs/frameworks.md with Lightning's own. Ends with an error if a check fails."""
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import lightning
 import pytorch_lightning
@@ -10,9 +12,26 @@ from lightning.fabric.plugins import MixedPrecision as StockFabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision as StockMixedPrecision
 from torch.utils.data import DataLoader, TensorDataset
 
-from torch_promote.integrations.lightning import FabricMixedPrecision, MixedPrecision
-
 STEPS = 20
+PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
+(RECIPE,) = re.findall(r"^```python\n(import lightning\n.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def plugin_for(package):
+    """Returns the class, after running the code as printed, but on the CPU, and with the changes for a package."""
+    code = RECIPE.replace('"cuda"', '"cpu"').replace("lightning.pytorch", package)
+    if package == "lightning.fabric":
+        code = code.replace("lightning.Trainer", "lightning.Fabric")
+    if package == "pytorch_lightning":
+        code = code.replace("import lightning\n", "import pytorch_lightning as lightning\n")
+    names = {"__name__": __name__}
+    exec(code, names)
+    return names["MixedPrecision"]
+
+
+MixedPrecision = plugin_for("lightning.pytorch")
+PACKAGES = ((lightning, MixedPrecision), (pytorch_lightning, plugin_for("pytorch_lightning")))
+FabricMixedPrecision = plugin_for("lightning.fabric")
 
 
 def make_module(base, forwards=1, without_grad=False):
@@ -78,9 +97,9 @@ def same(one, other):
 
 
 def check_bits():
-    for package in (lightning, pytorch_lightning):
+    for package, plugin in PACKAGES:
         stock, _ = fit(package, precision="bf16-mixed")
-        ours, _ = fit(package, plugins=MixedPrecision("bf16-mixed", "cpu"))
+        ours, _ = fit(package, plugins=plugin("bf16-mixed", "cpu"))
         assert same(ours, stock), package
     off, _ = fit(plugins=MixedPrecision("bf16-mixed", "cpu", policy="off"))
     full, _ = fit(precision="32-true")
