@@ -118,7 +118,7 @@ def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, over
     def plan(op: Any, args: Any, kwargs: Any, state: Any) -> Any:
         nonlocal planned
         found = right(op, args, kwargs, state)
-        if len(found.casts) < 2 or expectation.overload_name(op) not in state.overrides:
+        if len(found.casts) < 2 or expectation.facts_of(op).name not in state.overrides:
             return found
         planned += 1
         return dataclasses.replace(found, casts=wrong(found.casts))
