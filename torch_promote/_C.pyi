@@ -33,9 +33,6 @@ UNCHECKED_RANKS: int
 WATCHED: int
 """In what `enter_region` returns: `set_regions_watched(True)` was called last."""
 
-UNUSED_OVERRIDES: int
-"""In what `exit_region` returns: overrides of the region had no effect; see `unused_overrides`."""
-
 class RegionBase:
     """A region with a packed spec, as a context manager.
 
@@ -89,10 +86,8 @@ def register_op(op: str, overload: str) -> int: ...
 def register_change(
     overrides: list[tuple[int, int, int]],
     replaces: bool,
-    named: list[tuple[list[int], list[int]]] = ...,
     module_tables: int | None = None,
 ) -> HeldChange: ...
-def unused_overrides() -> list[tuple[str, str]]: ...
 def describe_change(change: int) -> tuple[str, list[tuple[str, int]]]: ...
 def capture_policy() -> HeldChange: ...
 def promotion_content() -> int: ...

@@ -241,7 +241,7 @@ class PromotionWarning(UserWarning):
 
 
 class UnusedOverrideWarning(UserWarning):
-    """An override without effect: the op that it names was only called inside another op, where autocast is off."""
+    """An override of an op that other ops call with autocast off, as `mm` in `linear`, and of none of these."""
 
 
 class RuleDefinitionError(TorchPromoteError, ValueError):

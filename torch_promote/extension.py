@@ -21,7 +21,6 @@ from torch_promote.policy.overrides import parse_policy
 __all__ = [
     "DTYPE_NUMBERS",
     "DeviceSpec",
-    "Named",
     "NumberedTables",
     "RegionSpec",
     "fork_safe_lock",
@@ -140,22 +139,9 @@ class RegionSpec(NamedTuple):
         )
 
 
-class Named(NamedTuple):
-    """An op that overrides name without a pattern; see NOTE [ Unused overrides ] in csrc/policy/policy_registry.h.
-
-    Attributes:
-        overloads: The full names of the overloads that get the policy.
-        hidden_by: Full names of overloads that call them with autocast off.
-    """
-
-    overloads: tuple[str, ...]
-    hidden_by: tuple[str, ...]
-
-
 def register_change(
     changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]],
     replaces: bool = False,
-    named: Iterable[Named] = (),
     tables: int | None = None,
 ) -> _C.HeldChange:
     """Returns a change of policy in the extension. An op without a row gets a kernel on the autocast key.
@@ -164,7 +150,6 @@ def register_change(
         changes: Full names of overloads, device types, and policies that are legal for them.
         replaces: Whether the change starts from stock's policy and what `register_policy` added, and not from the
             policy of the region around.
-        named: The ops that the changes name.
         tables: The number of the policy's tables for modules. None: those of the region around, or none if the change
             replaces its policy.
 
@@ -175,8 +160,7 @@ def register_change(
         (_op_number(name), DEVICE_TYPES.index(device_type), policy_byte(policy))
         for name, device_type, policy in changes
     ]
-    noted = [(list(map(_op_number, one.overloads)), list(map(_op_number, one.hidden_by))) for one in named]
-    return _C.register_change(coded, replaces, noted, tables)
+    return _C.register_change(coded, replaces, tables)
 
 
 def _op_number(name: str) -> int:

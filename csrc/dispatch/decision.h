@@ -94,9 +94,6 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
     return decision;
   }
   keep_if_traced(table);
-  if (tls_notes_calls) {
-    note_call(table, static_cast<OpNumber>(op), decision.is_none() ? std::nullopt : std::optional(decision.device));
-  }
   return decision;
 }
 

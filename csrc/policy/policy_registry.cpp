@@ -183,10 +183,6 @@ ChangePtr intern_change(PolicyChange change) {
   return made;
 }
 
-uint32_t last_change_number() {
-  return registry.last_number.load(std::memory_order_relaxed);
-}
-
 ChangePtr find_change(uint32_t number) {
   if (number == 0) {
     return nullptr;

@@ -20,63 +20,6 @@
 
 namespace torch_promote {
 
-// NOTE [ Unused overrides ]
-// `overrides={"mm": ...}` has no effect on nn.Linear: the op is `linear`, which calls mm or addmm with autocast off. To
-// warn the author, regions whose overrides name ops set a bit for each op that is called in them (note_call, from the
-// wrappers). A table of ops that hide others (torch_promote/regions/autocast.py) says which op ran instead of one
-// that was named and never called. Regions with equal overrides share their bits.
-//
-// An op also counts as called if the region of the call is unknown: on the autograd engine's device threads, and while
-// torch.compile traces code that runs without our wrappers afterwards.
-
-// Whether calls in this thread are noted: an open region has overrides that name ops, or no region is open.
-inline constinit thread_local bool tls_notes_calls = true;
-
-// An op that overrides name without a pattern.
-struct NamedOp {
-  std::vector<OpNumber> overloads;
-  std::vector<OpNumber> hidden_by; // ops that call it with autocast off
-
-  auto operator<=>(const NamedOp& other) const = default;
-};
-
-// Two bits for each op: whether it was called, and whether a call ran under the policy that the region has for it. Ops
-// beyond the end count as called.
-class CalledOps {
- public:
-  void add(OpNumber op, bool under_policy) {
-    if (op < kMost) {
-      set(called_, op);
-      if (under_policy) {
-        set(under_policy_, op);
-      }
-    }
-  }
-  bool called(OpNumber op) const {
-    return op >= kMost || get(called_, op);
-  }
-  bool ran_under_policy(OpNumber op) const {
-    return op < kMost && get(under_policy_, op);
-  }
-
-  static constexpr OpNumber kMost = 4096;
-
- private:
-  using Bits = std::array<std::atomic<uint64_t>, kMost / 64>;
-
-  static bool get(const Bits& bits, OpNumber op) {
-    return (bits[op / 64].load(std::memory_order_relaxed) >> op % 64 & 1) != 0;
-  }
-  static void set(Bits& bits, OpNumber op) {
-    if (!get(bits, op)) {
-      bits[op / 64].fetch_or(uint64_t{1} << op % 64, std::memory_order_relaxed);
-    }
-  }
-
-  Bits called_{};
-  Bits under_policy_{};
-};
-
 // NOTE [ What the registry keeps ]
 // The registry finds equal changes and tables, and keeps none of them: its maps hold weak pointers.
 // - A change is held by the region objects, open regions and graphs that refer to it. A packed spec has its number.
@@ -137,7 +80,6 @@ struct PolicyChange {
   std::optional<PromotionReference> promotion = std::nullopt; // nullopt: keeps that of the region around it
   std::optional<uint32_t> module_tables = std::nullopt;       // nullopt: those of the base
   std::vector<Override> overrides = {};
-  std::vector<NamedOp> named = {}; // see NOTE [ Unused overrides ]
 
   auto operator<=>(const PolicyChange& other) const = default;
 };
@@ -145,12 +87,10 @@ struct PolicyChange {
 // A change with a number. Equal changes are one object.
 class NumberedChange {
  public:
-  NumberedChange(uint32_t number_, PolicyChange change_)
-      : number(number_), change(std::move(change_)), called(change.named.empty() ? nullptr : new CalledOps) {}
+  NumberedChange(uint32_t number_, PolicyChange change_) : number(number_), change(std::move(change_)) {}
 
   const uint32_t number;
   const PolicyChange change;
-  const std::unique_ptr<CalledOps> called; // null unless `named` has elements
   // The tables that it has made, keyed by the serial of the table that it started from, and the promotion rule around.
   // The registry's mutex guards it.
   mutable std::map<std::pair<uint64_t, PromotionReference>, PolicyPtr> made;
@@ -161,9 +101,6 @@ using ChangePtr = std::shared_ptr<const NumberedChange>;
 
 // Returns the object of a change.
 ChangePtr intern_change(PolicyChange change);
-
-// The number of the newest change. Later changes have higher numbers.
-uint32_t last_change_number();
 
 // Returns the change with a number. Raises if nothing holds it any more.
 ChangePtr find_change(uint32_t number);

@@ -43,12 +43,11 @@ struct HeldChange {
   }
 };
 
-// `named`: the overloads of each op that overrides name, and the ops that hide it. `module_tables`: the number of the
-// policy's tables for modules; None keeps those of the region around, unless the change replaces the policy.
+// `module_tables`: the number of the policy's tables for modules; None keeps those of the region around, unless the
+// change replaces the policy.
 HeldChange register_change(
     const std::vector<std::tuple<OpNumber, size_t, PolicyByte>>& overrides,
     bool replaces,
-    std::vector<std::pair<std::vector<OpNumber>, std::vector<OpNumber>>> named,
     std::optional<uint32_t> module_tables) {
   PolicyChange change;
   change.base = replaces ? PolicyChange::Base::registered : PolicyChange::Base::around;
@@ -58,9 +57,6 @@ HeldChange register_change(
     TORCH_CHECK_INDEX(
         op < ops && device < kNumDevices, "no op has the number ", op, ", or no device the index ", device);
     change.overrides.push_back({op, static_cast<Device>(device), policy});
-  }
-  for (auto& [overloads, hidden_by] : named) {
-    change.named.push_back({std::move(overloads), std::move(hidden_by)});
   }
   return {intern_change(std::move(change))};
 }
@@ -120,7 +116,7 @@ void add_policies(py::module_& m) {
   m.def("op_definitions", &op_definitions);
   py::class_<HeldChange>(m, "HeldChange").def_property_readonly("number", &HeldChange::number);
   m.def(
-      "register_change", &register_change, py::arg("overrides"), py::arg("replaces"), py::arg("named") = py::tuple(),
+      "register_change", &register_change, py::arg("overrides"), py::arg("replaces"),
       py::arg("module_tables") = py::none());
   m.def("describe_change", &describe_change);
   m.def("capture_policy", [] { return HeldChange{change_to(current_policy())}; });

@@ -75,7 +75,6 @@ constexpr long kTorchFunctionMode = 1;
 constexpr long kRunningLoop = 2;
 constexpr long kUncheckedRanks = 4;
 constexpr long kWatched = 8;
-constexpr long kUnusedOverrides = 16;
 constexpr long kNotOpen = -1;
 constexpr long kFailed = -2; // Python's error is set
 
@@ -172,29 +171,18 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
   return flags == kFailed ? nullptr : PyLong_FromLong(flags);
 }
 
-// The overrides without effect in the last region that this thread ended with kUnusedOverrides.
-std::vector<std::pair<std::string, std::string>>& last_unused() {
-  return of_this_thread<std::vector<std::pair<std::string, std::string>>>();
-}
-
 // Ends a region. Returns the flags above, kNotOpen if the owner has no open region in this thread, or kFailed with
 // Python's error set.
 long exit(PyObject* owner) {
-  long flags = 0;
   try {
-    const std::optional<Frame> ended = exit_region(owner_of(owner));
-    if (!ended.has_value()) {
+    if (!exit_region(owner_of(owner)).has_value()) {
       return kNotOpen;
-    }
-    if (ended->change != nullptr && ended->change->called != nullptr) {
-      last_unused() = unused_overrides(*ended->change, *ended->policy, ended->spec);
-      flags = last_unused().empty() ? 0 : kUnusedOverrides;
     }
   } catch (const std::exception&) { // GCOVR_EXCL_START: out of memory
     torch::translate_exception_to_python(std::current_exception());
     return kFailed;
   } // GCOVR_EXCL_STOP
-  return flags | (at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0);
+  return at::impl::torch_function_mode_enabled() ? kTorchFunctionMode : 0;
 }
 
 // exit_region(owner) -> int: the flags, or kNotOpen.
@@ -404,10 +392,8 @@ void add_regions(py::module_& m) {
   m.attr("RUNNING_LOOP") = kRunningLoop;
   m.attr("UNCHECKED_RANKS") = kUncheckedRanks;
   m.attr("WATCHED") = kWatched;
-  m.attr("UNUSED_OVERRIDES") = kUnusedOverrides;
   m.def("set_ranks_unchecked", [](bool wanted) { set_wanted(kUncheckedRanks, wanted); });
   m.def("set_regions_watched", [](bool wanted) { set_wanted(kWatched, wanted); });
-  m.def("unused_overrides", [] { return last_unused(); });
   m.def("open_regions", [] { return py::tuple(py::cast(open_regions())); });
   m.def("depth", [] { return open_frames().size(); });
   m.def("cuda_allows", &cuda_allows);

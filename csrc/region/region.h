@@ -218,13 +218,4 @@ struct Suspended {
 std::shared_ptr<Suspended> suspend(size_t base);
 void resume(const Suspended& regions);
 
-// --- Overrides without effect: see NOTE [ Unused overrides ]
-
-// Notes a call. `on`: the device whose policy applies, or nullopt if none does.
-void note_call(const PolicyTable& table, OpNumber op, std::optional<Device> on);
-
-// The ops that overrides of the change name and that no call has reached, each with an op that ran instead, by name.
-std::vector<std::pair<std::string, std::string>> unused_overrides(
-    const NumberedChange& change, const PolicyTable& policy, const RegionSpec& spec);
-
 } // namespace torch_promote

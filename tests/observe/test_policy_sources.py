@@ -236,7 +236,6 @@ def _decorated() -> None:
     run("mm")
 
 
-@pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # a trace reports what a region warns of
 @pytest.mark.parametrize(
     ("program", "expected"),
     [

@@ -100,7 +100,6 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     assert report.total.casts == made
 
 
-@pytest.mark.filterwarnings("ignore::torch_promote.UnusedOverrideWarning")  # one set of overrides for all programs
 @pytest.mark.parametrize(
     ("name", "region"),  # the everyday run has each program in half of the regions
     [

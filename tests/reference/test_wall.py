@@ -111,7 +111,7 @@ def test_the_fast_path_imports_no_reference() -> None:
     program = """
 import sys, torch, torch_promote as tp
 linear = torch.nn.Linear(2, 2)
-with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
+with tp.my_autocast("cpu", overrides={"mm.default": "fp32"}):
     linear(torch.ones(1, 2)).sum().backward()
 print([name for name in sys.modules if name.startswith(("torch_promote.reference", "torch_promote.checking"))])
 print(tp.reference.promote_types(torch.int8, torch.int16))

@@ -37,10 +37,7 @@ def test_fallthrough_leaves_the_ops_inside_to_autocast() -> None:
         assert (X @ X).dtype == BF16
     with tp.my_autocast("cpu", overrides={"matmul": "fallthrough", "mm": "fp32"}):
         assert (X @ X.bfloat16()).dtype == FP32
-    with (
-        pytest.warns(tp.UnusedOverrideWarning, match="overrides: matmul"),
-        tp.my_autocast("cpu", overrides={"mm": "fp32", "log1p": "keep"}),  # as in no other test
-    ):
+    with tp.my_autocast("cpu", overrides={"mm.default": "fp32"}):
         assert (X @ X.bfloat16()).dtype == BF16, "the row of matmul comes first"
     with tp.my_autocast("cpu", overrides={"mse_loss": "fallthrough"}):
         assert aten.mse_loss(X.bfloat16(), X.bfloat16()).dtype == BF16

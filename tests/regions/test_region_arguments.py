@@ -196,8 +196,7 @@ def outcome(make: Callable[[], tp.my_autocast]) -> Any:
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
     in_python = partial(mock.patch.object, autocast, "pack_plain_region", return_value=None)
-    same_line = mock.patch.object(autocast, "line_of", return_value=None)  # the two are made in two lines
-    with warnings.catch_warnings(), around(), leaves_no_trace(), same_line:
+    with warnings.catch_warnings(), around(), leaves_no_trace():
         warnings.simplefilter("ignore")
         for args, kwargs in itertools.product(POSITIONAL, KEYWORDS):
             make = partial(tp.my_autocast, *args, **kwargs)

@@ -1,15 +1,13 @@
-"""The warning for an override that had no effect: when it comes, its text and line, and the programs that get none."""
+"""The warning for an override of an op that other ops hide: when it comes, its text and line, and who gets none."""
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,189 +15,111 @@ import torch_promote as tp
 from helpers.probes import leaves_no_trace
 from torch_promote.regions import autocast
 
-X, W = torch.randn(4, 8), torch.randn(8, 8)
-BATCH = torch.randn(2, 4, 4)
-NET = nn.Linear(8, 8)
-Body = Callable[[], object]
 
-_number = iter(range(10**6))
-
-
-def program(source: str, **names: Any) -> Callable[..., None]:
-    """Returns a function that runs the source: each time a program of its own, whose lines nobody has run before."""
-    scope = {"torch": torch, "tp": tp, **names}
-    code = compile(source, f"<program {next(_number)}>", "exec")
-    return lambda: exec(code, scope)
-
-
-def told(run: Body) -> list[str]:
+def told(make: Callable[[], object]) -> list[str]:
     """Returns the texts of the warnings of a program."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        run()
+        warnings.simplefilter("always")
+        make()
     return [str(warning.message) for warning in caught if warning.category is tp.UnusedOverrideWarning]
 
 
-def region(overrides: dict[Any, Any], body: Body, enter: str = 'tp.my_autocast("cpu", overrides=overrides)') -> Body:
-    """Returns a program with one region."""
-    return program(f"with {enter}:\n    body()", overrides=overrides, body=body)
-
-
-def linear_12_times() -> None:
-    for _ in range(12):
-        NET(X)
-
-
-@pytest.fixture(autouse=True)
-def forget_regions() -> None:
-    """Regions with equal overrides share the notes of what was called in them."""
-    autocast._register.cache_clear()
-    gc.collect()
-
-
-# --- what is told
-
-
 def test_the_text() -> None:
-    (text,) = told(region({"mm": "fp32"}, lambda: (linear_12_times(), X @ W)))
+    (text,) = told(lambda: tp.my_autocast("cpu", overrides={"mm": "fp32"}))
     assert text == (
-        "the override of aten::mm was never used. Instead, the region ran aten::linear, aten::matmul, which may call "
-        "mm, with autocast off. Name in the overrides: linear, matmul."
+        "the override of mm acts on direct calls of mm alone: linear, matmul may call it with autocast off. Name "
+        "in the overrides: linear, matmul. For direct calls, name mm.default."
     )
 
 
-CALLS: dict[str, tuple[Body, str, str]] = {
-    "linear without a bias": (lambda: F.linear(X, W), "mm", "linear"),
-    "linear with a bias": (lambda: NET(X), "addmm", "linear"),
-    "linear with a bias, as mm": (lambda: NET(X), "mm", "linear"),
-    "linear of three dimensions": (lambda: NET(X.view(2, 2, 8)), "mm", "linear"),
-    "linear of one dimension": (lambda: F.linear(X[0], W), "mm", "linear"),
-    "matmul": (lambda: X @ W, "mm", "matmul"),
-    "matmul of batches": (lambda: BATCH @ BATCH, "bmm", "matmul"),
-    "both": (lambda: (NET(X), X @ W), "mm", "linear, matmul"),
-    "conv2d": (lambda: F.conv2d(X.view(1, 1, 4, 8), torch.ones(1, 1, 2, 2)), "convolution", "conv2d"),
-    "an overload": (lambda: X @ W, "mm.default", "matmul"),
-    "an op object": (lambda: X @ W, torch.ops.aten.mm, "matmul"),
-    "an overload object": (lambda: X @ W, torch.ops.aten.mm.default, "matmul"),
+WARNS: dict[str, tuple[dict[Any, Any], str]] = {
+    "another name": ({"aten::addmm": "fp32"}, "linear"),
+    "an op object": ({torch.ops.aten.mm: "fp32"}, "linear, matmul"),
+    "a function": ({torch.mm: "fp32"}, "linear, matmul"),
+    "a dtype": ({"bmm": torch.float64}, "matmul"),
+    "keep": ({"mv": "keep"}, "matmul"),
+    "an op whose overloads have two policies": ({"convolution": "fp32"}, "conv1d, conv2d, conv3d, conv_transpose1d"),
+    "beside others": ({"mm": "fp32", "softmax": "fp32"}, "linear, matmul"),
 }
 
 
-@pytest.mark.parametrize(("body", "named", "ran"), CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("policy", ["fp32", torch.float64, "fallthrough", "keep", "banned", "promote"], ids=str)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_an_op_that_runs_inside_another_one(
-    body: Body, named: Any, ran: str, policy: Any, mode: Callable[[], Any]
-) -> None:
-    with mode():
-        (text,) = told(region({named: policy}, body))
-    assert text.startswith("the override of aten::")
-    assert text.endswith(f" with autocast off. Name in the overrides: {ran}.")
+@pytest.mark.parametrize(("overrides", "ops"), WARNS.values(), ids=WARNS)
+def test_an_op_that_runs_inside_another_one(overrides: dict[Any, Any], ops: str) -> None:
+    (text,) = told(lambda: tp.my_autocast("cpu", overrides=overrides))
+    assert f" Name in the overrides: {ops}" in text
+
+
+def mm(**arguments: Any) -> Callable[[], object]:
+    return lambda: tp.my_autocast(**{"device_type": "cpu", "overrides": {"mm": "fp32"}, **arguments})
+
+
+SILENT: dict[str, Callable[[], object]] = {
+    "an overload": mm(overrides={"mm.default": "fp32", torch.ops.aten.addmm.default: "fp32"}),
+    "a pattern": mm(overrides={"m[m]": "fp32", "add*": "fp32"}),
+    "both are named": mm(overrides={"mm": "fp32", "linear": "fp32"}),
+    "the other one is named by a pattern": mm(overrides={"mm": "fp32", "linea[r]": "fp16"}),
+    "the other one is left to the ops inside": mm(overrides={"mm": "fp32", "linear": "fallthrough"}),
+    "it asks for what runs": mm(overrides={"mm": "lower"}),
+    "it asks for the dtype that runs": mm(overrides={"mm": torch.bfloat16}),
+    "the other ones have no policy on the CPU": mm(overrides={"_softmax": "fp32"}),
+    "autocast is off": mm(enabled=False),
+    "the policy casts nothing": mm(policy="off"),
+    "the policy does the same": mm(policy="fp32", overrides={"mm": torch.float32}),
+    "a policy": mm(policy=tp.Policy.stock().override({"mm": "fp32"}), overrides=None),
+    "install": lambda: tp.install(overrides={"mm": "fp32"}).remove(),
+    "a module": lambda: tp.set_module_policy(torch.nn.ReLU(), {"": {"mm": "fp32"}}),
+}
+
+
+@pytest.mark.parametrize("make", SILENT.values(), ids=SILENT)
+def test_who_gets_none(make: Callable[[], object]) -> None:
+    assert told(make) == []
 
 
 def test_the_line_is_that_of_the_region() -> None:
-    with pytest.warns(tp.UnusedOverrideWarning) as caught, tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        linear_12_times()
-    line = test_the_line_is_that_of_the_region.__code__.co_firstlineno + 1
+    with pytest.warns(tp.UnusedOverrideWarning) as caught:
+        tp.my_autocast("cpu", overrides={"mm": "fp32"})
+    line = test_the_line_is_that_of_the_region.__code__.co_firstlineno + 2
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
 
 
-def test_a_line_is_told_once() -> None:
-    run = region({"mm": "fp32"}, linear_12_times)
-    assert len(told(lambda: [run() for _ in range(3)])) == 1
-    twice = program(
-        "for n in (1, 2, 3):\n    with tp.my_autocast('cpu', overrides={'mm': 'fp32'}):\n        body(n)",
-        body=lambda n: [NET(X) for _ in range(n)],
-    )
-    assert len(told(twice)) == 1, "whatever the number of runs"
-
-
-def test_a_nested_region_tells_of_its_own_overrides() -> None:
-    def both(inner: dict[str, str]) -> list[str]:
-        return told(region({"mm": "fp32"}, region(inner, linear_12_times)))
-
-    assert [text[: text.index(" was")] for text in both({"addmm": "keep"})] == [
-        "the override of aten::addmm",
-        "the override of aten::mm",
-    ]
-    assert len(both({"softmax": "fp32"})) == 1, "the outer region's"
-
-
-# --- programs that are right
-
-RIGHT: dict[str, tuple[dict[Any, Any], Body]] = {
-    "the op is called": ({"mm": "fp32"}, lambda: torch.mm(X, W)),
-    "both are called": ({"mm": "fp32"}, lambda: (NET(X), torch.mm(X, W))),
-    "the override names the dtype that runs": ({"mm": torch.bfloat16}, lambda: NET(X)),
-    "another overload of the op": ({"mm": "fp32"}, lambda: torch.mm(X.detach(), W, out=torch.empty(4, 8))),
-    "no call": ({"mm": "fp32"}, lambda: None),
-    "a kernel that calls the op": ({"mul": "keep", "add": "keep"}, lambda: torch.linalg.matrix_exp(W)),
-    "neither is called": ({"mm": "fp32"}, lambda: torch.softmax(X, 0)),
-    "another op that is not made of it": ({"softmax": "fp32"}, lambda: NET(X)),
-    "a pattern": ({"m[m]": "fp32", "add*": "fp32"}, lambda: NET(X)),
-    "both are named": ({"mm": "fp32", "linear": "fp32"}, lambda: NET(X)),
-    "both are named, the other one by a pattern": ({"mm": "fp32", "linea[r]": "fp16"}, lambda: NET(X)),
-    "the other op has no policy": ({"mm": "fp32", "matmul": "fallthrough"}, lambda: X @ W),
-    "the override asks for what runs": ({"mm": "fp16"}, lambda: NET(X)),
-    "backward in the region": ({"mm": "fp32"}, lambda: NET(X.requires_grad_()).sum().backward()),
-    "the other op has no policy on the CPU": (
-        {"bmm": "fp32"},
-        lambda: torch.einsum("bij,bjk->bik", BATCH, BATCH),
-    ),
-}
-
-
-@pytest.mark.parametrize(("overrides", "body"), RIGHT.values(), ids=RIGHT)
-def test_a_program_that_is_right(overrides: dict[Any, Any], body: Body) -> None:
-    assert told(region(overrides, body)) == []
-
-
-@pytest.mark.parametrize(
-    "enter",
-    [
-        'tp.my_autocast("cpu", policy=tp.Policy.stock().override(overrides))',
-        'tp.my_autocast("cpu", enabled=False, overrides=overrides)',
-        'tp.install(overrides=overrides), torch.autocast("cpu")',
-        'tp.my_autocast("cpu", overrides=overrides), torch.autocast("cpu", enabled=False)',
-        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", policy="off")',
-        'tp.my_autocast("cpu", overrides=overrides), tp.my_autocast("cpu", overrides={"linear": "fp32"})',
-    ],
-)
-def test_regions_that_tell_nothing(enter: str) -> None:
-    assert told(region({"mm": "fp32"}, linear_12_times, enter)) == []
-
-
-# --- exceptions, filters, and what is left
-
-
-def test_calls_under_a_mode_count_for_the_regions_that_existed_then_alone() -> None:
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    def under_a_mode() -> None:
-        with Mode():
-            torch.mm(X, W)
-
-    with tp.my_autocast("cpu", overrides={"mm": "fp32"}):
-        under_a_mode()
-    autocast._register.cache_clear()
-    gc.collect()
-    assert len(told(region({"mm": "fp32"}, linear_12_times))) == 1
-    assert told(region({"mm": "fp32"}, lambda: (linear_12_times(), under_a_mode()))) == []
-
-
-def test_after_an_exception_nothing_is_told() -> None:
-    def caught() -> None:
-        with pytest.raises(KeyError):
-            region({"mm": "fp32"}, lambda: (linear_12_times(), {}["as it was"]))()
-
-    assert told(caught) == []
+def test_a_copy_does_not_warn_again() -> None:
+    with pytest.warns(tp.UnusedOverrideWarning):
+        region = tp.my_autocast("cpu", overrides={"mm": "fp32"})
+    assert told(lambda: region.__reduce__()[0](*region.__reduce__()[1])) == []
 
 
 def test_a_warning_as_an_error_leaves_nothing_open() -> None:
-    run = region({"mm": "fp32"}, linear_12_times)
     with leaves_no_trace(), warnings.catch_warnings():
         warnings.simplefilter("error", tp.UnusedOverrideWarning)
-        for _ in range(2):
-            with pytest.raises(tp.UnusedOverrideWarning, match="overrides: linear"):
-                run()
+        with pytest.raises(tp.UnusedOverrideWarning, match="overrides: linear"):
+            tp.my_autocast("cpu", overrides={"mm": "fp32"})
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "linear": lambda: F.linear(torch.ones(2, 4), torch.ones(4, 4), torch.ones(4)),
+    "matmul": lambda: (X @ X, torch.ones(2, 4, 4) @ torch.ones(2, 4, 4), X @ X[0], X[0] @ X[0]),
+    "conv1d": lambda: F.conv1d(torch.ones(1, 1, 8), torch.ones(1, 1, 2)),
+    "conv2d": lambda: F.conv2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 2, 2)),
+    "conv_transpose2d": lambda: F.conv_transpose2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 2, 2)),
+    "softmax": lambda: torch.softmax(X, -1),
+    "log_softmax": lambda: torch.log_softmax(X, -1),
+    "layer_norm": lambda: F.layer_norm(X, (4,)),
+    "group_norm": lambda: F.group_norm(X, 2),
+    "nll_loss": lambda: F.nll_loss(X, torch.zeros(4, dtype=torch.int64)),
+}
+X = torch.ones(4, 4)
+
+
+@pytest.mark.parametrize("outer", CALLS)
+def test_the_ops_call_what_the_table_says(outer: str) -> None:
+    ran = set()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.add(func._schema.name.removeprefix("aten::"))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        CALLS[outer]()
+    assert ran & {op for op, hiding in autocast._HIDDEN_BY.items() if outer in hiding}

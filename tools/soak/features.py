@@ -325,7 +325,7 @@ def checks(draw: random.Random, number: int) -> None:
 
 @feature
 def unused_overrides(draw: random.Random, number: int) -> None:
-    """Warnings of overrides without effect, from new lines of code."""
+    """Warnings of overrides of hidden ops, from new lines of code."""
     code = f"with tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n    X @ X  # {number}\n"
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("default", tp.UnusedOverrideWarning)

@@ -2,7 +2,7 @@
 
 region.py has the parts that all regions share. Below the class are the checks of the arguments, which are those of
 torch.autocast (`pack_plain_region` in csrc/python/region_bindings.cpp accepts the plainest arguments without them), the
-changes of policy, and the warning for overrides without effect.
+changes of policy, and the warning for overrides of ops that other ops hide.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import torch
 
 from torch_promote import _C
-from torch_promote._C import UNUSED_OVERRIDES, pack_plain_region
+from torch_promote._C import pack_plain_region
 from torch_promote.errors import (
     DeviceTypeError,
     DtypeError,
@@ -30,12 +29,12 @@ from torch_promote.errors import (
     check_flag,
     did_you_mean,
 )
-from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, Named, RegionSpec, numbered, register_change
+from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
 from torch_promote.policy.module_tables import library
-from torch_promote.policy.op_names import is_pattern, spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, DeviceTypes, OpPolicy
+from torch_promote.policy.op_names import exact_key, spell_key
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, DeviceTypes, OpPolicy, rows_by_name
 from torch_promote.policy.overrides import LEGAL_DEVICES, parse_overrides, select, spell_overrides
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions.region import Region
@@ -43,21 +42,17 @@ from torch_promote.regions.region import Region
 __all__ = [
     "CacheInfo",
     "CacheMode",
-    "Line",
     "allows_cache",
     "bind_model",
     "cache_info",
     "check_devices",
     "clear_cache",
     "default_device_type",
-    "line_of",
     "my_autocast",
-    "named_ops",
     "number_of_applied",
     "policy_change",
     "policy_number",
     "read_policy",
-    "warn_of_unused_overrides",
 ]
 
 
@@ -111,8 +106,8 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
             has module tables but there is no model, or a table matches no module. It is a ValueError.
 
     Warns:
-        UnusedOverrideWarning: At the region's end, if an op that overrides name met no call, although another op called
-            it with autocast off: `{"mm": "fp32"}` has no effect on `linear`.
+        UnusedOverrideWarning: An override names an op that other ops call with autocast off, and none of these:
+            `{"mm": "fp32"}` has no effect on `linear`. `{"mm.default": "fp32"}`, for direct calls, does not warn.
         UserWarning: You ask for CUDA where it is not available, for another device type with a dtype other than
             bfloat16 and float16 (and float32 under the policy "fp32"), or for bfloat16 on MPS before macOS 14. The
             region is then disabled, as in `torch.autocast`.
@@ -160,35 +155,27 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         if dtype is torch.float32 and policy in ("fp32", Policy.named("fp32")):
             dtypes = (*dtypes, torch.float32)
         devices = check_devices(device_type, dtype, enabled, dtypes)
-        change, binding, line = 0, None, None
+        change, binding = 0, None
         if overrides is not None or policy is not None or model is not None:
             overrides = dict(overrides) if isinstance(overrides, Mapping) else overrides
             if not torch.compiler.is_dynamo_compiling():  # Dynamo uses only the number
                 policy = read_policy(policy)
-                line = None if overrides is None else line_of(sys._getframe().f_back)
             binding = None if model is None else bind_model(model, policy)
             number = 0 if binding is None else binding.number
             if torch.compiler.is_dynamo_compiling():
                 change = policy_number(policy, overrides, number)
             else:
-                self._held = policy_change(policy, overrides, number, line is not None)
+                self._held = policy_change(policy, overrides, number)
+                if overrides and not sys._getframe(1).f_code.co_filename.startswith(_PACKAGE):
+                    _warn_of_hidden_ops(policy, overrides, devices)
                 change = self._held.number
         cache_flag = torch.is_autocast_cache_enabled() if allowed is None else check_flag("cache_enabled", allowed)
         self._packed = RegionSpec(devices, cache_flag, None if cache == "none" else cache, change).pack()
         self._arguments = (device_type, dtype, enabled, cache_enabled, cache, policy, overrides, model, binding)
-        self._arguments += () if line is None else (line,)
 
     @property
     def _asked(self) -> _Arguments:
         return _Arguments(*self._arguments)
-
-    def _exited(self, flags: int, kind: type[BaseException] | None) -> None:
-        super()._exited(flags, kind)
-        # After an exception, calls may be missing that the overrides are for.
-        if flags > 0 and flags & UNUSED_OVERRIDES and kind is None:
-            line = self._asked.line
-            if line is not None:
-                warn_of_unused_overrides(line)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy keeps the defaults that the original read. Numbers of policy changes are not valid in other processes.
@@ -225,7 +212,6 @@ class _Arguments(NamedTuple):
     overrides: Mapping[Any, Any] | None = None
     model: torch.nn.Module | None = None
     binding: Any = None  # has the model's modules follow the policy's tables as long as a region has it
-    line: Line | None = None  # that made the region, if it has overrides
 
 
 def _rebuild(packed: str, asked: _Arguments, overrides: dict[str, Any] | None) -> my_autocast:
@@ -234,7 +220,7 @@ def _rebuild(packed: str, asked: _Arguments, overrides: dict[str, Any] | None) -
     binding = None if asked.model is None else bind_model(asked.model, asked.policy)
     if asked.policy is not None or overrides is not None:
         number = 0 if binding is None else binding.number
-        region._held = policy_change(asked.policy, overrides, number, asked.line is not None)
+        region._held = policy_change(asked.policy, overrides, number)
         region._packed = RegionSpec.unpack(packed)._replace(policy_change=region._held.number).pack()
     region._arguments = asked._replace(overrides=overrides, binding=binding)
     return region
@@ -495,23 +481,20 @@ def _warn(message: str) -> None:
 # --- changes of policy
 
 
-def policy_change(
-    policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0, has_author: bool = False
-) -> _C.HeldChange:
+def policy_change(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> _C.HeldChange:
     """Returns what a region does to the policy, for the extension; equal arguments get one number.
 
     Args:
         policy: As for `my_autocast`.
         overrides: As for `my_autocast`.
         tables: The number of the policy's tables for modules, for the model that the region names. 0: it names none.
-        has_author: Whether overrides without effect are reported, to the line of the program that made the region.
     """
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     if chosen is not None and not tables:
         tables = number_of_applied(chosen)
     try:
         asked = None if overrides is None else tuple(overrides.items())
-        change = _register(chosen, asked, tables, has_author, 0 if asked is None else _C.op_definitions())
+        change = _register(chosen, asked, tables, 0 if asked is None else _C.op_definitions())
     except (AttributeError, TypeError):  # not a mapping, or a value without a hash, which has an error of its own
         parse_overrides(overrides)  # type: ignore[arg-type]
         raise  # pragma: no cover: an error of the mapping's own methods
@@ -545,119 +528,78 @@ def number_of_applied(policy: Policy) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _register(
-    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, has_author: bool, defined: int
+    policy: Policy | None, overrides: tuple[tuple[Any, Any], ...] | None, tables: int, defined: int
 ) -> _C.HeldChange:
     """Registers a change. `defined` counts definitions of ops, on which it depends what the names select."""
     changes = [] if policy is None else list(policy.changes)
     for name, value in parse_overrides(dict(overrides or ())):
         changes += [(name, device_type, value) for device_type in DEVICE_TYPES]
-    named = named_ops(dict(overrides or ()), {name for name, *_ in changes}) if has_author else ()
     if changes or tables:
         checkpoint.install()
-    return register_change(changes, policy is not None, named, tables or None)
+    return register_change(changes, policy is not None, tables or None)
 
 
-# --- overrides without effect: NOTE [ Unused overrides ] in csrc/policy/policy_registry.h.
+# --- overrides of ops that other ops hide
 
-#: Composite ops of the op table, and the ops that PyTorch's implementations of them call, with autocast off.
-_CALLS = {
-    "_convolution": "convolution",
-    "bilinear": "_trilinear",
-    "cdist": "_cdist_forward",
-    "chain_matmul": "mm matmul linalg_multi_dot",
-    "conv1d conv2d conv3d": "convolution _convolution mkldnn_convolution",
-    "conv_transpose1d conv_transpose2d conv_transpose3d": "convolution _convolution",
-    "cosine_embedding_loss": "mul sum add sqrt div where clamp_min mean",
-    "cosine_similarity": "mul sum linalg_vector_norm div",
-    "cross_entropy_loss": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss_forward nll_loss2d_forward",
-    "einsum": "bmm mul sum",
-    "flex_attention": "_safe_softmax matmul bmm mul logsumexp",
-    "frobenius_norm": "linalg_vector_norm",
-    "group_norm": "native_group_norm",
-    "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell": "linear addmm mm sigmoid tanh relu",
-    "hinge_embedding_loss": "where clamp_min add mean sum",
-    "kl_div": "exp log mul sub mean sum where xlogy",
-    "l1_loss": "sub abs mean sum",
-    "layer_norm": "native_layer_norm",
-    "linalg_multi_dot": "mm matmul",
-    "linear": "mm addmm matmul",
-    "log_softmax": "_log_softmax",
-    "margin_ranking_loss": "mul sub clamp_min mean sum",
-    "matmul": "mm bmm mv dot",
-    "nll_loss": "nll_loss_forward",
-    "nll_loss2d": "nll_loss2d_forward",
-    "pdist": "_pdist_forward",
-    "poisson_nll_loss": "exp log mul sub mean sum",
-    "prelu": "_prelu_kernel",
-    "quantile nanquantile": "sort lerp",
-    "rms_norm": "_fused_rms_norm pow mean rsqrt mul",
-    "scaled_dot_product_attention": "softmax _softmax _safe_softmax matmul bmm mul add",
-    "softmax": "_softmax",
-    "stft": "_fft_r2c _fft_c2c",
-    "tensordot": "mm matmul dot",
-    "triplet_margin_loss": "pairwise_distance clamp_min mean sum",
+#: Ops that composite ops of the op table call with autocast off, and these composite ops.
+_HIDDEN_BY = {
+    "mm": ("linear", "matmul"),
+    "addmm": ("linear",),
+    "bmm": ("matmul",),
+    "mv": ("matmul",),
+    "dot": ("matmul",),
+    "convolution": ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    "_convolution": ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    "_softmax": ("softmax",),
+    "_log_softmax": ("log_softmax",),
+    "native_layer_norm": ("layer_norm",),
+    "native_group_norm": ("group_norm",),
+    "_fused_rms_norm": ("rms_norm",),
+    "nll_loss_forward": ("nll_loss",),
 }
 
 #: Regions that this package makes have no author who could change their overrides.
-_OURS = str(Path(__file__).parents[1]) + os.sep
-
-#: What `warnings` remembers of its warnings, by file.
-_registries: dict[str, dict[str | tuple[str, type[Warning], int], int]] = {}
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
-#: A line of Python that makes regions with overrides: its file, its number there, and the name of its module.
-Line = tuple[str, int, str]
+def _warn_of_hidden_ops(policy: object, overrides: Mapping[Any, Any], devices: tuple[DeviceSpec, ...]) -> None:
+    base = Policy.stock() if policy is None else Policy.of(policy)  # type: ignore[arg-type]
+    for text in _hidden_ops(base, tuple(overrides.items()), devices, _C.op_definitions()):
+        warnings.warn(text, UnusedOverrideWarning, stacklevel=3)
 
 
-def line_of(frame: FrameType | None) -> Line | None:
-    """Returns the line that a frame runs; None for a line of this package, or if there is no frame."""
-    if frame is None or frame.f_code.co_filename.startswith(_OURS):
-        return None
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "<string>")
+@functools.lru_cache(maxsize=256)
+def _hidden_ops(
+    base: Policy, overrides: tuple[tuple[Any, Any], ...], devices: tuple[DeviceSpec, ...], defined: int
+) -> tuple[str, ...]:
+    """Returns a text for each override of an op that others hide, if no override names one of these.
 
-
-def named_ops(overrides: Mapping[Any, Any], overridden: Collection[str]) -> Iterator[Named]:
-    """Yields the ops that overrides name without a pattern, with the ops that hide them.
-
-    `overridden` has the full names of all overloads that get a policy.
+    `defined` counts definitions of ops, on which it depends what the names select.
     """
-    for key, value in overrides.items():
-        if not is_pattern(spell_key(key)):
-            _, overloads = select(key, value)
-            hidden_by = _hidden_by().get(_without_overload(overloads[0]), ())
-            yield Named(overloads, tuple(name for name in hidden_by if name not in overridden))
+    overridden = {name.partition(".")[0] for name, _ in parse_overrides(dict(overrides))}
+    texts = []
+    for key, given in overrides:
+        op = spell_key(key).removeprefix("aten::")
+        outer = _HIDDEN_BY.get(op, ())
+        if not outer or any(f"aten::{one}" in overridden for one in outer):
+            continue
+        value, _ = select(key, given)
+        acting = [one for one in outer if _runs_otherwise(base, one, value, devices)]
+        if acting:
+            shown = ", ".join(acting)
+            texts.append(
+                f"the override of {op} acts on direct calls of {op} alone: {shown} may call it with autocast off. Name "
+                f"in the overrides: {shown}. For direct calls, name {op}.default."
+            )
+    return tuple(texts)
 
 
-@functools.cache
-def _hidden_by() -> dict[str, list[str]]:
-    """Returns the entries of the op table that call an op, by the op's name without an overload."""
-    found: dict[str, list[str]] = {}
-    calls = {outer: inner.split() for names, inner in _CALLS.items() for outer in names.split()}
-    for name in _C.OP_ENTRY_NAMES:
-        for inner in calls.get(_short(_without_overload(name)), ()):
-            found.setdefault(f"aten::{inner}", []).append(name)
-    return found
-
-
-def warn_of_unused_overrides(line: Line) -> None:
-    """Warns of the overrides without effect in the region of a line that this thread has just ended."""
-    unused: dict[str, list[str]] = {}
-    for op, outer in _C.unused_overrides():
-        unused.setdefault(_without_overload(op), []).append(_without_overload(outer))
-    for op, outers in unused.items():
-        ran = ", ".join(dict.fromkeys(outers))
-        text = (
-            f"the override of {op} was never used. Instead, the region ran {ran}, which may call {_short(op)}, with "
-            f"autocast off. Name in the overrides: {ran.replace('aten::', '')}."
-        )
-        filename, lineno, module = line
-        registry = _registries.setdefault(filename, {})
-        warnings.warn_explicit(text, UnusedOverrideWarning, filename, lineno, module, registry)
-
-
-def _without_overload(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten::")
+def _runs_otherwise(base: Policy, op: str, value: object, devices: tuple[DeviceSpec, ...]) -> bool:
+    """Whether a composite op has a policy, so that it runs the ops inside without autocast, and it is not `value`."""
+    rows = [exact_key(name) for name in rows_by_name() if name.partition(".")[0] == f"aten::{op}"]
+    for device_type, lower, enabled in devices:
+        dtypes: dict[Any, Any] = {CastPolicy.lower_precision_fp: lower, CastPolicy.fp32: torch.float32}
+        for policy in {base.lookup(row, device_type) for row in rows} if enabled else ():
+            if policy not in (None, CastPolicy.fallthrough) and dtypes.get(policy, policy) != dtypes.get(value, value):
+                return True
+    return False
