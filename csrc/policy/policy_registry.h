@@ -7,7 +7,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
-#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <cstdint>

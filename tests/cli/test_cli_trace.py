@@ -13,7 +13,7 @@ import torch
 
 import torch_promote as tp
 from helpers.autoloading import entry_point, folder
-from helpers.command_line import Capture, error_of, json_of, terminal_of_80_columns, text_of
+from helpers.command_line import Capture, error_of, terminal_of_80_columns, text_of
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli.user_program import Outcome, report_each
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
@@ -85,7 +85,7 @@ def test_losses_that_are_nan(script: Path, capfd: Capture) -> None:
     title, verdict = err.splitlines()[:2]
     assert title.endswith(what)
     assert verdict.startswith(f"{what}. The first inf or NaN: aten::fill_.Scalar, forward, (model), ")
-    status, out, _ = command_run(capfd, "explain", "run.json", "(model)")
+    status, out, _ = command_run(capfd, "trace", "--read", "run.json", "(model)")
     assert status == 0
     assert what in " ".join(out.split())
 
@@ -284,20 +284,22 @@ def test_a_page_needs_jinja2(folder: Path, capsys: Capture, monkeypatch: pytest.
     assert not (folder / "ran").exists()
 
 
-# explain
+# --read
 
 
-def test_explain_prints_what_the_report_says(folder: Path, capsys: Capture) -> None:
+def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
     with tp.trace(model) as report, tp.my_autocast("cpu"):
         model(torch.ones(2, 4))
     report.save("run.json")
     for pattern in ("0", "softmax", "aten::linear", "test_cli_trace.py"):
         explanation = report.explain(pattern)
-        assert json_of(capsys, "explain", "run.json", pattern) == explanation.to_dict()
-        assert text_of(capsys, "explain", "run.json", pattern) == f"{explanation.text(None)}\n"
+        assert text_of(capsys, "trace", "--read", "run.json", pattern) == f"{explanation.text(None)}\n"
+    assert text_of(capsys, "trace", "--read", "run.json", "--csv", "run.csv") == f"{report.text(None)}\n"
+    report.save("expected.csv")
+    assert Path("run.csv").read_text() == Path("expected.csv").read_text()
     for arguments, message in (
         (("run.json", "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
         (("run.json", ""), "explain what? Got ''. Legal: a module's path"),
     ):
-        assert message in error_of(capsys, "explain", *arguments)
+        assert message in error_of(capsys, "trace", "--read", *arguments)

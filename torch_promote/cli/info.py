@@ -145,5 +145,5 @@ def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
     }
     if in_full:
         yield differing
-    lists = "`torch-promote policies --diff` lists the missing rows and the unlisted ops."
+    lists = "" if in_full else "`torch-promote info --all` lists the missing rows and the unlisted ops."
     yield lists if differing else "This PyTorch registers exactly the ops that the table lists."

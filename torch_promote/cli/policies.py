@@ -1,11 +1,10 @@
-"""The command `torch-promote policies`: the op table, a policy, and differences between them, devices and PyTorch."""
+"""The command `torch-promote policies`: the op table, a policy, and differences between two policies."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import importlib
-import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,23 +13,20 @@ from typing import Any
 import torch
 
 from torch_promote.cli.output import Part, show
-from torch_promote.errors import OptionError, PolicyError, UnsupportedDeviceError
+from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
-from torch_promote.policy.named_policies import LEGAL_POLICIES, Value, closest_policy, left_out, stock_policy
-from torch_promote.policy.op_names import find_overloads, in_order, is_pattern, matches
+from torch_promote.policy.named_policies import Value, left_out, stock_policy
+from torch_promote.policy.op_names import find_overloads, is_pattern, matches
 from torch_promote.policy.op_table import (
     DEVICE_TYPES,
-    LEFT_TO_STOCK,
     CastPolicy,
     Row,
-    missing_rows,
     op_table,
     registered,
     rows_by_name,
     schema_of,
     spell_policy,
-    unlisted_ops,
 )
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.policy.policy import Policy
@@ -52,11 +48,9 @@ xpu, mps, fp32_safe, fp32, off, torch-2.8 to torch-2.15) or a policy file, with
 its tables for modules. torch-2.11 is what the autocast of PyTorch 2.11 does;
 ops that the running PyTorch lacks are left out of it, and listed.
 
---diff compares the table with the ops that the running PyTorch registers for
-autocast; what their kernels do, `torch-promote parity --stock-only` measures.
-With two devices, it compares their columns; for a device type without a column
-(mtia), the ops that PyTorch registers. With two policies, or one after
---policy, it compares these.
+--diff compares two policies. How the running PyTorch differs from the table,
+`torch-promote info --all` lists; what its kernels do, `torch-promote parity
+--stock-only` measures.
 """
 
 
@@ -73,16 +67,11 @@ policies:
 examples:
   torch-promote policies --op 'linalg_*'
   torch-promote policies --import mylib --op mylib::op
-  torch-promote policies --diff cpu cuda
   torch-promote policies --diff fp32_safe stock
   torch-promote policies --diff torch-2.11 mine.toml
 
-exit status: 0 success; 1 --diff found a difference between PyTorch and the
-table, or between two policies; 2 invalid command line.
+exit status: 0 success; 1 --diff found a difference; 2 invalid command line.
 """
-
-#: Device types without a column in the table, for which PyTorch registers ops for autocast.
-_OTHER_DEVICES = ("maia", "mtia")
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
@@ -107,12 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--op", metavar="PATTERN", help="show only ops that match a shell pattern")
     parser.add_argument(
-        "--diff",
-        nargs="*",
-        metavar="WITH",
-        help="show only differences: of PyTorch from the table, of two devices or policies, or of --policy from one",
-    )
-    parser.add_argument(
         "--import",
         dest="modules",
         metavar="MODULE",
@@ -120,12 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="import a module first, which defines custom ops; repeatable",
     )
-    parser.add_argument("--policy", metavar="NAME|FILE", help="show a policy instead of the table")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--policy", metavar="NAME|FILE", help="show a policy instead of the table")
+    shown.add_argument("--diff", nargs=2, metavar="NAME|FILE", help="show the differences of two policies")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command, and returns its exit status: 1 if PyTorch and the table, or two policies, differ."""
+    """Runs the command, and returns its exit status: 1 if two policies differ."""
     for name in arguments.modules:
         try:
             importlib.import_module(name)
@@ -133,65 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
             text = str(error).partition("\n")[0]
             raise OptionError(f"--import {name}: {type(error).__name__}: {text}") from error
     devices = [arguments.device] if arguments.device else list(DEVICE_TYPES)
-    pattern, compared, policy = arguments.op, arguments.diff, arguments.policy
-    if compared is None:
-        data, parts = _listed(policy, devices, pattern)
+    if arguments.diff is None:
+        data, parts = _listed(arguments.policy, devices, arguments.op)
         return show(data, parts, arguments.json)
-    if policy is not None and len(compared) != 1:
-        got = repr(" ".join(compared)) if compared else "none"
-        raise OptionError(f"with --policy, --diff takes one policy to compare with, a name or a file, got {got}.")
-    if policy is None:
-        _check_names(compared)
-    if policy is not None or _are_policies(compared):
-        data, parts = _policies_compared([policy or compared[0], compared[-1]], devices, pattern)
-    elif not compared:
-        data, parts = _pytorch_compared(devices, pattern)
-    elif arguments.device:
-        raise OptionError("--diff with two devices does not accept --device.")
-    elif len(compared) != 2 or compared[0] == compared[1]:
-        policy = next(filter(_is_policy, compared), "POLICY")
-        raise OptionError(
-            f"--diff takes nothing (compare PyTorch with the table), two different devices or two policies, got "
-            f"{' '.join(compared)!r}. To compare one policy with PyTorch's: --diff {policy} stock."
-        )
-    else:
-        data, parts = _devices_compared(compared, pattern)
-        return show(data, parts, arguments.json)
+    data, parts = _compared(arguments.diff, devices, arguments.op)
     return show(data, parts, arguments.json, int(bool(data["differences"])))
-
-
-def _are_policies(compared: Sequence[str]) -> bool:
-    """Whether --diff has two policies. `cpu cuda` are two columns of the table."""
-    return len(compared) == 2 and all(map(_is_policy, compared)) and not all(name in DEVICE_TYPES for name in compared)
-
-
-def _is_policy(name: str) -> bool:
-    return name in Policy.names() or name.endswith(".toml") or "/" in name or os.sep in name
-
-
-def _is_device(name: str) -> bool:
-    with contextlib.suppress(UnsupportedDeviceError):
-        return bool(registered(name))
-    return False
-
-
-def _check_names(compared: Sequence[str]) -> None:
-    """Raises for a name after --diff that is neither a policy nor a device type, and for a policy beside a device."""
-    for name in compared:
-        if not _is_policy(name) and not _is_device(name):
-            close = closest_policy(name) if len(name) > 3 or name[:1].isdigit() else ""  # "tpu" does not mean "cpu"
-            raise OptionError(
-                f"--diff: {name!r} is neither a policy nor a device type.{close} Legal: two "
-                f"policies ({LEGAL_POLICIES}, or a file whose name ends with .toml or contains a /), or two "
-                f"device types with autocast ({', '.join((*DEVICE_TYPES, *_OTHER_DEVICES))})."
-            )
-    policies = [name for name in compared if not _is_device(name)]
-    others = [name for name in compared if not _is_policy(name)]
-    if policies and others:
-        raise OptionError(
-            f"--diff compares two policies or two device types, got the policy {policies[0]!r} and the device type "
-            f"{others[0]!r}. Name two of a kind."
-        )
 
 
 # Choosing ops
@@ -213,17 +144,13 @@ def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
     names = list(names)
     chosen = [name for name in names if pattern is None or matches(name, pattern)]
     chosen = chosen or [name for name in _find_ops(pattern) if name in names]
-    if chosen or pattern is None:
-        return chosen
-    try:
-        find_overloads(pattern)
-    except PolicyError as error:
-        text = f"{error} If a library defines the op, import it: --import MODULE."
-        raise OptionError(f"--op {pattern!r}: {text}") from error
-    raise OptionError(
-        f"--op {pattern!r}: these ops have no row in the op table, so there is nothing to compare. See "
-        f"`torch-promote policies --op {pattern!r}`."
-    )
+    if not chosen and pattern is not None:
+        try:
+            find_overloads(pattern)
+        except PolicyError as error:
+            text = f"{error} If a library defines the op, import it: --import MODULE."
+            raise OptionError(f"--op {pattern!r}: {text}") from error
+    return chosen
 
 
 def _ops_of(policies: Sequence[Policy], pattern: str | None) -> list[str]:
@@ -344,12 +271,10 @@ def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return drawn
 
 
-# Differences of two policies, of the running PyTorch, and of two device types
+# Differences of two policies
 
 
-def _policies_compared(
-    names: Sequence[str], devices: Sequence[str], pattern: str | None
-) -> tuple[dict[str, Any], list[Part]]:
+def _compared(names: Sequence[str], devices: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
     first, second = policies = [Policy.of(name) for name in names]
     order = {op: position for position, op in enumerate(_ops_of(policies, pattern))}
     differences = first.diff(second)
@@ -394,62 +319,6 @@ def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[st
         + _short(sorted({entry["op"] for entry in entries}))
         for name, entries in found.items()
     ]
-
-
-# The dispatcher knows which ops have a kernel, not what the kernel does.
-
-
-def _pytorch_compared(columns: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
-    chosen = set(_matching([*rows_by_name(), *(op for device in columns for op in unlisted_ops(device))], pattern))
-    devices: dict[str, Any] = {}
-    drawn = []
-    for name in columns:
-        missing = [row for row in missing_rows(name) if row.name in chosen]
-        found = [(row.name, row.policy(name).value, _difference(row, name, False)) for row in missing]
-        unlisted = [op for op in unlisted_ops(name) if op in chosen and op not in LEFT_TO_STOCK]
-        devices[name] = {
-            "missing": [{"op": op, "policy": policy, "why": why} for op, policy, why in found],
-            "unlisted": unlisted,
-        }
-        found += [(op, "left to stock", "registered") for op in unlisted]
-        drawn += [{"op": op, "device": name, "the table": a, "this PyTorch": b} for op, a, b in found]
-    data = {
-        "torch": torch.__version__,
-        "rows": len(op_table()),
-        "op": pattern,
-        "devices": devices,
-        "differences": len(drawn),
-    }
-    last = f"torch {torch.__version__} compared with {len(op_table())} rows. differences: {len(drawn)}."
-    return data, [_drawn(drawn), last]
-
-
-def _devices_compared(devices: Sequence[str], pattern: str | None) -> tuple[dict[str, Any], list[Part]]:
-    """Compares two columns of the table; if one is not a column, the ops that PyTorch registers."""
-    from_table = all(device in DEVICE_TYPES for device in devices)
-
-    def column(device: str) -> dict[str, str]:
-        policies = {row.name: row.policy(device).value for row in op_table()} if device in DEVICE_TYPES else {}
-        if from_table:
-            return policies
-        known = {op: policy for op, policy in policies.items() if policy != CastPolicy.fallthrough.value}
-        return {op: known.get(op, "registered") for op in registered(device)}
-
-    first, second = map(column, devices)
-    ops = _matching(in_order(first.keys() | second.keys()), pattern)
-    differing = [
-        op for op in ops if (first.get(op) != second.get(op) if from_table else (op in first) != (op in second))
-    ]
-    rows = [(op, {devices[0]: first.get(op), devices[1]: second.get(op)}) for op in differing]
-    data = {
-        "torch": torch.__version__,
-        "devices": devices,
-        "of": "policies in the table" if from_table else f"registrations of torch {torch.__version__}",
-        "alike": len(ops) - len(rows),
-        "differences": [{"op": op, "policies": policies} for op, policies in rows],
-    }
-    last = f"{' and '.join(devices)}: {len(rows)} differ, {data['alike']} alike. Compared: {data['of']}."
-    return data, [_drawn([{"op": op, **policies} for op, policies in rows]), last]
 
 
 # Ops without a row

@@ -29,7 +29,6 @@ COMMANDS = {
     "run": "run a program with torch_promote in place of torch.autocast",
     "trace": "run a program and report which op ran in which dtype, and why",
     "find-nan": "run a program and report where the first inf or NaN came from",
-    "explain": "explain what a trace says of a module, an op or a line",
     "diff": "compare two recorded runs: the first call that differs, and why",
     "compare": "compare two precisions of a step: which ops lose accuracy",
     "tune": "find the fewest overrides that meet a tolerance, and save them",

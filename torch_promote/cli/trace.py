@@ -1,14 +1,16 @@
-"""The command `torch-promote trace`: runs a program and reports which op ran in which dtype, and why."""
+"""The command `torch-promote trace`: reports which op ran in which dtype and why, in a program or a saved trace."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from torch_promote.cli.output import file, natural, say
+from torch_promote.cli.output import file, natural, say, show
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import Request, named_after
 from torch_promote.observe.recording_file import SUFFIX
+from torch_promote.observe.trace_report import TraceReport
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -17,7 +19,11 @@ Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
 
-{PROGRAM}"""
+{PROGRAM}
+--read runs nothing: it shows a trace that --json wrote. PATTERN explains the
+calls of a module, an op or a line in it: in which dtypes they came, ran and
+returned, by which policy and who set it, what was cast, what you can change.
+"""
 
 EPILOG = """\
 examples:
@@ -25,7 +31,10 @@ examples:
                                                  a page to open in a browser
   torch-promote trace --steps 10:12 --json run.json train.py
                                                  steps 10 and 11 alone
-  torch-promote explain run.json blocks.3.attn   then: what happened there?
+  torch-promote trace --read run.json blocks.3.attn
+                                                 a module; an op (softmax.int),
+                                                 a line (train.py:41), a module
+                                                 named as an op (module=softmax)
   torch-promote trace --values --html run.html -m package.train
                                                  and the range of each result
   torch-promote trace --record a.jsonl.gz --steps 0:3 train.py
@@ -39,8 +48,9 @@ Ctrl-C and errors of the program keep what there is: the report is written.
 Each rank writes a file of its own, such as run.rank1.html, and so does another
 process in which autocast had a policy for a call: run.pid1234.html.
 
-exit status: the program's. 2 if the command line is invalid: nothing has run
-then. 1 if the program succeeded and left no report.
+exit status: the program's; 0 with --read. 2 if the command line is invalid, the
+file is not a trace, or nothing or several things match PATTERN. 1 if the
+program succeeded and left no report.
 """
 
 #: The options that name a file, and how its name ends.
@@ -51,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     files = {
         "html": "write a page, which needs no network",
-        "json": "write all that was recorded, for `torch-promote explain`",
+        "json": "write all that was recorded, for --read",
         "csv": "write a table with a row for each call",
         "perfetto": "write a trace for Perfetto, beside one of torch.profiler",
     }
@@ -64,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=file(SUFFIX),
         help="record what is computed, while the program runs, for `torch-promote diff`",
     )
+    parser.add_argument("--read", metavar="F.json", help="show a trace instead, or explain what matches PATTERN in it")
     parser.add_argument("--values", action="store_true", help="record the ranges of results, too; slower")
     parser.add_argument(
         "--max-calls",
@@ -77,6 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    if arguments.read is not None:
+        return _read(arguments)
     record = None if arguments.record is None else os.path.abspath(arguments.record)
     options = {"values": arguments.values, "max_calls": arguments.max_calls, "record": record}
     outcome = run_recorded(arguments, "trace", Request("", options))
@@ -90,3 +103,18 @@ def run(arguments: argparse.Namespace) -> int:
         tags = [tag for tag in outcome.named() or [""] if os.path.exists(named_after(record, SUFFIX, tag))]
         say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
     return report_each(arguments, outcome, {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()})
+
+
+def _read(arguments: argparse.Namespace) -> int:
+    if not os.path.isfile(arguments.read):
+        raise OptionError(
+            f"there is no file {arguments.read!r}. `torch-promote trace --json F.json train.py` writes one."
+        )
+    if len(arguments.program) > 1:
+        raise OptionError(f"--read takes one PATTERN, got {' '.join(arguments.program)!r}.")
+    report = TraceReport.load(arguments.read)
+    status = show({}, [report.explain(arguments.program[0]) if arguments.program else report], as_json=False)
+    for name in _SUFFIXES:
+        if path := getattr(arguments, name):
+            report.save(path)
+    return status
