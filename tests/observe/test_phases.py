@@ -289,7 +289,7 @@ def test_reports_tell_optimizers_from_the_model(tmp_path: Any) -> None:
     assert sum(cells.values()) == len(report.calls)  # type: ignore[arg-type]
 
     report.save(tmp_path / "run.json")
-    again = tp.TraceReport.load(tmp_path / "run.json")
+    again = tp.types.TraceReport.load(tmp_path / "run.json")
     assert [call.phase for call in again.calls] == [call.phase for call in report.calls]
     assert str(again) == str(report)
     report.save(tmp_path / "run.csv")
