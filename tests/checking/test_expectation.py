@@ -220,7 +220,7 @@ TRANSFORMED: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("call", TRANSFORMED)
 @pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
 def test_transforms(call: Callable[[], Any], region: Any) -> None:
-    reports: dict[str, tp.CrosscheckReport] = {}
+    reports: dict[str, tp.types.CrosscheckReport] = {}
     for level in ("dtype", "bits"):
         with tp.crosscheck(level=level) as reports[level], region("cpu"):  # type: ignore[arg-type]
             call()
