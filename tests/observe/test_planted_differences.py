@@ -217,8 +217,10 @@ def a_scaler(k: int) -> None:
 # --- inputs
 
 
-def another_batch(k: int) -> None:
-    train(net(), batches=lambda step: batch(step + 10 * k))
+def another_batch(k: int) -> Iterator[None]:
+    batches = [batch(step + 10 * k) for step in range(3)]
+    yield
+    train(net(), batches=lambda step: batches[step])
 
 
 def in_another_order(part: Callable[[Tensor, int], Tensor]) -> Program:
@@ -242,15 +244,16 @@ def another_generator(k: int) -> None:
 
 def drawn_once_more(k: int) -> None:
     model = net()
-    torch.randn(k)
+    if k:
+        torch.randn(1)
     functional.dropout(model(batch()), 0.5).sum().backward()
 
 
-def shuffled_by_python(k: int) -> None:
-    model, order = net(), list(range(3))
-    random.seed(k + 1)
-    random.shuffle(order)
-    train(model, batches=lambda step: batch(order[step]))
+def drawn_by_python(k: int) -> Iterator[None]:
+    batches = [batch(step) for step in range(9)]
+    random.seed(k)
+    yield
+    train(net(), batches=lambda step: random.choice(batches))
 
 
 # --- arguments
@@ -309,7 +312,9 @@ def autocast_or_not(k: int) -> None:
         model(batch()).float().square().mean().backward()
 
 
-def with_modules(one: list[Callable[[], nn.Module]], other: list[Callable[[], nn.Module]], evaluates: bool = False) -> Program:
+def with_modules(
+    one: list[Callable[[], nn.Module]], other: list[Callable[[], nn.Module]], evaluates: bool = False
+) -> Program:
     def program(k: int) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), *(make() for make in (one, other)[k]))
@@ -390,7 +395,6 @@ PLANTED: dict[str, Planted] = {
             ".data": lambda weight: weight.data.mul_(1.5),
             "NumPy": by_numpy,
             "DLPack": by_dlpack,
-            "a storage": lambda weight: weight.untyped_storage().copy_((weight.detach() * 1.5).untyped_storage()),
         }.items()
     },
     "a gradient through NumPy": Planted(
@@ -398,7 +402,11 @@ PLANTED: dict[str, Planted] = {
     ),
     **{
         f"fresh state, {name}": Planted(
-            resumed(make), "state", phase="optimizer", state=f"{'momentum_buffer' if name == 'momentum' else 'exp_avg'} of 0.weight", says="missing in B"
+            resumed(make),
+            "state",
+            phase="optimizer",
+            state=f"{'momentum_buffer' if name == 'momentum' else 'exp_avg'} of 0.weight",
+            says="missing in B",
         )
         for name, make in OPTIMIZERS.items()
     },
@@ -406,7 +414,7 @@ PLANTED: dict[str, Planted] = {
     "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
     **{
         f"batches in another order, {name}": Planted(
-            in_another_order(part), None, step=0, never=("equal inputs",)
+            in_another_order(part), None, phase="forward", step=0, never=("equal inputs",)
         )
         for name, part in {
             "slice": lambda x, i: x[5 * i : 5 * i + 5],
@@ -416,31 +424,66 @@ PLANTED: dict[str, Planted] = {
             "narrow": lambda x, i: x.narrow(0, 5 * i, 5),
         }.items()
     },
-    "a seed": Planted(another_seed, "input", "aten::dropout", "", state="generator cpu"),
-    "a seed of a generator": Planted(another_generator, "input", "aten::randn", state="generator"),
-    "numbers that were drawn before": Planted(drawn_once_more, "input", "aten::dropout", state="generator cpu"),
-    "an order drawn by Python": Planted(shuffled_by_python, "input", "aten::linear", "0", says="generator python"),
-    "lr of SGD": Planted(another_lr, "arguments", phase="optimizer", arguments={"alpha": (-0.01, -0.1)}, says="lr of group 0"),
-    "lr of AdamW": Planted(lambda k: with_numbers(k, lr=(1e-2, 1e-3)), "arguments", phase="optimizer", says="lr of group 0"),
-    "weight decay": Planted(lambda k: with_numbers(k, weight_decay=(0.0, 0.1)), None, phase="optimizer", says="weight_decay of group 0"),
-    "betas": Planted(lambda k: with_numbers(k, betas=((0.9, 0.999), (0.8, 0.999))), "arguments", phase="optimizer", says="betas of group 0"),
-    "eps of AdamW": Planted(lambda k: with_numbers(k, eps=(1e-8, 1e-3)), "arguments", phase="optimizer", says="eps of group 0"),
-    "lr of fused AdamW": Planted(lambda k: with_numbers(k, lr=(1e-2, 1e-3), fused=(True, True)), "arguments", phase="optimizer", says="lr of group 0"),
-    "a schedule": Planted(a_schedule, "arguments", phase="optimizer", step=1, says="lr of group 0"),
+    "a seed": Planted(another_seed, "input", "aten::dropout", "", state="the generator cpu"),
+    "a seed of a generator": Planted(another_generator, "input", "aten::randn", state="its own generator"),
+    "numbers that were drawn before": Planted(drawn_once_more, "input", "aten::dropout", state="the generator cpu"),
+    "a batch that Python draws": Planted(drawn_by_python, "input", "aten::linear", "0", says="generator python"),
+    "lr of SGD": Planted(
+        another_lr, "arguments", phase="optimizer", arguments={"alpha": (-0.01, -0.1)}, says="lr of group 0"
+    ),
+    "lr of AdamW": Planted(
+        lambda k: with_numbers(k, lr=(1e-2, 1e-3)), "arguments", phase="optimizer", says="lr of group 0"
+    ),
+    "weight decay": Planted(
+        lambda k: with_numbers(k, weight_decay=(0.0, 0.1)),
+        "state",
+        phase="optimizer",
+        state="weight_decay of group 0",
+        says="weight_decay of group 0 is 0.0 in A and 0.1 in B",
+    ),
+    "betas": Planted(
+        lambda k: with_numbers(k, betas=((0.9, 0.999), (0.8, 0.999))),
+        "arguments",
+        phase="optimizer",
+        says="betas of group 0",
+    ),
+    "eps of AdamW": Planted(
+        lambda k: with_numbers(k, eps=(1e-8, 1e-3)), "arguments", phase="optimizer", says="eps of group 0"
+    ),
+    "lr of fused AdamW": Planted(
+        lambda k: with_numbers(k, lr=(1e-2, 1e-3), fused=(True, True)),
+        "arguments",
+        phase="optimizer",
+        says="lr of group 0",
+    ),
+    "a schedule": Planted(
+        a_schedule, "arguments", phase="optimizer", step=1, says="gamma of StepLR is 0.9 in A and 0.5 in B"
+    ),
     "is_causal": arguments(attention(is_causal=True), "aten::scaled_dot_product_attention", is_causal=(False, True)),
     "scale": arguments(attention(scale=0.3), "aten::scaled_dot_product_attention", scale=(None, 0.3)),
     "p": arguments(call_of(functional.dropout, 0.5, 0.25), "aten::dropout", p=(0.5, 0.25)),
-    "eps": arguments(call_of(lambda x, eps: functional.layer_norm(x, (8,), eps=eps), 1e-5, 1e-2), "aten::layer_norm", eps=(1e-5, 1e-2)),
+    "eps": arguments(
+        call_of(lambda x, eps: functional.layer_norm(x, (8,), eps=eps), 1e-5, 1e-2),
+        "aten::layer_norm",
+        eps=(1e-5, 1e-2),
+    ),
     "dim": arguments(call_of(torch.softmax, 0, 1), "aten::softmax", dim=(0, 1)),
     "label smoothing": arguments(
         call_of(lambda x, by: functional.cross_entropy(x, torch.arange(8), label_smoothing=by), 0.0, 0.1),
-        "aten::cross_entropy_loss", label_smoothing=(0.0, 0.1),
+        "aten::cross_entropy_loss",
+        label_smoothing=(0.0, 0.1),
     ),
     "a factor": arguments(call_of(lambda x, by: x * by, 2.0, 3.0), "aten::mul", other=(2.0, 3.0)),
     "an exponent": arguments(call_of(lambda x, by: x.relu() ** by, 2, 3), "aten::pow", exponent=(2, 3)),
     "a limit": arguments(call_of(lambda x, by: x.clamp(max=by), 0.1, 0.2), "aten::clamp", max=(0.1, 0.2)),
-    "approximate": arguments(call_of(lambda x, by: functional.gelu(x, approximate=by), "none", "tanh"), "aten::gelu", approximate=("none", "tanh")),
-    "negative slope": arguments(call_of(functional.leaky_relu, 0.01, 0.2), "aten::leaky_relu", negative_slope=(0.01, 0.2)),
+    "approximate": arguments(
+        call_of(lambda x, by: functional.gelu(x, approximate=by), "none", "tanh"),
+        "aten::gelu",
+        approximate=("none", "tanh"),
+    ),
+    "negative slope": arguments(
+        call_of(functional.leaky_relu, 0.01, 0.2), "aten::leaky_relu", negative_slope=(0.01, 0.2)
+    ),
     "micro-batches": Planted(in_micro_batches, "shape", says="[8, 10]", never=("equal inputs", "equal bits")),
     "a batch size": Planted(another_batch_size, "shape", says="[8, 8]", never=("equal inputs",)),
     "a width": Planted(wider, None, says="[16, 8]", never=("equal inputs",)),
@@ -448,11 +491,25 @@ PLANTED: dict[str, Planted] = {
     "a policy": Planted(under_a_policy, "policy", "aten::gelu", "1", says="fp32"),
     "autocast": Planted(autocast_or_not, "policy", "aten::linear", "0"),
     "relu for gelu": Planted(with_modules([nn.GELU], [nn.ReLU]), "structure", module="1", says="B calls aten::relu"),
-    "a module more": Planted(with_modules([nn.GELU], [nn.GELU, nn.Tanh]), "structure", "aten::tanh", "2", says="Only B calls aten::tanh"),
-    "a module less": Planted(with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"),
-    "dropout in eval, last": Planted(with_modules([nn.Dropout], [nn.Dropout], True), "arguments", "aten::dropout", "1", arguments={"train": (True, False)}),
+    "a module more": Planted(
+        with_modules([nn.GELU], [nn.GELU, nn.Tanh]), "structure", "aten::tanh", "2", says="Only B calls aten::tanh"
+    ),
+    "a module less": Planted(
+        with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"
+    ),
+    "dropout in eval, last": Planted(
+        with_modules([nn.Dropout], [nn.Dropout], True),
+        "arguments",
+        "aten::dropout",
+        "1",
+        arguments={"train": (True, False)},
+    ),
     "dropout in eval, inside": Planted(
-        with_modules([nn.Dropout, nn.GELU], [nn.Dropout, nn.GELU], True), "arguments", "aten::dropout", "1", arguments={"train": (True, False)}
+        with_modules([nn.Dropout, nn.GELU], [nn.Dropout, nn.GELU], True),
+        "arguments",
+        "aten::dropout",
+        "1",
+        arguments={"train": (True, False)},
     ),
     "item()": Planted(last(lambda x, k: x[0, k].item()), None, "aten::select"),
     "tolist()": Planted(last(lambda x, k: x[k].tolist()), None, "aten::select"),
@@ -462,7 +519,9 @@ PLANTED: dict[str, Planted] = {
     "a view more, last": Planted(last(lambda x, k: x.t() if k else x), "structure", "aten::t"),
     "rounded through bfloat16, last": Planted(last(lambda x, k: (x.bfloat16().float() if k else x).tolist()), None),
     "columns": Planted(last(lambda x, k: x[:, k : 4 + k].square().sum()), None, "aten::slice", never=("equal inputs",)),
-    "a transpose": Planted(last(lambda x, k: (x.t() if k else x).softmax(1)), "structure", "aten::t", never=("equal inputs",)),
+    "a transpose": Planted(
+        last(lambda x, k: (x.t() if k else x).softmax(1)), "structure", "aten::t", never=("equal inputs",)
+    ),
     "other programs": Planted(other_programs, "structure", says="different programs"),
     "a weight of compiled code": Planted(compiled("weight"), "weight", parameter="2.weight"),
     "a factor beside compiled code": arguments(compiled("op"), "aten::mul", other=(2, 3)),
@@ -494,3 +553,135 @@ def check(planted: Planted, difference: Difference) -> None:
 def test_a_planted_difference_is_found(name: str) -> None:
     planted = PLANTED[name]
     check(planted, recorded(planted.program, 0).diff(recorded(planted.program, 1)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a weight",
+        "a buffer in training",
+        "a weight through NumPy, later",
+        "fresh state, foreach",
+        "a batch",
+        "is_causal",
+    ],
+)
+def test_a_planted_difference_is_found_in_files_of_two_processes(name: str, tmp_path: Path) -> None:
+    planted = PLANTED[name]
+    difference = in_a_file(planted.program, 0, tmp_path).diff(in_a_file(planted.program, 1, tmp_path))
+    check(planted, difference)
+    memory = recorded(planted.program, 0).diff(recorded(planted.program, 1))
+    assert [fact.text for fact in difference.facts] == [fact.text for fact in memory.facts]
+
+
+# --- equal programs
+
+
+class Experts(nn.Module):
+    """Sends each row to one of its experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            out = out.index_add(0, rows, expert(x[rows]) * weights[rows, None])
+        return x + out
+
+
+class Last(nn.Module):
+    """The outputs of an RNN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(8, 8, num_layers=2, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.rnn(x[None])[0]
+        return out
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint.checkpoint(self.body, x, use_reentrant=False)
+        return out
+
+
+def gan(k: int) -> None:
+    generator, critic = net(), nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    optimizers = [torch.optim.Adam(one.parameters(), 1e-2) for one in (generator, critic)]
+    for step in range(2):
+        for turn, optimizer in enumerate(optimizers):
+            fake = generator(torch.randn(4, 8))
+            loss = critic(fake).mean() if turn == 0 else critic(fake.detach()).mean() - critic(batch(step)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def trained(make: Callable[[], nn.Module], change: Callable[[Tensor], object] | None = None, at: int = 0) -> Program:
+    """A training; in run 1, `change` has the last parameter at the start of a step."""
+
+    def program(k: int) -> None:
+        model = make()
+        parameter = [*model.parameters()][-1]
+        before = (lambda step: change(parameter) if step == at else None) if k and change else lambda step: None
+        train(model, torch.optim.AdamW(model.parameters(), 1e-2), before=before)
+
+    return program
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "an RNN": Last,
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3, 3)
+    ),
+    "a transformer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "experts": Experts,
+    "a checkpoint": Checkpointed,
+}
+
+EQUAL: dict[str, Program] = {
+    **{name: trained(make) for name, make in MODELS.items()},
+    "a GAN": gan,
+    "compiled and eager": compiled(""),
+    "compiled by eager, and eager": compiled("eager"),
+    **{f"a right resume, {name}": resumed(make, loads=True) for name, make in OPTIMIZERS.items()},
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_programs_are_equal(name: str) -> None:
+    difference = recorded(EQUAL[name], 0).diff(recorded(EQUAL[name], 1))
+    assert difference.equal, str(difference)
+    assert (difference.kind, difference.first, difference.largest) == (None, None, 0.0)
+    assert difference.is_within(0.0)
+    assert difference.compared > 10
+
+
+@torch.no_grad()
+def shifted(parameter: Tensor) -> None:
+    parameter.add_(0.5)
+
+
+def shifted_by_numpy(parameter: Tensor) -> None:
+    parameter.detach().numpy()[:] += 0.5
+
+
+@pytest.mark.parametrize(("change", "at"), [(shifted, 0), (shifted_by_numpy, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_parameter_of_each_model(name: str, change: Callable[[Tensor], object], at: int) -> None:
+    program = trained(MODELS[name], change, at)
+    parameter = [path for path, _ in MODELS[name]().named_parameters()][-1]
+    check(
+        Planted(program, "weight", parameter=parameter, step=at, never=("equal inputs", "other programs")),
+        recorded(program, 0).diff(recorded(program, 1)),
+    )

@@ -573,7 +573,10 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
         first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
         facts.append(Fact("structure", text, first, second))
-    evidence = [f"{one.text} The same in {one.calls - 1:,} more calls." if one.calls > 1 else one.text for one in facts]
+    evidence = [
+        f"{one.text} The same in {one.calls - 1:,} more call{'s' * (one.calls > 2)}." if one.calls > 1 else one.text
+        for one in facts
+    ]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
     if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals):
@@ -581,6 +584,8 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         evidence.insert(0, text)
         facts.insert(0, Fact("structure", text, facts[0].one, facts[0].other))
     if facts:
+        place = 1 if facts[0].kind == "input" else len(evidence)  # beside the batch that was drawn
+        evidence[place:place] = _of_generators(walk)
         shapes = [
             (run_one, run_other)
             for pair in walk.pairs
@@ -592,7 +597,6 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
                 f"Calls with other shapes: {len(shapes):,} of {len(walk.pairs):,}. The first is {call.op} in "
                 f"{module_name(call.module)}: {shapes_of(call)} in A, {shapes_of(theirs)} in B."
             )
-        evidence += _of_generators(walk)
         if selecting:
             evidence.append(f"These differ between the runs: {', '.join(selecting)}.")
     if walk.of_versions:
@@ -700,6 +704,11 @@ def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:
     unmatched = 0
     for gap in walk.gaps:
         ones, others = [i for i in gap.one if i in ends[0]], [j for j in gap.other if j in ends[1]]
+        is_last_view = (
+            not gap.is_first and all(map(one.is_transparent, gap.one)) and all(map(other.is_transparent, gap.other))
+        )
+        if is_last_view and (ones or others) and not walk.facts:
+            walk.tell(gap, None)
         if len(ones) != len(others):
             unmatched += len(ones) + len(others)
             continue

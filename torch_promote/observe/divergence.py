@@ -160,8 +160,8 @@ class Walk:
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._step = -1
-        #: Numbers of an optimizer that differ, until a call shows them: the step, and the text.
-        self._numbers: tuple[int, str] | None = None
+        #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
+        self._numbers: tuple[int, str, tuple[str, ...]] | None = None
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
@@ -241,10 +241,8 @@ class Walk:
         for pair in self._unexplained:
             if not self.facts and not self.rounded:  # no call has read it
                 self._explain(pair, self.error_of(pair))
-        if self._numbers and any(self._tainted):
-            number, text = self._numbers
-            one, other = self._first_of_optimizer(number)
-            self._add(Fact("state", text, one, other, number))
+        if any(self._tainted):
+            self._tell_numbers()
         self._compare_names()
         # Those of a step's start come before those of its calls.
         self.facts.sort(key=lambda fact: (fact.step, not (fact.parameter or fact.kind in ("weight", "state"))))
@@ -303,6 +301,13 @@ class Walk:
             if step < min(last):  # a state at the end follows from what is before it
                 self._compare_states(one, other)
 
+    def _tell_numbers(self) -> None:
+        """Adds the numbers of an optimizer that differ."""
+        if self._numbers:
+            step, text, names = self._numbers
+            self._numbers = None
+            self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=names))
+
     def _first_of_optimizer(self, step: int) -> tuple[int | None, int | None]:
         found: list[int | None] = []
         for run in self.runs:
@@ -323,27 +328,29 @@ class Walk:
                 names.append(name)
                 error = relative_error(first, second)
                 texts.append(f"{name} differs" + ("" if error is None else f" (relative L2 {spell_number(error)})"))
-        numbers = []
+        numbers: dict[str, str] = {}
         for name in dict.fromkeys([*one.numbers, *other.numbers]):
             first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
             if first_number != second_number:
-                numbers.append(f"{name} is {argument_text(first_number)} in A and {argument_text(second_number)} in B")
+                both = argument_text(first_number), argument_text(second_number)
+                numbers[name] = f"{name} is {both[0]} in A and {both[1]} in B"
         step = one.step
         if not names:
-            shown = [text for text in numbers if "missing" not in text]  # another kind of optimizer calls other ops
+            # Another kind of optimizer has other ones, and calls other ops.
+            shown = {name: text for name, text in numbers.items() if "missing" not in text}
             if shown and not self._numbers:
-                self._numbers = step, f"At the start of step {step}, {_listed(shown)}."
+                self._numbers = step, f"At the start of step {step}, {_listed(shown.values())}.", tuple(shown)
             return
         if step and self.facts:
             return  # what differs before explains it
+        parts = [_listed(found) for found in (texts, numbers.values()) if found]
         for run, absent in missing.items():
-            texts += [f"{name} is missing in {run}" for name in absent[:_MOST_NAMES]]
-            if len(absent) > _MOST_NAMES:
-                texts.append(f"{len(absent) - _MOST_NAMES:,} more are missing in {run}")
+            if absent:
+                parts.append(f"{_listed(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
         total = len(one.tensors.keys() | other.tensors.keys())
         text = (
             f"{len(names):,} of {total:,} tensors of the optimizer's state differ at the start of step {step}: "
-            f"{_listed([*texts, *numbers])}."
+            f"{'; '.join(parts)}."
         )
         self._add(Fact("state", text, *self._first_of_optimizer(step), step=step, state=tuple(names)))
 
@@ -451,6 +458,8 @@ class Walk:
 
     def _explain(self, pair: Pair, error: float | None, known: bool = True) -> None:
         """Adds what explains that the results of a call differ, or that what it reads does."""
+        if self._state_differs and self.one.calls[pair.one].phase == "optimizer":
+            return  # the optimizer reads that state
         before = len(self.facts)
         differing = self._differing(pair)
         same = known and not error and self.one.results(pair.one) == self.other.results(pair.other)
@@ -473,7 +482,7 @@ class Walk:
 
     def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
-        if self._reads_numbers or (self._state_differs and self.one.calls[pair.one].phase == "optimizer"):
+        if self._reads_numbers:
             return True
         return bool(differing) and any(fact.kind in ("shape", "structure", "policy") for fact in self.facts)
 
@@ -573,6 +582,10 @@ class Walk:
             return True
         named = next((one for one in sources if one is not None and one.name), None)
         if named is not None:
+            found = [self._gap_of[side].get(w) for side, w in enumerate(writers) if w is not None]
+            gap = next((one for one in found if one is not None), None)
+            if gap is not None and one.phase == "optimizer":
+                return self._explain_gap(gap, pair, place, None)
             return self._explain_named(pair, place, named, sources)
         values = [
             run.values_of(w, read.digest) if w is not None else None
@@ -761,7 +774,7 @@ class Walk:
         if self._other_torch and self._depends_on_version(gap):
             self.of_versions.append(gap)
             return
-        self._tell(gap, None)
+        self.tell(gap, None)
 
     def _depends_on_version(self, gap: Gap) -> bool:
         """Whether versions of PyTorch alone explain calls of one run alone.
@@ -783,12 +796,15 @@ class Walk:
     def _sides(self, gap: Gap) -> tuple[tuple[Run, list[int]], tuple[Run, list[int]]]:
         return (self.one, gap.one), (self.other, gap.other)
 
-    def _tell(self, gap: Gap, error: float | None) -> None:
+    def tell(self, gap: Gap, error: float | None) -> None:
+        """Adds calls of one run alone as a fact."""
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
         computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
         first = [calls[0] if calls else None for calls in computing]
+        if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
+            self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
         text = f"{self.described(gap)}."
         kind: Kind = "structure"
         if all(computing):
@@ -806,7 +822,7 @@ class Walk:
             return self._explain_compiled(gap, pair, place, error)
         if gap.tainted and (self.facts or self.rounded):
             return True
-        self._tell(gap, error)
+        self.tell(gap, error)
         return True
 
     def described(self, gap: Gap) -> str:
@@ -819,7 +835,7 @@ class Walk:
             names.append(_listed(ops))
             if shown and not place:
                 line = f", {shown[0].line.rpartition('/')[2]}" if shown[0].line else ""
-                place = f" in {module_name(shown[0].module)}{line}"
+                place = f" in {_listed(dict.fromkeys(module_name(call.module) for call in shown))}{line}"
         if names[0] == names[1]:
             names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
         if not (gap.one and gap.other):

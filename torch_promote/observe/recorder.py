@@ -249,7 +249,7 @@ class Recorder:
             if found is None or (computes and (not storage.resizable() or (kind is not None and memory.step != step))):
                 found = self._measurer.digest(tensor)
             is_new = kind in ("parameter", "buffer") and not memory.is_read
-            if is_new and (storage._cdata in of.writes or self._is_initializing()):
+            if is_new and (self._is_initializing() or (storage._cdata in of.writes and not self._is_running)):
                 return Read(before, found)
             if not is_new and (known is None or found == known):
                 memory.digests[place] = found
@@ -276,7 +276,12 @@ class Recorder:
 
     def _is_initializing(self) -> bool:
         """Whether code like that of torch.nn.init runs, which may read what it has written: without grad, no module."""
-        return not torch.is_grad_enabled() and self._modules.innermost[0] is None
+        return not torch.is_grad_enabled() and not self._is_running
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether a module runs, which may write to its buffers."""
+        return self._modules.innermost[0] is not None
 
     def _add_source(self, source: Source) -> None:
         if self._is_kept:
