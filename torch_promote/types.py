@@ -56,7 +56,6 @@ from torch_promote.observe.events import Unseen as Unseen
 from torch_promote.observe.explanation import Explanation as Explanation
 from torch_promote.observe.explanation import ExplanationRow as ExplanationRow
 from torch_promote.observe.policy_sources import UnusedOverride as UnusedOverride
-from torch_promote.observe.trace_report import TraceReport as TraceReport
 from torch_promote.observe.values import NonfiniteValues as NonfiniteValues
 from torch_promote.observe.values import TensorRange as TensorRange
 from torch_promote.observe.values import Values as Values
