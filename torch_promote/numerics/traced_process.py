@@ -45,7 +45,6 @@ class Request:
         finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
         first: The first optimizer step to observe; 0 for the start of the program.
         end: The step before which to stop; None for the end of the program.
-        command: The process id of the command, which starts the program.
     """
 
     folder: str
@@ -53,7 +52,6 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0
     end: int | None = None
-    command: int = 0
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -159,8 +157,10 @@ class _Process:
         record, rank = self._request.options["record"], _rank()
         if record is not None and rank is not None:
             return named_after(record, SUFFIX, f"rank{rank}")
-        if record is not None and os.getppid() == self._request.command:  # no worker, say
-            return str(record)
+        if record is not None:  # the first process is the program; a later one is a worker, say
+            with contextlib.suppress(OSError):
+                Path(self._request.folder, "first").touch(exist_ok=False)
+                return str(record)
         return str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
 
     def _end(self) -> None:
