@@ -34,5 +34,5 @@ library.impl("sinh", lambda a: a.double().exp(), "CPU")
 try:
     with tp.crosscheck(raise_on_mismatch=True):
         torch.sinh(x)
-except tp.CrosscheckError as error:
+except tp.errors.CrosscheckError as error:
     print("\nCrosscheckError:", error)

@@ -54,7 +54,7 @@ FACTOR = 2.0
 FP32, BF16, FLOAT8, TUNED = "float32", "bfloat16", "float8 everywhere", "float8, tuned"
 
 
-def tune(run: Run, corpus: Corpus, seed: int, recipe: str, budget: int) -> tp.Tuning:
+def tune(run: Run, corpus: Corpus, seed: int, recipe: str, budget: int) -> tp.types.Tuning:
     """Finds the layers of a model in training that may run in float8."""
     batches = Batches(corpus, BATCH, Config.context, seed, "cpu")
     for _ in train([run], run, batches, STEPS_BEFORE_TUNE):

@@ -68,7 +68,7 @@ def float16(policy: tp.Policy | None = None) -> Region:
     return lambda: tp.my_autocast("cpu", torch.float16, policy=policy)
 
 
-def tune(corpus: Corpus, seed: int, tolerance: float, budget: int) -> tp.Tuning:
+def tune(corpus: Corpus, seed: int, tolerance: float, budget: int) -> tp.types.Tuning:
     """Finds the overrides that a few steps of training need."""
     run = start(TUNED, float16(), seed)
     batches = make_batches(corpus, seed)
@@ -94,7 +94,7 @@ def make_batches(corpus: Corpus, seed: int) -> Batches:
     return Batches(corpus, BATCH, Config.context, seed, "cpu")
 
 
-def find_origin(corpus: Corpus, seed: int) -> tp.NonfiniteReport:
+def find_origin(corpus: Corpus, seed: int) -> tp.types.NonfiniteReport:
     """Runs one step in float16 under find_nonfinite."""
     run = start(LOW, float16(), seed)
     with tp.find_nonfinite(run.model) as found:

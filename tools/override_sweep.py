@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 import torch_promote as tp
 from helpers.subprocesses import environment
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import overload_name
+from torch_promote.observe.ops import facts_of
 from torch_promote.parity.samples import op_database
 from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import exact_key
@@ -97,7 +97,7 @@ class _Lister:
         self.open: list[bool] = []
 
     def begin(self, op: Any, args: list[Any]) -> Any:
-        name = overload_name(op)
+        name = facts_of(op).name
         inside = bool(self.open) and self.open[-1]
         if any(isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in tree_leaves(args)):
             self.ops[name] = self.ops.get(name, False) or inside

@@ -4,8 +4,8 @@ Use `my_autocast` like `torch.autocast`. It gives the same bits, also works in c
 shows the cast policy of every op, which you can override.
 
 Names that a training loop does not need are loaded when they are first used. The errors are in `torch_promote.errors`,
-all of them subclasses of `TorchPromoteError`; types for annotations are in `torch_promote.types`; the reference is
-`torch_promote.reference`; the command is `torch-promote`.
+all of them subclasses of `TorchPromoteError`; reports and types for annotations are in `torch_promote.types`; the
+reference is `torch_promote.reference`; the command is `torch-promote`.
 
 Example:
     >>> import torch, torch_promote as tp
@@ -23,7 +23,7 @@ from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_firs
 check_extension()  # the imports below need the extension
 
 from torch_promote import errors
-from torch_promote.errors import CrosscheckError, PolicyError, TorchPromoteError, UnusedOverrideWarning
+from torch_promote.errors import PolicyError, TorchPromoteError
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import flex_attention as _flex_attention
@@ -45,13 +45,11 @@ if TYPE_CHECKING:
     from torch_promote import reference, types
     from torch_promote.checking.check_casts import check_casts
     from torch_promote.checking.check_ranks import check_ranks
-    from torch_promote.checking.crosscheck import CrosscheckReport, crosscheck
+    from torch_promote.checking.crosscheck import crosscheck
     from torch_promote.checking.why import why
     from torch_promote.numerics.compare import compare
-    from torch_promote.numerics.comparison import Comparison
-    from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
+    from torch_promote.numerics.find_nonfinite import find_nonfinite
     from torch_promote.numerics.tune import tune
-    from torch_promote.numerics.tuning import Tuning
     from torch_promote.observe.trace import trace
     from torch_promote.observe.trace_report import TraceReport, diff, load
     from torch_promote.reference.promotion_rules import make_rule
@@ -77,16 +75,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CastPolicy",
-    "Comparison",
-    "CrosscheckError",
-    "CrosscheckReport",
-    "NonfiniteReport",
     "Policy",
     "PolicyError",
     "TorchPromoteError",
     "TraceReport",
-    "Tuning",
-    "UnusedOverrideWarning",
     "__version__",
     "cache_info",
     "check_casts",
@@ -122,17 +114,14 @@ __all__ = [
 _LAZY_MODULES = (
     ("torch_promote.checking.check_casts", "check_casts"),
     ("torch_promote.checking.check_ranks", "check_ranks"),
-    ("torch_promote.checking.report", "CrosscheckReport"),
     ("torch_promote.checking.crosscheck", "crosscheck"),
     ("torch_promote.checking.why", "why"),
     ("torch_promote.reference.promotion_rules", "make_rule"),
-    ("torch_promote.numerics.find_nonfinite", "find_nonfinite NonfiniteReport"),
+    ("torch_promote.numerics.find_nonfinite", "find_nonfinite"),
     ("torch_promote.observe.trace", "trace"),
     ("torch_promote.observe.trace_report", "TraceReport diff load"),
     ("torch_promote.numerics.compare", "compare"),
-    ("torch_promote.numerics.comparison", "Comparison"),
     ("torch_promote.numerics.tune", "tune"),
-    ("torch_promote.numerics.tuning", "Tuning"),
     ("torch_promote.regions.installation", "install installed stock_autocast"),
     (
         "torch_promote.regions.module_policies",

@@ -1,7 +1,7 @@
-"""Types for annotations: what functions and methods return, what reports consist of, and what arguments may be.
+"""Types for annotations: reports and what they consist of, what functions return, and what arguments may be.
 
-The reports themselves are in `torch_promote`, and the types of the reference in `torch_promote.reference`. Importing
-this module imports the modules of the tools; `import torch_promote` does not.
+The `load` of a report reads what its `save` wrote as JSON. The types of the reference are in `torch_promote.reference`.
+Importing this module imports the modules of the tools; `import torch_promote` does not.
 
 Example:
     >>> import torch, torch_promote as tp
@@ -14,12 +14,15 @@ Example:
 
 # `import X as X` says that this is the place to import X from.
 from torch_promote.checking.crosscheck import CrosscheckLevel as CrosscheckLevel
+from torch_promote.checking.report import CrosscheckReport as CrosscheckReport
 from torch_promote.checking.report import Mismatch as Mismatch
 from torch_promote.checking.why import Derivation as Derivation
+from torch_promote.numerics.comparison import Comparison as Comparison
 from torch_promote.numerics.comparison import GradientError as GradientError
 from torch_promote.numerics.comparison import Metric as Metric
 from torch_promote.numerics.comparison import Site as Site
 from torch_promote.numerics.find_nonfinite import Attempt as Attempt
+from torch_promote.numerics.find_nonfinite import NonfiniteReport as NonfiniteReport
 from torch_promote.numerics.nonfinite_finder import BenignKind as BenignKind
 from torch_promote.numerics.nonfinite_finder import BenignNonfinite as BenignNonfinite
 from torch_promote.numerics.nonfinite_finder import NonfiniteKind as NonfiniteKind
@@ -30,6 +33,7 @@ from torch_promote.numerics.tuning import Certificate as Certificate
 from torch_promote.numerics.tuning import Direction as Direction
 from torch_promote.numerics.tuning import Level as Level
 from torch_promote.numerics.tuning import Trial as Trial
+from torch_promote.numerics.tuning import Tuning as Tuning
 from torch_promote.observe.difference import Change as Change
 from torch_promote.observe.difference import Difference as Difference
 from torch_promote.observe.difference import DifferingCall as DifferingCall

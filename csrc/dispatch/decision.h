@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <optional>
 #include <type_traits>
 #include <utility>
 

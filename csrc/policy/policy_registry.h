@@ -7,7 +7,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
-#include <atomic>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -87,8 +86,7 @@ struct PolicyChange {
 // A change with a number. Equal changes are one object.
 class NumberedChange {
  public:
-  NumberedChange(uint32_t number_, PolicyChange change_)
-      : number(number_), change(std::move(change_)) {}
+  NumberedChange(uint32_t number_, PolicyChange change_) : number(number_), change(std::move(change_)) {}
 
   const uint32_t number;
   const PolicyChange change;

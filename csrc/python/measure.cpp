@@ -31,8 +31,7 @@ namespace {
 
 // NOTE [ Digest and sketch ]
 // Both read the elements in their order, as rows of 1021, a prime, so that columns of the usual widths spread over
-// the places of a row. Rows form pieces of 4096. torch_promote/observe/measure.py computes the same by ops on other
-// devices, with the tables of `measure_tables`.
+// the places of a row. Rows form pieces of 4096.
 //
 // Digest: an element consists of words of at most 32 bits. A row has two sums of words times random numbers of their
 // places, whose bits are complementary: with one sum, changes of the highest bit alone could cancel out. The digest is
@@ -615,36 +614,12 @@ py::bytes measure(const at::Tensor& tensor, const std::array<int64_t, kBounds>& 
   }
 }
 
-template <class Table>
-py::bytes bytes_of_table(const Table& table) {
-  return {reinterpret_cast<const char*>(&table), sizeof(table)};
-}
-
-py::dict measure_tables() {
-  using namespace pybind11::literals;
-  return py::dict(
-      "places"_a = bytes_of_table(tables().places), "rows"_a = bytes_of_table(tables().rows),
-      "inner"_a = bytes_of_table(tables().inner), "outer"_a = bytes_of_table(tables().outer),
-      "projections"_a = bytes_of_table(tables().projections));
-}
-
-py::tuple piece_tables(int64_t piece) {
-  Signs signs;
-  for (size_t i = 0; i < signs.size(); ++i) {
-    signs[i] = piece_sign(piece, static_cast<int64_t>(i));
-  }
-  return py::make_tuple(bytes_of_table(signs), static_cast<int64_t>(piece_factor(piece)));
-}
-
 } // namespace
 
 void add_measure(py::module_& m) {
   m.def("is_measurable", &is_measurable);
   m.def("digest", &digest);
   m.def("measure", &measure);
-  m.def("pack_sketch", &pack);
-  m.def("measure_tables", &measure_tables);
-  m.def("measure_piece_tables", &piece_tables);
 }
 
 } // namespace torch_promote

@@ -3,12 +3,10 @@
 
 #include "policy/process.h"
 
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <utility>
 
 namespace torch_promote {

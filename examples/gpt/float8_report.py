@@ -28,7 +28,7 @@ class Float8Report(Report):
         tolerance: How far the last loss in tuned float8 may be from bfloat16's, relative to it.
     """
 
-    def __init__(self, title: str, runs: Sequence[Run], tuning: tp.Tuning, tolerance: float) -> None:
+    def __init__(self, title: str, runs: Sequence[Run], tuning: tp.types.Tuning, tolerance: float) -> None:
         self.title, self.runs, self.tuning, self.tolerance = title, runs, tuning, tolerance
 
     def content(self) -> Content:

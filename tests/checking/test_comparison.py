@@ -94,7 +94,7 @@ def test_the_text_of_a_report() -> None:
     assert "checked against the reference  3 (75.0% of those with kernels)" in lines
     assert "my.op.default          1        -" in lines
     assert "... 5 more" in lines
-    with pytest.raises(tp.CrosscheckError, match=r"^crosscheck: 25 mismatches in 4 calls: op0 dtype x1, "):
+    with pytest.raises(tp.errors.CrosscheckError, match=r"^crosscheck: 25 mismatches in 4 calls: op0 dtype x1, "):
         report.raise_for_mismatches()
 
 

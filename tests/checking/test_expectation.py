@@ -118,7 +118,7 @@ def test_a_wrong_plan_is_found(monkeypatch: pytest.MonkeyPatch, block: Any, over
     def plan(op: Any, args: Any, kwargs: Any, state: Any) -> Any:
         nonlocal planned
         found = right(op, args, kwargs, state)
-        if len(found.casts) < 2 or expectation.overload_name(op) not in state.overrides:
+        if len(found.casts) < 2 or expectation.facts_of(op).name not in state.overrides:
             return found
         planned += 1
         return dataclasses.replace(found, casts=wrong(found.casts))
@@ -220,7 +220,7 @@ TRANSFORMED: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("call", TRANSFORMED)
 @pytest.mark.parametrize("region", [tp.my_autocast, tp.stock_autocast])
 def test_transforms(call: Callable[[], Any], region: Any) -> None:
-    reports: dict[str, tp.CrosscheckReport] = {}
+    reports: dict[str, tp.types.CrosscheckReport] = {}
     for level in ("dtype", "bits"):
         with tp.crosscheck(level=level) as reports[level], region("cpu"):  # type: ignore[arg-type]
             call()

@@ -145,7 +145,7 @@ def test_a_failure(run: Run, planted: str, kind: str, verdict: str) -> None:
     command = next(line for line in result.outlines if "torch-promote diff" in line).strip()
     stored, new = shlex.split(command)[2:4]
     assert Path(stored).name == Path(new).name.replace(".new", "")
-    assert tp.TraceReport.load(stored).diff(tp.TraceReport.load(new)).kind == kind
+    assert tp.types.TraceReport.load(stored).diff(tp.types.TraceReport.load(new)).kind == kind
     assert callable(parse_arguments(shlex.split(command)[1:]).run)
 
 

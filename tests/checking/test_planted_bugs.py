@@ -130,7 +130,7 @@ def test_a_planted_bug_is_found_and_named(
     assert rest.split(" in ", 1)[1].startswith(f"{'matrices' if call is MM else 'mixed_products'}: ")
     assert not report.ok
 
-    with pytest.raises(tp.CrosscheckError) as raised, tp.crosscheck(raise_on_mismatch=True):
+    with pytest.raises(tp.errors.CrosscheckError) as raised, tp.crosscheck(raise_on_mismatch=True):
         code(backward)
     assert str(raised.value) == str(found)
     lines = [frame.line for frame in traceback.extract_tb(raised.value.__traceback__) if frame.filename == __file__]
@@ -153,7 +153,9 @@ def test_a_wrong_bit_is_found(monkeypatch: MonkeyPatch, backward: bool, raises: 
         right(self, call, results, error)
 
     monkeypatch.setattr(checker.Checker, "after_stock", wrong)
-    expected = pytest.raises(tp.CrosscheckError, match=r"of [46] elements") if raises else contextlib.nullcontext()
+    expected = (
+        pytest.raises(tp.errors.CrosscheckError, match=r"of [46] elements") if raises else contextlib.nullcontext()
+    )
     checked = tp.crosscheck(level="bits", raise_on_mismatch=raises)
     with expected, checked as report:
         matrices(backward)

@@ -256,7 +256,7 @@ REGIONS = (
     "tp.my_autocast('cpu')",
     "tp.my_autocast('cpu', enabled=False)",
     "tp.my_autocast('cpu', cache='persistent')",
-    "tp.my_autocast('cpu', overrides={'mm': 'fp32'})",
+    "tp.my_autocast('cpu', overrides={'mm.default': 'fp32'})",
     "tp.promotion('numpy')",
 )
 #: Two threads make it likely that one of them waits for the GIL when Python ends.

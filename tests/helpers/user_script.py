@@ -135,7 +135,7 @@ with tp.promotion("torch") as by_rule:
     assert_type(by_rule, tp.promotion)
 
 
-def returns_from_a_block() -> tp.TraceReport:
+def returns_from_a_block() -> tp.types.TraceReport:
     with tp.trace(model, where="casts") as report:
         return report
 
@@ -146,30 +146,30 @@ def step() -> Tensor:
 
 with tp.trace(model) as report:
     step()
-assert_type(report, tp.TraceReport)
+assert_type(report, tp.types.TraceReport)
 assert_type(report.calls[0].phase, Phase)
 assert_type(report.calls[0].phase, Literal["forward", "recompute", "backward", "optimizer"])
 assert_type(report.diff(report), Difference)
 assert_type(report.explain("head"), Explanation)
-assert_type(tp.TraceReport.load("a.json"), tp.TraceReport)
+assert_type(tp.types.TraceReport.load("a.json"), tp.types.TraceReport)
 print(report.cals)  # error
 print(tp.trace(model).calls)  # error
 with tp.find_nonfinite(model, allow=["log"]) as nonfinite:
     step()
-assert_type(nonfinite, tp.NonfiniteReport)
+assert_type(nonfinite, tp.types.NonfiniteReport)
 assert_type(nonfinite.suggest(step), tp.Policy | None)
 assert_type(nonfinite.cure, Attempt | None)
 with tp.crosscheck(level="bits") as crosschecked:
     step()
-assert_type(crosschecked, tp.CrosscheckReport)
+assert_type(crosschecked, tp.types.CrosscheckReport)
 with tp.check_casts() as checks:
     step()
 assert_type(checks.checked, int)
 comparison = tp.compare(step, model=model, candidate="cuda")
-assert_type(comparison, tp.Comparison)
+assert_type(comparison, tp.types.Comparison)
 assert_type(comparison.sites, list[Site])
 tuning = tp.tune(step, model=model, tolerance={"loss": 1e-3}, level="module", formats=("lower", "float8"))
-assert_type(tuning, tp.Tuning)
+assert_type(tuning, tp.types.Tuning)
 assert_type(tuning.level, Literal["op", "module", "site"])
 assert_type(tp.why("int8[3] + 1", autocast="cpu", rule="jax"), Derivation)
 assert_type(tp.reference.promotion_rule("numpy"), PromotionRule)
@@ -187,7 +187,7 @@ def own_region(
 
 own_region("cpu", "cuda", {"mm": "fp32"}, "all")
 own_region("gpu", "cuda", {}, "all")  # error
-tracing: ReportBlock[tp.TraceReport] = tp.trace(model)
+tracing: ReportBlock[tp.types.TraceReport] = tp.trace(model)
 tp.promotion("array_api", on_promotion)
 kept: Callable[[Tensor], Coroutine[Any, Any, float]] = coroutine
 

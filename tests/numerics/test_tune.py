@@ -275,7 +275,7 @@ def test_metrics_and_tolerances() -> None:
             y = model.linear(torch.ones(2, 4))
             return {"loss": y.square().mean(), "far": y * 1e6}
 
-    def tune(**options: Any) -> tp.Tuning:
+    def tune(**options: Any) -> tp.types.Tuning:
         tuning = tp.tune(step, model=model, **{"tolerance": 0.01, **options})
         assert tuning.overrides == {"aten::mul": "fp32"}
         return tuning
@@ -674,7 +674,7 @@ def until(step: Calls, last: int) -> Callable[[int], torch.Tensor]:
     return killed
 
 
-def tuned(step: Any, model: nn.Module, file: Path | None, **options: Any) -> tp.Tuning:
+def tuned(step: Any, model: nn.Module, file: Path | None, **options: Any) -> tp.types.Tuning:
     return tp.tune(step, model=model, **{"tolerance": 0.04, "resume": file, **options})
 
 

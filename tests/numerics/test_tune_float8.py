@@ -55,12 +55,12 @@ def branches(seed: int, whole_rows: bool = True) -> Branches:
     return Branches(count, set(draw.sample(range(count - 1), draw.randint(1, 3))), whole_rows)
 
 
-def tune(model: Branches, step: Any = None, **options: Any) -> tp.Tuning:
+def tune(model: Branches, step: Any = None, **options: Any) -> tp.types.Tuning:
     given = {"tolerance": 0.01, "level": "module", "direction": "speed", "formats": ("lower", "float8"), **options}
     return tp.tune(step or model.forward, model=model, **given)
 
 
-def found_in(tuning: tp.Tuning) -> set[int]:
+def found_in(tuning: tp.types.Tuning) -> set[int]:
     return {int(name.partition(":")[0].rpartition(".")[2]) for name in tuning.found}
 
 
@@ -104,7 +104,7 @@ def test_the_report_and_the_files(tmp_path: Path) -> None:
     for name in ("a.toml", "a.html", "a.json"):
         tuning.save(tmp_path / name)
     assert share in (tmp_path / "a.html").read_text()
-    assert tp.Tuning.load(tmp_path / "a.json").gain == tuning.gain
+    assert tp.types.Tuning.load(tmp_path / "a.json").gain == tuning.gain
     assert tp.Policy.load(tmp_path / "a.toml") == tuning.policy
 
 

@@ -426,7 +426,7 @@ def test_nothing_names_a_folder_outside_of_the_program(path: Path, tmp_path: Pat
     (tmp_path / "part.py").write_text("import torch\ndef f(x):\n    return x.exp()\n")
     (tmp_path / "prog.py").write_text(
         "import torch, torch_promote as tp, part\n"
-        f"with tp.trace(record={str(path)!r}), tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n"
+        f"with tp.trace(record={str(path)!r}), tp.my_autocast('cpu', overrides={{'mm.default': 'fp32'}}):\n"
         "    part.f(torch.mm(torch.ones(2, 2), torch.ones(2, 2)))\n"
     )
     output_of("import runpy, sys; sys.path.insert(0, '.'); runpy.run_path('prog.py')", cwd=tmp_path)

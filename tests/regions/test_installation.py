@@ -502,6 +502,19 @@ def test_nested_with_other_kinds(outer: Any, inner: Any) -> None:
 
 
 @pytest.mark.usefixtures("installed_marked")
+def test_a_dropped_region_ends_with_the_one_around() -> None:
+    with leaves_no_trace():
+        with torch.autocast(CPU):
+            for _ in range(3):  # the next object may have the address of the last
+                torch.autocast(CPU, enabled=False).__enter__()
+                with torch.autocast(CPU, torch.float16):
+                    assert torch.get_autocast_dtype(CPU) is torch.float16
+                assert not torch.is_autocast_enabled(CPU)
+            assert _C.depth() == 4
+        assert not autocast_methods._thread.objects
+
+
+@pytest.mark.usefixtures("installed_marked")
 def test_abandoned_bodies() -> None:
     async def forever() -> None:
         with torch.autocast(CPU):

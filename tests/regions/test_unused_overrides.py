@@ -21,7 +21,7 @@ def told(make: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make()
-    return [str(warning.message) for warning in caught if warning.category is tp.UnusedOverrideWarning]
+    return [str(warning.message) for warning in caught if warning.category is tp.errors.UnusedOverrideWarning]
 
 
 def test_the_text() -> None:
@@ -77,22 +77,22 @@ def test_who_gets_none(make: Callable[[], object]) -> None:
 
 
 def test_the_line_is_that_of_the_region() -> None:
-    with pytest.warns(tp.UnusedOverrideWarning) as caught:
+    with pytest.warns(tp.errors.UnusedOverrideWarning) as caught:
         tp.my_autocast("cpu", overrides={"mm": "fp32"})
     line = test_the_line_is_that_of_the_region.__code__.co_firstlineno + 2
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
 
 
 def test_a_copy_does_not_warn_again() -> None:
-    with pytest.warns(tp.UnusedOverrideWarning):
+    with pytest.warns(tp.errors.UnusedOverrideWarning):
         region = tp.my_autocast("cpu", overrides={"mm": "fp32"})
     assert told(lambda: region.__reduce__()[0](*region.__reduce__()[1])) == []
 
 
 def test_a_warning_as_an_error_leaves_nothing_open() -> None:
     with leaves_no_trace(), warnings.catch_warnings():
-        warnings.simplefilter("error", tp.UnusedOverrideWarning)
-        with pytest.raises(tp.UnusedOverrideWarning, match="overrides: linear"):
+        warnings.simplefilter("error", tp.errors.UnusedOverrideWarning)
+        with pytest.raises(tp.errors.UnusedOverrideWarning, match="overrides: linear"):
             tp.my_autocast("cpu", overrides={"mm": "fp32"})
 
 

@@ -50,7 +50,7 @@ def soak(names: list[str], iterations: int, seed: int, *, quiet: bool) -> dict[s
         quiet: Whether to show no progress bar.
     """
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", tp.UnusedOverrideWarning)  # a feature of its own asks for them
+    warnings.simplefilter("ignore", tp.errors.UnusedOverrideWarning)  # a feature of its own asks for them
     every = max(1, iterations // min(READINGS, max(8, iterations // 40)))
     numbers: list[int] = []
     readings: list[dict[str, int]] = []

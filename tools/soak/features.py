@@ -328,7 +328,7 @@ def unused_overrides(draw: random.Random, number: int) -> None:
     """Warnings of overrides of hidden ops, from new lines of code."""
     code = f"with tp.my_autocast('cpu', overrides={{'mm': 'fp32'}}):\n    X @ X  # {number}\n"
     with warnings.catch_warnings(record=True):
-        warnings.simplefilter("default", tp.UnusedOverrideWarning)
+        warnings.simplefilter("default", tp.errors.UnusedOverrideWarning)
         exec(compile(code, f"<code {number}>", "exec"), {"tp": tp, "X": X, "__name__": f"code{number}"})
 
 

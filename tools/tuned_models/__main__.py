@@ -116,7 +116,7 @@ def measure(
         }
 
 
-def _describe(tuning: tp.Tuning) -> str:
+def _describe(tuning: tp.types.Tuning) -> str:
     """The overrides if they are few, or else how many candidates have one."""
     if tuning.level == "op":
         names = [_short(op) for op in tuning.overrides]

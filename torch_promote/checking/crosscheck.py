@@ -32,7 +32,7 @@ from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError, check_flag
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, overload_name, tensors_in
+from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
@@ -237,7 +237,7 @@ class Checker:
             self._add(Finding("reference", "an answer", f"{type(error).__name__}: {error}"), op, args)
             return None
         plan = expectation.plan
-        calls_op_again = plan is not None and bool(plan.casts or plan.runs != overload_name(op))
+        calls_op_again = plan is not None and bool(plan.casts or plan.runs != facts_of(op).name)
         # Kernels call ops too, and some of these have policies if autocast is on.
         see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
         call = _Call(expectation, args, see_through)
@@ -262,7 +262,7 @@ class Checker:
         if not my_autocast_is_in_force():
             return False
         reason, op, tensors = None, expectation.op, tensors_in(args)
-        name = overload_name(op)
+        name = facts_of(op).name
         if state is not None and any(state.override(name, tensor.device.type) is not None for tensor in tensors):
             reason = "the op's policy is overridden"
         elif name in NOT_REPEATABLE:
@@ -285,7 +285,7 @@ class Checker:
         """If this is the call that autocast makes with the cast arguments, compares them with the plan."""
         expectation = outer.expectation
         assert expectation is not None
-        plan, name = expectation.plan, overload_name(op)
+        plan, name = expectation.plan, facts_of(op).name
         if outer.op_was_called or plan is None or plan.policy is None:
             return
         if plan.policy in FLOAT8_POLICIES:  # a product stands for the op
@@ -367,7 +367,7 @@ class Checker:
     def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
         assert call.expectation is not None
         op = call.expectation.op
-        name, tensors = overload_name(op), [*tensors_in(call.args), *tensors_in(results)]
+        name, tensors = facts_of(op).name, [*tensors_in(call.args), *tensors_in(results)]
         gap = next((gap for gap in self.gaps if gap.explains(name, finding, tensors)), None)
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
@@ -411,8 +411,6 @@ def _is_composite_call(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
 # --- the second run of a call, under stock autocast
 
 _hooks: Any = torch._C._autograd
-#: Arguments that an op may write to although its schema does not say so: batch and instance normalization in training.
-_WRITTEN = frozenset({"running_mean", "running_var"})
 
 
 class _StockRun:
@@ -435,12 +433,8 @@ class _StockRun:
 
     def start(self, op: torch._ops.OpOverload, args: Sequence[Any]) -> list[Any]:
         """Prepares the run. Returns for each argument a copy if the op writes to it, otherwise None."""
-        written = [
-            a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write) for a in op._schema.arguments
-        ]
-        copies = [
-            _mapped(copy_with_strides, value) if writes else None for value, writes in zip(args, written, strict=True)
-        ]
+        written = {one.place for one in facts_of(op).writes}
+        copies = [_mapped(copy_with_strides, value) if i in written else None for i, value in enumerate(args)]
         gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         self._state.enter_context(torch.random.fork_rng(gpus))
         self._state.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())

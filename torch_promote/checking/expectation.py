@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
-from torch_promote.observe.ops import argument_names, find_overload, is_fake, leaves, overload_name, tensor_arguments
+from torch_promote.observe.ops import facts_of, find_overload, is_fake, leaves, tensor_arguments
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError, PromotionRule, ShapeError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors
@@ -167,7 +167,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
     nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
     plan = None
-    runs, values = op, dict(zip(argument_names(op), args, strict=False))
+    runs, values = op, dict(zip(facts_of(op).arguments, args, strict=False))
     if state is not None:
         plan = autocast_plan(op, args, {}, state)
         if plan.error is not None:
@@ -180,7 +180,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
         values |= plan.dtype_arguments
     if plan is not None and plan.left_to_stock:
         # The table describes one release, and PyTorch's own ops.
-        name, is_described = overload_name(op), torch.__version__.startswith(f"{TABLE_VERSION}.")
+        name, is_described = facts_of(op).name, torch.__version__.startswith(f"{TABLE_VERSION}.")
         row_is_missing = is_described and name.startswith("aten::") and name not in LEFT_TO_STOCK
         return Expectation(op, plan, NO_RULE, None, planned, row_is_missing)
     if nested:
@@ -194,7 +194,7 @@ def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState 
             if found is not None and (matmul or not found.is_product):
                 values = dict(_promoted_values(runs, values, found, rule))
             # The reference has rules for products with a kernel, such as `mm`, not for composites, such as `matmul`.
-            if matmul and planned and (functional_of(runs) or overload_name(runs)) not in rule_table():
+            if matmul and planned and (functional_of(runs) or facts_of(runs).name) not in rule_table():
                 with contextlib.suppress(PromotionRuleError):
                     if_product = rule.common(list(planned.values()))
         planned |= _dtypes_of_operands(values)
@@ -263,7 +263,7 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
     """
     if op.namespace in _OF_PYTORCH:
         return False
-    name = overload_name(op)
+    name = facts_of(op).name
     defined = OPDEFS.get(name)
     if defined is not None:  # torch.library.custom_op registers a fake that raises until the author registers one
         return defined._abstract_fn is not None
@@ -365,7 +365,7 @@ def _promoted_values(
     runs: torch._ops.OpOverload, values: Mapping[str, Any], found: JoinedOperands, rule: PromotionRule
 ) -> Mapping[str, Any]:
     """Returns a call's arguments by name, with descriptions of the operands that a rule casts."""
-    name = overload_name(runs)
+    name = facts_of(runs).name
     written = {argument.name for argument in runs._schema.arguments if argument.alias_info is not None}
     result = values
     for paths in found.joins(values):
@@ -429,13 +429,13 @@ def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Joine
         >>> operands_of(torch.ops.aten.where.self, {"condition": x > 0, "self": x, "other": x}).names
         ('self', 'other')
     """
-    op = find_overload(functional_of(runs) or overload_name(runs))
-    name = overload_name(op)
+    op = find_overload(functional_of(runs) or facts_of(runs).name)
+    name = facts_of(op).name
     entry = rule_table().get(name)
     is_backward = name.partition(".")[0].endswith("_backward")
     if entry is None or name in _LEFT_ALONE or entry.family == "factories" or is_backward:
         return None
-    call = Call.of(op, (), {name: values[name] for name in argument_names(op) if name in values}, torch.float32)
+    call = Call.of(op, (), {name: values[name] for name in facts_of(op).arguments if name in values}, torch.float32)
     candidates = [a.name for a in call.signature.arguments if "Tensor" in a.type or "number" in a.type]
     trial = {**call, **{name: _in_bool(call[name]) for name in candidates}}
     joined, refused = [], []
@@ -465,7 +465,7 @@ def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> Joine
 
 def _computes_in(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> torch.dtype | None:
     """Returns the dtype that an op computes in, by the reference."""
-    term = rule_table()[overload_name(op)].terms[0]
+    term = rule_table()[facts_of(op).name].terms[0]
     if term.rule in ELEMENTWISE_RULES:
         call = Call.of(op, (), values, torch.get_default_dtype())
         return ELEMENTWISE_RULES[term.rule](call, *term.names).computation_dtype

@@ -34,7 +34,7 @@ from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
 from torch_promote.observe.autocast_state import state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.ops import argument_names, device_of, facts_of, overload_name, tensor_arguments, tensors_in
+from torch_promote.observe.ops import device_of, facts_of, tensor_arguments, tensors_in
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key
@@ -239,7 +239,7 @@ class _Call:
 
     @property
     def name(self) -> str:
-        return overload_name(self.op)
+        return facts_of(self.op).name
 
     @property
     def returned(self) -> list[torch.dtype]:
@@ -319,7 +319,7 @@ class _Run:
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
         state = state_in_force()
         expectation = expect(op, args, state)
-        device, name = expectation.plan and expectation.plan.device, overload_name(op)
+        device, name = expectation.plan and expectation.plan.device, facts_of(op).name
         override = state.override(name, device) if state and device else None
         overridden = override is not None and not (
             self.stands_in is not None and override is stock_policy(name, self.stands_in)
@@ -649,7 +649,7 @@ class _StepWriter:
     def _by_rule(self, call: _Call, inference: Inference) -> None:
         if not self._promotion(call, inference.dtypes):
             spelled = [self._spell(tensor) for tensor in tensors_in(call.args)]
-            values = dict(zip(argument_names(call.op), call.args, strict=False))
+            values = dict(zip(facts_of(call.op).arguments, call.args, strict=False))
             dtype_given = isinstance(values.get("dtype"), torch.dtype)
             self.steps.append(explain_inference(call.name, inference, spelled, self.rule.default_dtype, dtype_given))
         if self.is_real and call.results is not None and call.returned != call.expected:
@@ -659,7 +659,7 @@ class _StepWriter:
 
     def _promotion(self, call: _Call, results: Sequence[torch.dtype | None]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
-        values = dict(zip(argument_names(call.op), call.args, strict=False))
+        values = dict(zip(facts_of(call.op).arguments, call.args, strict=False))
         found = operands_of(call.op, values)
         if found is None or found.in_step or found.is_product:
             return False

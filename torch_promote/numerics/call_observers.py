@@ -36,7 +36,7 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.events import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
-from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, overload_name, unnoticed
+from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
@@ -397,7 +397,7 @@ class CompareLocally(ForwardCalls):
         """The results of a call on the reference's arguments, in the candidate's dtypes and regions."""
         closed = {type(one).__name__ for one in leaves(args) if isinstance(one, torch.Tensor) and not can_be_read(one)}
         if closed:  # without their own dispatch, kernels would read out of bounds
-            self.refused.setdefault(overload_name(op), f"{', '.join(sorted(closed))} has no data of its own")
+            self.refused.setdefault(facts_of(op).name, f"{', '.join(sorted(closed))} has no data of its own")
             return None
         # A cast to float8 without a scale would saturate: the region that the call runs in scales.
         in_float8 = as_in.policy in FLOAT8_POLICIES
@@ -417,11 +417,11 @@ class CompareLocally(ForwardCalls):
             with unobserved(), torch.no_grad(), contextlib.ExitStack() as stack:
                 for mode in (_keys.DisableTorchFunction(), _keys._DisableTorchDispatch()):
                     stack.enter_context(mode)
-                for region in self._regions_of(overload_name(op), as_in):
+                for region in self._regions_of(facts_of(op).name, as_in):
                     stack.enter_context(region)
                 return repeat(op, args, convert)
         except Exception as error:  # an op may refuse the dtypes, or a second call
-            self.refused.setdefault(overload_name(op), f"{type(error).__name__}: {error}")
+            self.refused.setdefault(facts_of(op).name, f"{type(error).__name__}: {error}")
             return None
 
     def _regions_of(self, name: str, call: Call) -> list[my_autocast]:

@@ -22,7 +22,6 @@ from torch_promote.regions.promotion_tables import promoting_ops
 __all__ = [
     "NamedTensors",
     "OpFacts",
-    "argument_names",
     "argument_of",
     "asks_for_infinity",
     "autograd_may_call",
@@ -41,7 +40,6 @@ __all__ = [
     "is_weight",
     "is_wrapped",
     "leaves",
-    "overload_name",
     "produced",
     "read_arguments",
     "stored_values",
@@ -54,18 +52,6 @@ __all__ = [
 
 NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 """Tensors among arguments or results, with their names."""
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def overload_name(op: torch._ops.OpOverload) -> str:
-    """Returns an overload's name as the dispatcher spells it: `aten::add.Tensor`, `aten::mm`.
-
-    Example:
-        >>> overload_name(torch.ops.aten.mm.default)
-        'aten::mm'
-    """
-    schema = op._schema
-    return schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
@@ -90,18 +76,7 @@ def has_our_kernel(op: torch._ops.OpOverload) -> bool:
         >>> has_our_kernel(torch.ops.aten.mm.default)
         True
     """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload_name(op), AUTOCAST_KEY))
-
-
-@functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
-def argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    """Returns the names of an overload's arguments, in the schema's order.
-
-    Example:
-        >>> argument_names(torch.ops.aten.mm.default)
-        ('self', 'mat2')
-    """
-    return tuple(argument.name for argument in op._schema.arguments)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(op).name, AUTOCAST_KEY))
 
 
 def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,7 +86,7 @@ def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator
         >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
         ['tensors[0]', 'tensors[1]']
     """
-    return iter(read_arguments(argument_names(op), args)[0])
+    return iter(read_arguments(facts_of(op).arguments, args)[0])
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
@@ -427,32 +402,14 @@ class OpFacts:
         has_results: Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
     """
 
-    __slots__ = (
-        *("_is_composite", "_promotes", "arguments", "communicates", "computes", "is_cast", "is_copy", "is_detach"),
-        *("is_ignored", "is_in_place", "is_random", "is_uninitialized", "is_view", "keeps_elements", "moves_data"),
-        *(
-            "has_results",
-            "name",
-            "op",
-            "op_name",
-            "overload",
-            "overwrites",
-            "shares",
-            "unreturned",
-            "unwritten",
-            "writes",
-        ),
-        *("writes_part",),
-    )
-
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
         aliases = [one.alias_info is not None and not one.alias_info.is_write for one in schema.returns]
         self.op: torch._ops.OpOverload = op
-        self.name: str = overload_name(op)
+        self.name: str = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
         self.op_name: str = schema.name
         self.overload: str = schema.overload_name
-        self.arguments: tuple[str, ...] = argument_names(op)
+        self.arguments: tuple[str, ...] = tuple(argument.name for argument in schema.arguments)
         self.writes: tuple[Write, ...] = _writes(schema)
         self.unreturned: tuple[Write, ...] = tuple(one for one in self.writes if not one.is_returned)
         self.is_uninitialized: bool = _UNINITIALIZED.match(schema.name) is not None
@@ -474,7 +431,6 @@ class OpFacts:
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
         self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
         self._is_composite: dict[str, bool] = {}
-        self._promotes = self.name in _promoting_names()
 
     def is_composite(self, device_type: str) -> bool:
         """Whether it has no kernel for a device type, and calls other ops instead, each of which is dispatched.
@@ -493,7 +449,7 @@ class OpFacts:
 
     def promotes(self, dtypes: Iterable[torch.dtype]) -> bool:
         """Whether the op promotes inputs of these dtypes."""
-        return self._promotes and len(set(dtypes)) > 1
+        return self.name in _promoting_names() and len(set(dtypes)) > 1
 
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step

@@ -173,8 +173,8 @@ def watch_unseen(
         if block.compiled:
             text = (
                 f"Calls of compiled functions: {block.compiled}. Modules in them have no paths. Unless the backend is "
-                '"eager", casts are part of the graph, whose calls have no policies, and the kernels of Inductor are '
-                "not in the trace. To see all, call the uncompiled function."
+                '"eager", casts are part of the graph, whose calls have no policies, and Inductor'
+                "'s own kernels are not in the trace. To see all, call the uncompiled function."
                 + ("" if block.has_results else f" PyTorch {torch.__version__} does not say what they return.")
             )
             sentences.append(Unseen("compiled", block.compiled, text))

@@ -576,11 +576,10 @@ def _hidden_ops(
 
     `defined` counts definitions of ops, on which it depends what the names select.
     """
-    names = [spell_key(key) for key, _ in overrides]
     overridden = {name.partition(".")[0] for name, _ in parse_overrides(dict(overrides))}
     texts = []
-    for name, (key, given) in zip(names, overrides, strict=True):
-        op = name.removeprefix("aten::")
+    for key, given in overrides:
+        op = spell_key(key).removeprefix("aten::")
         outer = _HIDDEN_BY.get(op, ())
         if not outer or any(f"aten::{one}" in overridden for one in outer):
             continue
@@ -596,7 +595,7 @@ def _hidden_ops(
 
 
 def _runs_otherwise(base: Policy, op: str, value: object, devices: tuple[DeviceSpec, ...]) -> bool:
-    """Whether a composite op turns autocast off for the ops inside, and runs in another dtype than `value`."""
+    """Whether a composite op has a policy, so that it runs the ops inside without autocast, and it is not `value`."""
     rows = [exact_key(name) for name in rows_by_name() if name.partition(".")[0] == f"aten::{op}"]
     for device_type, lower, enabled in devices:
         dtypes: dict[Any, Any] = {CastPolicy.lower_precision_fp: lower, CastPolicy.fp32: torch.float32}
