@@ -83,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run no program: show a recording, or explain what it says of a module, an op or the end of a line, which "
         "stands in the place of the program",
     )
-    parser.add_argument("--read", metavar="F.json", help="show a trace instead, or explain what matches PATTERN in it")
     parser.add_argument("--values", action="store_true", help="record the ranges of results, too; slower")
     parser.add_argument(
         "--max-calls",
