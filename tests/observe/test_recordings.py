@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import gzip
 import json
 import os
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,12 @@ from helpers.autoloading import entry_point, folder
 from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
+from torch_promote.observe import places, recording_file, values
 from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.recorder import Recorder
 from torch_promote.observe.recording_file import SUFFIX
+from torch_promote.observe.trace import Tracer
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.observe.values import Values, distance
 
@@ -468,6 +472,42 @@ def test_a_run_without_steps_is_written_as_it_goes(path: Path) -> None:
     whole = TraceReport.load(path)
     assert so_far.values == {number: whole.values[number] for number in range(len(so_far.calls))}
     assert {source.name for source in so_far.sources if source.kind != "input"} >= {"0.weight", "1.running_mean"}
+
+
+def kept_by(tracer: Tracer) -> int:
+    """The number of objects that a tracer refers to, without those of the program and of PyTorch."""
+    found: set[int] = set()
+    others = types.ModuleType, types.FunctionType, type, nn.Module, torch.Tensor
+    waiting: list[object] = [tracer]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, others):
+            found.add(id(one))
+            waiting += gc.get_referents(one)
+    return len(found)
+
+
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_a_recording_needs_no_more_memory_with_each_step(
+    factor: float, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((recording_file, "_MOST_KNOWN"), (values, "_MOST_KNOWN"), (places, "_MOST")):
+        monkeypatch.setattr(module, name, 32)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = []
+    tracer = Tracer(None, True, False, 0, recording_file.RecordingFile(path))
+    with tracer as report:
+        for steps in (60, 60):
+            for _ in range(steps):
+                (model(torch.randn(4, 6)) * factor).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            kept.append(kept_by(tracer))
+    assert report.dropped > 5000
+    assert not (report.calls or report.values or report.reads or report.sources or report.ends)
+    assert len(TraceReport.load(path).ends) == 120
+    assert kept[1] - kept[0] < 2 * 60
 
 
 def test_settings_are_those_that_the_program_runs_with(path: Path) -> None:

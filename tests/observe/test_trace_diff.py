@@ -8,7 +8,6 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.observe.diff import Change
 from torch_promote.observe.difference import Difference
 from torch_promote.observe.trace_report import TraceReport
 from torch_promote.report.base import Table
@@ -28,12 +27,14 @@ def traced(net: nn.Module, batch: torch.Tensor = X, **options: object) -> TraceR
 
 
 def rows(difference: Difference, op: str) -> dict[str, tuple[str, str]]:
-    return {change.what: (change.before, change.after) for change in difference.changes if change.op == op}
+    return {change.what: (change.before, change.after) for change in difference.changes if change.call.name == op}
 
 
-def test_only_another_report_can_be_compared() -> None:
-    with pytest.raises(OptionError, match=r"diff\(\) expects another report .* got 'run.json'.*TraceReport.load"):
-        traced(model()).diff("run.json")  # type: ignore[arg-type]
+def test_only_reports_and_files_can_be_compared() -> None:
+    with pytest.raises(OptionError, match=r"diff\(\) expects reports of trace\(\), or the files of recordings, got 3"):
+        tp.diff(traced(model()), 3)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="cannot read the recording 'run.json': its name does not end in .jsonl.gz"):
+        tp.diff(traced(model()), "run.json")
 
 
 def test_equal_traces() -> None:
@@ -42,8 +43,8 @@ def test_equal_traces() -> None:
     difference = before.diff(traced(model(), torch.ones(3, 4)))
     assert difference.equal
     assert not difference
-    assert difference.compared == len(before.calls) > 10
-    assert difference.content().verdict == "No difference."
+    assert difference.compared > 10
+    assert difference.content().verdict.startswith("Equal: dtypes, policies, casts and other arguments. Contents were")
 
 
 def test_an_override() -> None:
@@ -58,8 +59,13 @@ def test_an_override() -> None:
     }
     assert found["said_by"][0] == "none"
     assert found["said_by"][1].startswith("region at ")
-    [change] = [one for one in difference.changes if one.op == "aten::softmax.int" and one.what == "policy"]
-    assert (change.phase, change.module, change.number, change.line.rpartition(":")[0]) == ("forward", "1", 0, __file__)
+    assert difference.kind == "policy"
+    first = difference.first
+    assert first is not None
+    assert (first.op, first.overload, first.phase, first.module) == ("aten::softmax", "int", "forward", "1")
+    assert difference.evidence[0].startswith(
+        "aten::softmax in 1: dtypes bfloat16 -> bfloat16 in A, bfloat16 -> float32"
+    )
 
 
 def test_casts_that_a_cache_serves() -> None:
@@ -70,9 +76,11 @@ def test_casts_that_a_cache_serves() -> None:
                 X.mm(weight)
         return report
 
-    changes = [one for one in twice("none").diff(twice("weights")).changes if one.op == "aten::mm"]
-    [change] = changes
-    assert (change.number, change.what) == (1, "casts")
+    before, after = twice("none"), twice("weights")
+    [change] = [one for one in before.diff(after).changes if one.call.op == "aten::mm"]
+    assert change.what == "casts"
+    assert change.one is before.calls.where(op="mm")[1]
+    assert change.other is after.calls.where(op="mm")[1]
     assert change.before == "self: float32 -> bfloat16; mat2: float32 -> bfloat16"
     assert change.after == "self: float32 -> bfloat16; mat2: float32 -> bfloat16, reused"
 
@@ -84,10 +92,11 @@ def test_calls_of_one_trace_alone() -> None:
         X.exp(), X.cos(), X.exp(), X.exp()
     difference = before.diff(after)
     assert difference.compared == 2
-    assert [(one.op, one.number, one.what, one.before, one.after) for one in difference.changes] == [
-        ("aten::sin", 0, "only before", "float32 -> float32", ""),
-        ("aten::cos", 0, "only after", "", "float32 -> float32"),
-        ("aten::exp", 2, "only after", "", "float32 -> float32"),
+    assert (difference.only_in_a, difference.only_in_b) == ([before.calls[2]], [after.calls[1], after.calls[3]])
+    assert [(one.call.op, one.what, one.before, one.after) for one in difference.changes] == [
+        ("aten::sin", "only before", "float32 -> float32", ""),
+        ("aten::cos", "only after", "", "float32 -> float32"),
+        ("aten::exp", "only after", "", "float32 -> float32"),
     ]
 
 
@@ -100,15 +109,14 @@ def test_a_call_that_is_inserted_shifts_no_other() -> None:
                 y.exp()
         return report
 
-    changes = run(False).diff(run(True)).changes
-    assert {(one.what, one.op, one.number) for one in changes if one.op.startswith("aten::mul")} == {
-        ("only after", "aten::mul.Tensor", 0)
-    }
+    difference = run(False).diff(run(True))
+    assert not difference.only_in_a
+    assert [call.op for call in difference.only_in_b] == ["aten::mul"]
 
 
 def test_text_and_dict() -> None:
     difference = traced(model()).diff(traced(model(), overrides={"softmax": "fp32"}))
-    [table] = difference.content().parts
+    [table] = (one for one in difference.content().parts if one.title.startswith("Other dtypes"))
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows[:5]] == ["aten::softmax.int"] * 5, "what the override changed comes first"
     assert ("aten::softmax.int", "forward", "policy", "none", "fp32", 1, {"1": 1}) in table.rows
@@ -117,7 +125,7 @@ def test_text_and_dict() -> None:
     assert max(map(len, str(difference).splitlines())) <= 100
     data = difference.to_dict()
     assert data["equal"] is False
-    assert [Change(**change) for change in data["changes"]] == difference.changes
+    assert [one["what"] for one in data["changes"]] == [one.what for one in difference.changes]
 
 
 def test_what_was_not_kept_is_not_missed() -> None:

@@ -572,7 +572,8 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
     if not facts and walk.tail is not None and found.unfinished:
         text = f"{walk.described(walk.tail)}: the other recording ends before. All results up to there have equal bits."
         first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
-        facts.append(Fact("structure", text, first, second))
+        step = walk.one.steps[first] if first is not None else walk.other.steps[second] if second is not None else 0
+        facts.append(Fact("structure", text, first, second, step))
     evidence = [
         f"{one.text} The same in {one.calls - 1:,} more call{'s' * (one.calls > 2)}." if one.calls > 1 else one.text
         for one in facts

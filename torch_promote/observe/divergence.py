@@ -563,10 +563,12 @@ class Walk:
             run.chain(read.written_by[-1]) if read.written_by else []
             for run, read in zip(self.runs, reads, strict=True)
         ]
-        if infos[0].dtype is not infos[1].dtype or any(
-            k in self._gap_of[side] for side, chain in enumerate(chains) for k in chain
-        ):
+        if infos[0].dtype is not infos[1].dtype:
             chains = [chain[:1] for chain in chains]  # a conversion explains it
+        for side, chain in enumerate(chains):  # or a call of one run alone
+            alone = next((place for place, k in enumerate(chain) if k in self._gap_of[side]), None)
+            if alone is not None:
+                chains[side] = chain[: alone + 1]
         writers = [chain[-1] if chain else None for chain in chains]
         name, step = infos[0].name, self._step_of(*pair)
         if any(k in self._tainted[side] for side, chain in enumerate(chains) for k in chain):
@@ -696,7 +698,7 @@ class Walk:
             if self.one.named[one].values.digest != self.other.named[one].values.digest and one != name
         ]
         listed = f": {_listed(others)}" if others else ""
-        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} differ{listed}."
+        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} differ{'' if others else 's'}{listed}."
 
     def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> bool:
         """Explains that a tensor from outside of the recorded calls differs."""

@@ -582,6 +582,12 @@ class Recorder:
 
     def _flush(self) -> None:
         self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
+        self._names = {key: one for key, one in self._names.items() if one[0]() is not None}
+        # What no memory comes from any more is no cause of a later inf or NaN.
+        written_by = {one for memory in self._memory.values() for one in memory.written_by}
+        self._source_writers = {one: calls for one, calls in self._source_writers.items() if one in written_by}
+        written_by.update(self._calls_in(written_by))
+        self._faults = {one: fault for one, fault in self._faults.items() if one in written_by}
         if self._file is not None:
             self._file.flush(self._report)
 
