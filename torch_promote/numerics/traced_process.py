@@ -12,7 +12,6 @@ import contextlib
 import json
 import multiprocessing.util
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,9 @@ from torch_promote.errors import DispatchObserverError
 from torch_promote.observe.recording_file import SUFFIX, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.numerics.find_nonfinite import Attempt
     from torch_promote.observe.trace import Tracer
 
 __all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
@@ -72,7 +70,6 @@ class Record:
         found: In find-nan, whether there is an origin; None if it did not reach the steps.
         text: In find-nan, the report as text.
         data: In find-nan, the report as JSON-compatible values.
-        attempts: In find-nan, remedies to try, the narrowest first.
     """
 
     process: int
@@ -84,7 +81,6 @@ class Record:
     found: bool | None = None
     text: str = ""
     data: dict[str, Any] | None = None
-    attempts: Sequence[Attempt] = ()
 
 
 def named_after(path: str, suffix: str, tag: str) -> str:
@@ -109,10 +105,6 @@ def read_records(folder: Path, max_calls: int) -> dict[int, Record]:
         record = Record(**json.loads(file.read_text(encoding="utf-8")))
         if record.recording:
             record.report = TraceReport.load(record.recording, max_calls)
-        if record.attempts:
-            from torch_promote.numerics.find_nonfinite import Attempt
-
-            record.attempts = decode(list[Attempt], record.attempts)
         found[record.process] = record
     return found
 
@@ -191,12 +183,9 @@ class _Process:
         if self._tracer is not None:
             record.recording = self._file if os.path.exists(self._file) else ""
         elif self._report is not None:
-            from torch_promote.numerics.find_nonfinite import next_attempts
-
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
-            record.attempts = next_attempts(self._report) if record.found or data["origin"] is None else ()
         whole = Path(self._request.folder, f"{os.getpid()}.json")
         part = whole.with_suffix(".json-part")
         with contextlib.suppress(OSError):  # the command has ended before this process
