@@ -18,9 +18,9 @@ from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli.user_program import Outcome, report_each
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Record
-from torch_promote.observe.events import Call
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.call import Call
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.trace_report import TraceReport
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
 

@@ -13,8 +13,8 @@ import torch_promote as tp
 from helpers.counting_mode import count_both_ways, counts_of
 from helpers.plan_from_report import differences
 from helpers.traced_programs import Block
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
 
 
 def _model() -> tuple[nn.Module, torch.Tensor]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from torch_promote.observe.events import Call, Cast, TensorInfo, Unseen
-from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import Values
+from torch_promote.observe.call import Call, Cast, TensorInfo, Unseen
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.values import Values
 
 __all__ = ["BF16", "F16", "F32", "START", "cast", "info", "linear", "made_up_call", "report_of", "small_report"]
 

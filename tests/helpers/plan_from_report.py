@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.observe.events import Call, TensorInfo
+from torch_promote.observe.call import Call, TensorInfo
 from torch_promote.observe.ops import find_overload
 from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.op_table import CastPolicy

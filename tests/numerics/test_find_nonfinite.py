@@ -25,7 +25,7 @@ from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
 

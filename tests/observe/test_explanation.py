@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.made_up_traces import made_up_call, report_of
 from torch_promote.errors import OptionError
-from torch_promote.observe.trace_report import TraceReport
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.trace_report import TraceReport
 
 X = torch.ones(2, 4)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
 
 X = torch.ones(2, 2)
 TABLE, BEFORE = "PyTorch's table", "a region that was open before the trace"

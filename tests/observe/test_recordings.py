@@ -24,13 +24,14 @@ from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
 from torch_promote.observe import places, recording_file, values
-from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source
+from torch_promote.observe.call import COMPILED_FUNCTION, Call
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.recorder import Recorder
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace import Tracer
-from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import Values, distance
+from torch_promote.reading.trace import Tracer
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import SUFFIX
+from torch_promote.recording.recorder import Recorder
+from torch_promote.recording.recording import Recording, Source
+from torch_promote.recording.values import Values, distance
 
 __all__ = ["entry_point", "folder", "warm"]  # fixtures
 
@@ -505,7 +506,7 @@ def test_a_recording_needs_no_more_memory_with_each_step(
                 optimizer.zero_grad()
             kept.append(kept_by(tracer))
     assert report.dropped > 5000
-    assert not (report.calls or report.values or report.reads or report.sources or report.ends)
+    assert not any((report.calls, report.values, report.reads, report.sources, report.ends))
     assert len(TraceReport.load(path).ends) == 120
     assert kept[1] - kept[0] < 2 * 60
 

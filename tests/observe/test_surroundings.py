@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import torch_promote as tp
 from torch_promote.observe.surroundings import watch_steps
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.difference import Difference
+from torch_promote.reading.trace_report import TraceReport
 from torch_promote.report.base import Table
 
 X = torch.ones(2, 4)
@@ -33,7 +33,9 @@ def rows(difference: Difference, op: str) -> dict[str, tuple[str, str]]:
 def test_only_reports_and_files_can_be_compared() -> None:
     with pytest.raises(OptionError, match=r"diff\(\) expects reports of trace\(\), or the files of recordings, got 3"):
         tp.diff(traced(model()), 3)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="cannot read the recording 'run.json': its name does not end in .jsonl.gz"):
+    with pytest.raises(
+        OptionError, match=r"cannot read the recording 'run\.json': its name does not end in \.jsonl\.gz"
+    ):
         tp.diff(traced(model()), "run.json")
 
 

@@ -34,7 +34,7 @@ from torch_promote.numerics.step_state import (
     repeat,
     set_random_state,
 )
-from torch_promote.observe.events import Call
+from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
 from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
 from torch_promote.observe.places import RunningModules

@@ -31,8 +31,8 @@ from torch_promote.numerics.impacts import (
     watch_gradients,
 )
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
+from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Unseen
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike

@@ -18,7 +18,7 @@ from torch_promote.numerics.nonfinite_finder import (
     NonfiniteOrigin,
 )
 from torch_promote.numerics.scaler_steps import ScalerSteps
-from torch_promote.observe.events import Call, Unseen
+from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads

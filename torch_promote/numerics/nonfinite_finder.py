@@ -37,7 +37,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
-from torch_promote.observe.events import Call, Phase
+from torch_promote.observe.call import Call, Phase
 from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall
 from torch_promote.observe.ops import (
     OpFacts,
@@ -49,7 +49,7 @@ from torch_promote.observe.ops import (
     written,
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
-from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.report.base import module_name
 
 __all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]

@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
-from torch_promote.observe.events import AUTOCAST_OFF, CallGroup, Place, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.named_policies import RECOGNIZED
@@ -170,13 +170,12 @@ class PolicySources:
             one = UnusedOverride(op, where, spelled, shown)
             self._asked.setdefault(one, (overloads, set()))[1].add(said_by)
 
-    def asked(self, groups: Mapping[Place, CallGroup]) -> list[dict[str, Any]]:
+    def asked(self, used: Collection[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Returns the collected overrides as JSON-compatible values, with whether a call used them.
 
         Args:
-            groups: The calls of the trace by op, module and line.
+            used: The ops of the calls, with their policies and the sources of these.
         """
-        used = {(op, *text.partition(": ")[::2]) for (op, _, _), group in groups.items() for text in group.policies}
         return [
             {
                 **asdict(one),

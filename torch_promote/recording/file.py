@@ -26,19 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import (
-    TENSORS,
-    Call,
-    OptimizerState,
-    Read,
-    Recording,
-    Source,
-    Step,
-    TensorInfo,
-    Unseen,
-    arguments_of,
-)
-from torch_promote.observe.values import NonfiniteValues, Values
+from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
+from torch_promote.recording.recording import OptimizerState, Read, Recording, Source, Step
+from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]

@@ -12,7 +12,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.divergence import (
+from torch_promote.observe.call import Argument, Call, Phase
+from torch_promote.reading.divergence import (
     Fact,
     Kind,
     Pair,
@@ -21,8 +22,8 @@ from torch_promote.observe.divergence import (
     differing_attributes,
     shapes_of,
 )
-from torch_promote.observe.events import Argument, Call, Phase, Step
-from torch_promote.observe.run import Run, is_unfinished, relative_error
+from torch_promote.reading.run import Run, is_unfinished, relative_error
+from torch_promote.recording.recording import Step
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Branch,
@@ -44,8 +45,8 @@ from torch_promote.report.base import Fact as ReportFact
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
-    from torch_promote.observe.values import Values
+    from torch_promote.recording.recording import Recording
+    from torch_promote.recording.values import Values
 
 __all__ = ["Difference", "DifferingCall", "ModuleGrowth", "StepDifference", "compare_recordings"]
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.events import Call, CallGroup, Place
-from torch_promote.observe.findings import savings
+from torch_promote.observe.call import Call
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.reading.findings import savings
+from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
     Column,
@@ -32,7 +33,7 @@ from torch_promote.report.base import (
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
+    from torch_promote.recording.recording import Recording
 
 __all__ = ["Explanation", "ExplanationRow", "describe_call", "explain"]
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_promote.observe.events import COMPILED, Call
+from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.values import EMPTY, Values, distance
+from torch_promote.recording.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Read, Recording, Source
+    from torch_promote.recording.recording import Read, Recording, Source
 
 __all__ = ["Run", "is_unfinished", "relative_error"]
 

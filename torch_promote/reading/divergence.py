@@ -28,15 +28,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED_FUNCTION, TENSORS
-from torch_promote.observe.run import Run, relative_error
-from torch_promote.observe.values import EMPTY
+from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
+from torch_promote.reading.alignment import align
+from torch_promote.reading.run import Run, relative_error
+from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name, spell_number
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Argument, Call, OptimizerState, Source
+    from torch_promote.observe.call import Argument, Call
+    from torch_promote.recording.recording import OptimizerState, Source
 
 __all__ = ["Fact", "Gap", "Kind", "Pair", "Walk", "argument_text", "shapes_of"]
 
@@ -698,7 +699,8 @@ class Walk:
             if self.one.named[one].values.digest != self.other.named[one].values.digest and one != name
         ]
         listed = f": {_listed(others)}" if others else ""
-        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} differ{'' if others else 's'}{listed}."
+        verb = "differ" if others else "differs"
+        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} {verb}{listed}."
 
     def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> bool:
         """Explains that a tensor from outside of the recorded calls differs."""
