@@ -100,7 +100,7 @@ def test_lines_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     report, origin = names["report"], names["found"].origin
     assert [call.line for call in report.calls.where(op="mm")] == ["In[3]:3"]
     [log] = report.calls.where(line="In[7]:3").where(op="log")
-    assert log.said_by == "region at In[7]:2"
+    assert log.policy_source == "region at In[7]:2"
     assert dict(report.explain("In[3]").facts)["lines"] == "In[3]:3"
     assert origin.line == "In[7]:3"
     assert "In[7]:3" in str(names["found"])

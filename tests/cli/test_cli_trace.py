@@ -48,7 +48,7 @@ def test_the_program_and_the_files(script: Path, capfd: Capture) -> None:
     assert (status, out) == (0, "ended\n")
     report = TraceReport.load(script / "run.json")
     assert report.steps == steps_in(report) == 2
-    assert {call.said_by for call in report.calls.where(op="linear")} == {"PyTorch's table"}
+    assert {call.policy_source for call in report.calls.where(op="linear")} == {"PyTorch's table"}
     assert report.calls.where(op="softmax")[0].line == f"train.py:{line_of('loss = ')}"
     assert set(str(report).split()) <= set(err.split())
     assert err.endswith("torch-promote: wrote run.html, run.json, run.csv, run.trace.json\n")
@@ -62,7 +62,7 @@ def test_the_options_of_regions(script: Path, capfd: Capture) -> None:
     status, _, err = command_run(capfd, "trace", "--json", "run.json", *overrides, "train.py", "1")
     assert status == 0
     [call, _] = TraceReport.load(script / "run.json").calls.where(op="linear")
-    assert (call.policy, call.said_by) == (CastPolicy.fp32, f"install, region at train.py:{line_of('autocast')}")
+    assert (call.policy, call.policy_source) == (CastPolicy.fp32, f"install, region at train.py:{line_of('autocast')}")
     assert ["exp", "fp32", "cpu,", "cuda,", "xpu,", "mps", "install"] in [line.split() for line in err.splitlines()]
 
 
@@ -74,7 +74,7 @@ def test_stock_values_and_max_calls(script: Path, capfd: Capture) -> None:
     assert len(report.calls) == 20
     assert report.dropped == report.total.calls - 20 > 0
     assert any(call.values for call in report.calls)
-    assert report.calls.where(op="linear")[0].said_by == "PyTorch's table"
+    assert report.calls.where(op="linear")[0].policy_source == "PyTorch's table"
 
 
 def test_losses_that_are_nan(script: Path, capfd: Capture) -> None:

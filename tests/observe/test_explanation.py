@@ -211,7 +211,7 @@ def test_text_page_and_dict(report: TraceReport) -> None:
 
 @pytest.mark.parametrize("policy", [CastPolicy.promote, CastPolicy.lower_precision_fp])
 def test_no_advice_for_promote_and_ops_of_a_library_that_is_not_imported(policy: CastPolicy) -> None:
-    call = made_up_call("not_imported::op", "", policy=policy, said_by="register_policy")
+    call = made_up_call("not_imported::op", "", policy=policy, policy_source="register_policy")
     assert report_of(call).explain("not_imported::op").advice == ()
 
 

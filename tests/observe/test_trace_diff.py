@@ -53,14 +53,14 @@ def test_an_override() -> None:
     difference = traced(model()).diff(traced(model(), overrides={"softmax": "fp32"}))
     assert difference
     found = rows(difference, "aten::softmax.int")
-    assert {name: value for name, value in found.items() if name != "said_by"} == {
+    assert {name: value for name, value in found.items() if name != "policy_source"} == {
         "ran_with": ("bfloat16", "float32"),
         "outputs": ("bfloat16", "float32"),
         "policy": ("none", "fp32"),
         "casts": ("none", "self: bfloat16 -> float32"),
     }
-    assert found["said_by"][0] == "none"
-    assert found["said_by"][1].startswith("region at ")
+    assert found["policy_source"][0] == "none"
+    assert found["policy_source"][1].startswith("region at ")
     assert difference.kind == "policy"
     first = difference.first
     assert first is not None

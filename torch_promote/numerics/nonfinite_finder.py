@@ -114,7 +114,7 @@ class NonfiniteOrigin:
             _WHY[self.kind].format(argument=self.argument or "an argument"),
         ]
         if self.call.policy is not None:
-            lines.append(f"policy: {self.call.policy_name} ({self.call.said_by}); dtypes: {self.call.dtypes}")
+            lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
         if self.node:
             lines.append(f"autograd node: {self.node}")
         outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])

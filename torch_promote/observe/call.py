@@ -32,9 +32,9 @@ __all__ = [
     "records_of",
 ]
 
-#: The start of `Call.said_by` if a region or a module has switched autocast off.
+#: The start of `Call.policy_source` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
-#: `Call.said_by` of the calls that code of AOTAutograd and Inductor makes.
+#: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
 #: What `Call.reason` has between the source of a policy and `Call.fallback`.
 FALLBACK = "; ran as lower_precision_fp: "
@@ -190,7 +190,7 @@ class Call:
             not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
-        said_by: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
+        policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
             "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
             off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
             NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
@@ -218,7 +218,7 @@ class Call:
     outputs: tuple[TensorInfo, ...]
     casts: tuple[Cast, ...]
     policy: CastPolicy | torch.dtype | None
-    said_by: str
+    policy_source: str
     composite: bool
     thread: int
     error: bool = False
@@ -233,7 +233,7 @@ class Call:
     @property
     def reason(self) -> str:
         """The source of the policy, and if the call ran in lower precision instead of float8, why."""
-        return f"{self.said_by}{FALLBACK}{self.fallback}" if self.fallback else self.said_by
+        return f"{self.policy_source}{FALLBACK}{self.fallback}" if self.fallback else self.policy_source
 
     @property
     def policy_name(self) -> str:

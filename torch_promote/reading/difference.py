@@ -123,7 +123,7 @@ class DifferingCall:
                 "shapes": shapes_of(one),
                 "arguments": encode(dict(one.arguments)),
                 "policy": one.policy_name,
-                "said_by": one.said_by,
+                "policy_source": one.policy_source,
                 "line": one.line,
             }
             for name, one in (("a", self.a), ("b", self.b))
@@ -188,8 +188,8 @@ class Change:
     Attributes:
         one: The call in the first run; None if only the second made it.
         other: The call in the second run.
-        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "said_by", "casts", "arguments",
-            "error"; or "only before", "only after".
+        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "policy_source", "casts",
+            "arguments", "error"; or "only before", "only after".
         before: Its value in the first run, as text; "" if the call is not in it.
         after: Its value in the second run.
     """
@@ -439,7 +439,12 @@ class Difference(Report):
         def shown(one: Call | None) -> dict[str, str]:
             if one is None:
                 return {}
-            known = {"dtypes": one.dtypes, "shapes": shapes_of(one), "policy": one.policy_name, "set by": one.said_by}
+            known = {
+                "dtypes": one.dtypes,
+                "shapes": shapes_of(one),
+                "policy": one.policy_name,
+                "set by": one.policy_source,
+            }
             arguments = {name: argument_text(value) for name, value in one.arguments}
             return {"op": one.name, **known, "line": one.line, **arguments}
 
@@ -506,7 +511,7 @@ class Difference(Report):
     def _changes_table(self) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
         as_called = {(id(one.one), one.before, one.after) for one in self.changes if one.what == "inputs"}
-        decided = {one.call.name for one in self.changes if one.what in ("policy", "said_by")}
+        decided = {one.call.name for one in self.changes if one.what in ("policy", "policy_source")}
         for change in self.changes:
             call = change.call
             if change.what in (ONLY_BEFORE, ONLY_AFTER) or (

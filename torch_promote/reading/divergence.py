@@ -973,10 +973,11 @@ def shapes_of(call: Call) -> str:
 
 
 def _policies(one: Call, other: Call) -> str:
-    if (one.policy, one.said_by) == (other.policy, other.said_by):
+    if (one.policy, one.policy_source) == (other.policy, other.policy_source):
         return ""
     texts = [
-        f"{call.policy_name or 'no policy'}{f' ({call.said_by})' if call.said_by else ''}" for call in (one, other)
+        f"{call.policy_name or 'no policy'}{f' ({call.policy_source})' if call.policy_source else ''}"
+        for call in (one, other)
     ]
     return f"; {texts[0]} in A, {texts[1]} in B"
 
@@ -1002,7 +1003,7 @@ def _attributes(call: Call) -> dict[str, str]:
     return {
         **dtypes,
         "policy": call.policy_name or "none",
-        "said_by": call.said_by or "none",
+        "policy_source": call.policy_source or "none",
         "casts": "; ".join(casts) or "none",
         "arguments": ", ".join(f"{name} {argument_text(value)}" for name, value in call.arguments) or "none",
         "error": "it raised" if call.error else "it returned",

@@ -216,7 +216,7 @@ class _Explainer:
         yield "product", _counts(products)
         # Why calls had no policy, as far as it is known.
         reasons = Counter(whole.rules)
-        without = [call for call in self.stored if call.policy is None and not call.said_by]
+        without = [call for call in self.stored if call.policy is None and not call.policy_source]
         reasons["autocast was off"] = sum(not call.autocast for call in without)
         reasons["autocast has none for the op"] = len(without) - reasons["autocast was off"]
         reasons["not known, beyond max_calls"] = whole.calls - whole.policies.total() - reasons.total()
@@ -247,9 +247,12 @@ class _Explainer:
 
     def _other_policy(self, op: str) -> str:
         group = self.ops[op]
-        policy, _, said_by = group.policies.most_common(1)[0][0].partition(": ")
-        if said_by.startswith(("region at", "module policy", "install,")) or said_by == "the default policy":
-            return f"The policy of {op} was set by: {_short(said_by)}. Change it there."
+        policy, _, policy_source = group.policies.most_common(1)[0][0].partition(": ")
+        if (
+            policy_source.startswith(("region at", "module policy", "install,"))
+            or policy_source == "the default policy"
+        ):
+            return f"The policy of {op} was set by: {_short(policy_source)}. Change it there."
         other, effect = _OTHER_POLICY.get(policy, ("", ""))
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid

@@ -99,10 +99,10 @@ class Run:
         self.own: list[int] = [
             i
             for i, call in enumerate(self.calls[:end])
-            if call.own and call.said_by != COMPILED and i not in self.undefined
+            if call.own and call.policy_source != COMPILED and i not in self.undefined
         ]
         self.compiled: bool = any(one.kind == "compiled" for one in recording.not_seen) or any(
-            call.said_by == COMPILED for call in self.calls
+            call.policy_source == COMPILED for call in self.calls
         )
         self.named: dict[str, Source] = {
             source.name: source

@@ -122,7 +122,7 @@ class TraceReport(Recording, Report):
 
         An override that repeats the op's existing policy counts as unused.
         """
-        names = ("op", "device", "policy", "said_by")
+        names = ("op", "device", "policy", "policy_source")
         return [UnusedOverride(*(one[name] for name in names)) for one in self.asked if not one["used"]]
 
     def content(self) -> Content:
@@ -200,7 +200,7 @@ class TraceReport(Recording, Report):
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
-        unused = [(one.op, one.policy, one.device, one.said_by) for one in self.unused_overrides()]
+        unused = [(one.op, one.policy, one.device, one.policy_source) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)

@@ -178,7 +178,7 @@ class Recorder:
         if call.around is not None:
             mine: _Open = call.around.mine
             return mine
-        found = _Open(is_compiled=call.said_by == COMPILED)
+        found = _Open(is_compiled=call.policy_source == COMPILED)
         self._begin(call, found)
         return found
 

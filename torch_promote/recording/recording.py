@@ -149,8 +149,8 @@ class CallGroup:
         self.phases[call.phase] += 1
         if call.policy is not None:
             self.policies[f"{call.policy_name}: {call.reason}"] += 1
-        elif call.said_by:
-            self.rules[call.said_by] += 1
+        elif call.policy_source:
+            self.rules[call.policy_source] += 1
         self.cast_time += call.cast_time
         self.duration += call.duration
         self.errors += call.error
