@@ -520,7 +520,7 @@ def test_random_numbers_are_those_of_the_program() -> None:
 def test_other_observers_and_other_threads() -> None:
     with trace(values=True) as outer:
         assert origin_of(lambda: torch.log(torch.zeros(1))) == ("aten::log", "aten::log", MATHS)
-    assert [call.values[0].infs for call in outer.calls.where(op="log")] == [1.0]
+    assert [outer.values_of(call)[0].infs for call in outer.calls.where(op="log")] == [1.0]
     with find_nonfinite() as report:
         with trace() as inner, crosscheck():
             torch.log(torch.zeros(1))

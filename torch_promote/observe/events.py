@@ -19,7 +19,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.base import Column, Table, load_renderer, module_name
-from torch_promote.report.codec import decode_record, encode
+from torch_promote.report.codec import decode, decode_fields, decode_record, encode
 
 __all__ = [
     "AUTOCAST_OFF",
@@ -42,6 +42,7 @@ __all__ = [
     "Step",
     "TensorInfo",
     "Unseen",
+    "frozen",
     "infos_of",
     "records_of",
 ]
@@ -279,6 +280,25 @@ class Call:
             | {name: dict(getattr(self, name)) for name in ("arguments",)}
             | {"autocast": {device: encode(dtype) for device, dtype in self.autocast}}
         )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Call:
+        """Returns the call from the data of `to_dict`."""
+        named = {name: decode(Mapping[str, Any], data[name]) for name in ("autocast", "arguments")}
+        pairs = {"autocast": list(named["autocast"].items()), "arguments": frozen(named["arguments"])}
+        found: Call = decode_fields(cls, {**data, **pairs})
+        return found
+
+
+def frozen(data: Any) -> Any:
+    """Returns arguments from JSON as `Call` has them: tuples of pairs for dicts, and tuples for lists."""
+    if isinstance(data, Mapping):
+        return tuple((name, frozen(value)) for name, value in data.items())
+    if isinstance(data, list | tuple):
+        return tuple(map(frozen, data))
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    raise TypeError(f"expected an argument, got {data!r}")
 
 
 class Read(NamedTuple):

@@ -36,6 +36,7 @@ from torch_promote.observe.events import (
     Step,
     TensorInfo,
     Unseen,
+    frozen,
 )
 from torch_promote.observe.values import NonfiniteValues, Values
 from torch_promote.report.codec import decode, decode_fields, decode_record, encode
@@ -347,7 +348,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
 
 def _check(report: Recording) -> None:
     """Raises ValueError if a call or source names what the report does not have."""
-    sources, calls = len(report.sources), len(report.calls)
+    sources, calls = len(report.sources), len(report.calls) + report.dropped
     for number, reads in report.reads.items():
         if any(not -sources <= one < number for read in reads for one in read.written_by):
             raise ValueError(f"call {number} reads what is neither a call before it nor a source")
@@ -375,7 +376,7 @@ class _Reader:
             "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
             "kind": self._read_kind,
             "thread": self._read_thread,
-            "arguments": lambda data: self._arguments.append(_frozen(decode(Mapping[str, Any], data))),
+            "arguments": lambda data: self._arguments.append(frozen(decode(Mapping[str, Any], data))),
             "values": lambda data: self._values.append(Values.from_json(data)),
             "source": self._read_source,
             "name": self._read_name,
@@ -430,7 +431,7 @@ class _Reader:
 
     def _read_state(self, data: Any) -> None:
         tensors = {name: _at(self._values, number) for name, number in data["tensors"].items()}
-        numbers = dict(_frozen(decode(Mapping[str, Any], data["numbers"])))
+        numbers = dict(frozen(decode(Mapping[str, Any], data["numbers"])))
         self._report.states.append(OptimizerState(decode(int, data["step"]), tensors, numbers))
 
     def _read_step(self, data: Any) -> None:
@@ -452,7 +453,6 @@ class _Reader:
         draw: Any = "",
         casts: Any = (),
     ) -> None:
-        number = len(self._report.calls)
         start, duration, cast_time, thread = decode(tuple[int, int, int, int], times)
         self._started += start
         call = _at(self._kinds, kind)
@@ -461,7 +461,7 @@ class _Reader:
             dataclasses.replace(cast, tensor=tensor, earlier=earlier)
             for cast, (tensor, earlier) in zip(call.casts, pairs, strict=True)
         ]
-        self._report.add(
+        number = self._report.add(
             dataclasses.replace(
                 call,
                 module=_at(self._modules, module),
@@ -473,6 +473,8 @@ class _Reader:
                 thread=thread,
             )
         )
+        if number >= len(self._report.calls):
+            return  # beyond `max_calls`
         if values:
             self._report.values[number] = tuple([_at(self._values, one) for one in values])
         if reads:
@@ -491,17 +493,6 @@ class _Reader:
                 (values,) = self._report.values[writer]
                 digest = values.digest
         return Read(found, digest or "")
-
-
-def _frozen(data: Any) -> Any:
-    """Arguments as `Call` has them, with tuples for lists."""
-    if isinstance(data, Mapping):
-        return tuple((name, _frozen(value)) for name, value in data.items())
-    if isinstance(data, list):
-        return tuple(map(_frozen, data))
-    if data is None or isinstance(data, bool | int | float | str):
-        return data
-    raise TypeError(f"expected an argument, got {data!r}")
 
 
 def _at(found: list[Any], number: Any) -> Any:
