@@ -28,7 +28,7 @@ def _crosscheck() -> CrosscheckReport:
 
 
 def _nonfinite() -> NonfiniteReport:
-    report = NonfiniteReport(None, ())
+    report = NonfiniteReport()
     report.not_seen.append(EVIL)
     return report
 

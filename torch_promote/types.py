@@ -40,6 +40,7 @@ from torch_promote.observe.difference import DifferingCall as DifferingCall
 from torch_promote.observe.difference import ModuleGrowth as ModuleGrowth
 from torch_promote.observe.difference import StepDifference as StepDifference
 from torch_promote.observe.divergence import Fact as Fact
+from torch_promote.observe.events import Argument as Argument
 from torch_promote.observe.events import Call as Call
 from torch_promote.observe.events import CallGroup as CallGroup
 from torch_promote.observe.events import Calls as Calls

@@ -145,8 +145,9 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
     status, _, err = command_run(capfd, "find-nan", "train.py", "2", overflow)
     assert status == 1
     assert err.endswith(
-        'torch-promote: to run it in float32 in this module alone: tp.set_module_policy(model, {"0": {"linear": '
-        '"fp32"}})\ntorch-promote: to see whether float32 cures it, run it again with --override linear=fp32\n'
+        'to try: tp.set_module_policy(model, {"0": {"linear": "fp32"}})\n'
+        'to try: tp.my_autocast(..., overrides={"linear": "fp32"})\n'
+        "torch-promote: to see whether float32 cures it, run it again with --override linear=fp32\n"
     )
     scaled = (
         "s = torch.amp.GradScaler('cpu', init_scale=2.0**100); o = torch.optim.SGD(model.parameters(), 1e-3)\n"

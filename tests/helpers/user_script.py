@@ -157,8 +157,7 @@ print(tp.trace(model).calls)  # error
 with tp.find_nonfinite(model, allow=["log"]) as nonfinite:
     step()
 assert_type(nonfinite, tp.types.NonfiniteReport)
-assert_type(nonfinite.suggest(step), tp.Policy | None)
-assert_type(nonfinite.cure, Attempt | None)
+assert_type(nonfinite.attempts, list[Attempt])
 with tp.crosscheck(level="bits") as crosschecked:
     step()
 assert_type(crosschecked, tp.types.CrosscheckReport)

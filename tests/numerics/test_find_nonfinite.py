@@ -1,4 +1,4 @@
-"""`find_nonfinite`: which call is at fault, which values are benign, its options, and the override that it suggests."""
+"""`find_nonfinite`: which call is at fault, which values are benign, its options, and the overrides to try."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from helpers.counted_collectives import counted_collective
 from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
-from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite, next_attempts
+from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 from torch_promote.observe.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
@@ -81,13 +80,13 @@ def in_half(function: Callable[[], Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault: what the module computes besides its result, and the expected report."""
+    """A planted fault: what the module computes besides its result, the expected report, and its number of attempts."""
 
     run: Callable[[Tensor], Any]
     op: str
     kind: str
     phase: str = "forward"
-    curable: bool = False
+    attempts: int = 0
 
 
 def backward_of_mm(x: Tensor) -> None:
@@ -101,23 +100,23 @@ FAULTS = {
     "div": Fault(lambda x: torch.div(torch.ones(2), torch.zeros(2)), "aten::div", MATHS),
     "masked rows": Fault(lambda x: torch.softmax(big(-INF), -1), "aten::softmax", MATHS),
     "inf - inf": Fault(lambda x: torch.sub(big(-INF), big(-INF)), "aten::sub", MATHS),
-    "mm": Fault(lambda x: torch.mm(big(200.0), big(200.0)), "aten::mm", OP, curable=True),
-    "linear": Fault(lambda x: nn.functional.linear(big(200.0), big(200.0)), "aten::linear", OP, curable=True),
+    "mm": Fault(lambda x: torch.mm(big(200.0), big(200.0)), "aten::mm", OP, attempts=2),
+    "linear": Fault(lambda x: nn.functional.linear(big(200.0), big(200.0)), "aten::linear", OP, attempts=2),
     "conv": Fault(
-        lambda x: nn.functional.conv1d(big(200.0)[None], big(200.0)[..., None]), "aten::conv1d", OP, curable=True
+        lambda x: nn.functional.conv1d(big(200.0)[None], big(200.0)[..., None]), "aten::conv1d", OP, attempts=2
     ),
-    "exp": Fault(lambda x: torch.exp(big(12.0, HALF)), "aten::exp", OP, curable=True),
+    "exp": Fault(lambda x: torch.exp(big(12.0, HALF)), "aten::exp", OP, attempts=2),
     "mul_": Fault(lambda x: big(300.0, HALF).mul_(300.0), "aten::mul_", OP),
     "masked": Fault(
         lambda x: torch.mul(torch.where(torch.eye(4) > 0, -INF, big(300.0)).half(), big(300.0, HALF)).relu(),
         "aten::mul",
         OP,
-        curable=True,
+        attempts=2,
     ),
-    "cast of autocast": Fault(lambda x: torch.mm(big(1e6), big(1e-6)), "aten::mm", CAST, curable=True),
+    "cast of autocast": Fault(lambda x: torch.mm(big(1e6), big(1e-6)), "aten::mm", CAST, attempts=2),
     "to": Fault(lambda x: big(-1e6).to(HALF), "aten::to", CAST),
     "copy_": Fault(lambda x: big(0.0, HALF).copy_(big(1e6)), "aten::copy_", CAST),
-    "backward of mm": Fault(backward_of_mm, "aten::mm", OP, "backward", curable=True),
+    "backward of mm": Fault(backward_of_mm, "aten::mm", OP, "backward", attempts=2),
     "backward of root": Fault(
         lambda x: (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward(), "aten::div", MATHS, "backward"
     ),
@@ -146,7 +145,7 @@ class Residual(nn.Module):
 LAYERS = [lambda: nn.Linear(8, 8), nn.GELU, lambda: nn.LayerNorm(8), lambda: nn.Softmax(-1), lambda: nn.Dropout(0.2)]
 
 
-def check_program(seed: int, name: str | None, suggest: bool) -> None:
+def check_program(seed: int, name: str | None) -> None:
     """Runs a tree of modules with a fault at a random depth, under a region of ours or of PyTorch."""
     choose = random.Random(seed)
     torch.manual_seed(seed)
@@ -172,21 +171,18 @@ def check_program(seed: int, name: str | None, suggest: bool) -> None:
     assert origin is not None
     assert (origin.op, origin.module, origin.phase, origin.kind) == (fault.op, path, fault.phase, fault.kind)
     assert "test_find_nonfinite.py:" in origin.line
-    if suggest:
-        policy = report.suggest(step)
-        assert (policy is not None) == fault.curable, str(report)
-        assert any(attempt.finite for attempt in report.tried[1:]) == fault.curable
+    assert len(report.attempts) == fault.attempts, str(report)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_origin_is_exact_and_the_suggestion_cures_it(name: str) -> None:
-    check_program(list(FAULTS).index(name), name, suggest=True)
+def test_the_origin_is_exact(name: str) -> None:
+    check_program(list(FAULTS).index(name), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 300))
 def test_the_origin_is_exact_in_random_programs(seed: int) -> None:
-    check_program(seed, None, suggest=seed % 4 == 0)
+    check_program(seed, None)
 
 
 # --- faults
@@ -488,8 +484,6 @@ def test_allow(name: str) -> None:
 def test_invalid_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         find(lambda: None, **options)
-    with pytest.raises(OptionError, match="step"):
-        find(lambda: None).suggest(3)  # type: ignore[arg-type]
 
 
 def test_errors_in_the_block_and_references() -> None:
@@ -556,92 +550,12 @@ def test_files_pickles_and_copies(tmp_path: Path) -> None:
     for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report), loaded):
         assert again.to_dict() == report.to_dict()
         assert (str(again), again.text()) == (str(report), report.text())
-        assert again.ops_at("", report.origin.line) == ["aten::mm"]
-        assert again.suggest(lambda: torch.ones(1)) is None
+        assert again.attempts == report.attempts
+        assert report.attempts
     assert "no inf or nan" in str(find(lambda: torch.ones(2).exp())).lower()
 
 
-# --- suggest
-
-
-def test_suggest_restores_everything() -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
-    weight, gradient = model.weight.tolist(), torch.ones(4, 4)
-    model.weight.grad = gradient
-    seen = []
-
-    def step() -> None:
-        seen.append(numpy.random.rand())
-        with tp.my_autocast("cpu", HALF):
-            loss = (model(big(1.0)).float() + torch.mm(big(200.0), big(200.0))).sum()
-        loss.backward()
-        optimizer.step()
-
-    before, of_torch = numpy.random.get_state()[1].tolist(), torch.get_rng_state()
-    report = NonfiniteReport(model, ())
-    policy = report.suggest(step)
-    assert policy is not None
-    assert {(one.overload, one.device) for one in policy.diff("stock")} == {("aten::mm", "cpu")}
-    assert len(report.tried) == len(seen) == 2
-    assert seen[0] == seen[1]
-    assert numpy.random.get_state()[1].tolist() == before
-    assert torch.equal(torch.get_rng_state(), of_torch)
-    assert model.weight.tolist() == weight
-    assert model.weight.grad is gradient
-    assert gradient.tolist() == torch.ones(4, 4).tolist()
-    assert not optimizer.state
-
-
-def test_suggest_removes_needless_overrides() -> None:
-    """The sum overflows first, but not if the product before it is not in float16."""
-
-    def step() -> Tensor:
-        product = torch.matmul(big(100.0), big(100.0))
-        return torch.matmul(product + product, big(1.0))
-
-    report = NonfiniteReport(None, ())
-    policy = report.suggest(in_half(step))
-    assert policy is not None
-    assert {one.overload for one in policy.diff("stock")} == {"aten::matmul"}
-    add, matmul = "aten::add.Tensor", "aten::matmul.default"
-    assert [tuple(attempt.overrides) for attempt in report.tried] == [(), (add,), (add, matmul), (matmul,)]
-
-
-def test_suggest_may_find_nothing() -> None:
-    def raises() -> None:
-        raise ZeroDivisionError
-
-    report = NonfiniteReport(None, ())
-    for step in (lambda: torch.log(torch.zeros(1)), lambda: torch.ones(1), lambda: big(300.0, HALF) * 300):
-        assert report.suggest(step) is None
-    with pytest.raises(ZeroDivisionError):
-        report.suggest(raises)
-
-
-def test_suggest_with_an_installation_and_a_step_that_needs_a_lower_dtype() -> None:
-    seen = []
-
-    def step() -> Tensor:
-        with torch.autocast("cpu", HALF):
-            seen.append((torch.exp(big(1.0, HALF)).dtype, tp.installed().cache))  # type: ignore[union-attr]
-            product = torch.mm(big(200.0), big(200.0))
-        if product.dtype is torch.float32:
-            raise TypeError("expected a lower dtype")
-        return product
-
-    report = NonfiniteReport(None, ())
-    with tp.install(overrides={"exp": "fp32"}, cache="none"):
-        assert report.suggest(step) is not None
-    assert seen == [(torch.float32, "none")] * 3
-    assert [(dict(one.overrides), one.result) for one in report.tried] == [
-        ({}, "overflow in the op in aten::mm, (model)"),
-        ({"aten::mm.default": "fp32"}, "raises TypeError: expected a lower dtype"),
-        ({"aten::mm.default": "bfloat16"}, "finite"),
-    ]
-
-
-# --- suggest: from narrow to wide
+# --- what to try
 
 
 class Body(nn.Module):
@@ -657,88 +571,29 @@ class Body(nn.Module):
         return self.head(self.body(x))  # type: ignore[no-any-return]
 
 
-class Doubles(Body):
-    """Adds the result of `body` to itself, in a lower dtype unless the whole module is in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        return y.add_(y)  # type: ignore[no-any-return]
-
-
-class Around(nn.Module):
-    def __init__(self, *inner: nn.Module) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*inner)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([block(x) for block in self.blocks]).sum()
-
-
-OWN = {"policy": "cpu"}
 HEAD = 'tp.set_module_policy(model, {"head": {"linear": "fp32"}})'
+EVERYWHERE = 'tp.my_autocast(..., overrides={"linear": "fp32"})'
 
 
-@pytest.mark.parametrize(
-    ("model", "region", "expected", "runs"),
-    [
-        (Body(), {}, HEAD, 2),
-        (Body(), OWN, HEAD, 2),  # overrides do not reach a region with a policy
-        (
-            Body(head=1.0, body=2e4),
-            {},
-            'tp.set_module_policy(model, {"body": {"linear": "fp32"}, "head": {"linear": "fp32"}})',
-            4,
-        ),
-        (
-            Around(*(Body() for _ in range(2))),
-            {},
-            'tp.set_module_policy(model, {"blocks.0.head": {"linear": "fp32"}, "blocks.1.head": {"linear": "fp32"}})',
-            4,
-        ),
-        (Around(*(Body() for _ in range(9))), {}, 'tp.my_autocast(..., overrides={"linear": "fp32"})', 12),
-        (Around(*(Body() for _ in range(9))), OWN, 'tp.set_module_policy(model, {"": {"linear": "fp32"}})', 20),
-        (Around(Doubles(body=1e4)), {}, 'tp.set_module_policy(model, {"blocks.0": "fp32"})', 2),
-    ],
-)
-@pytest.mark.parametrize("given", [True, False])
-def test_suggest_prefers_the_narrowest(
-    model: nn.Module, region: dict[str, Any], expected: str, runs: int, given: bool
-) -> None:
-    def step(**changed: Any) -> None:
-        with tp.my_autocast("cpu", HALF, **{**region, **changed}):
+def test_the_attempts_run_and_the_narrowest_comes_first() -> None:
+    model = Body()
+
+    def step(**options: Any) -> None:
+        with tp.my_autocast("cpu", HALF, **options):
             model(torch.ones(1, 4))
 
-    report = find(step, model=model if given else None)
-    policy = report.suggest(step)
-    assert (len(report.tried), policy is not None) == (runs, bool(expected)), str(report)
-    assert tp.module_policies(model) == {}
-    if policy is not None:
-        assert report.cure is not None
-        assert (report.cure.code, report.cure.finite) == (expected, True)
-        assert not find(lambda: step(policy=policy, model=model if policy.modules else None)).found
-    if "set_module_policy" in expected:
-        exec(expected, {"tp": tp, "model": model})
-        assert not find(step).found
-        tp.remove_module_policy(model)
-
-
-def test_suggest_narrows_a_policy_that_it_found_everywhere() -> None:
-    """The first fault is outside of modules, and the one that the policy cures is in one."""
-    model = Body(head=1.0, body=100.0)
-
-    def step() -> Tensor:
-        model.zero_grad()
-        with tp.my_autocast("cpu", HALF):
-            loss = (model(torch.ones(1, 4)) * 200).sum()
-        loss.backward()
-        return loss
-
-    report = find(step)
-    assert report.origin is not None
-    assert (report.origin.op, report.origin.module) == ("aten::mul", "")
-    assert report.suggest(step) is not None
-    assert report.cure is not None
-    assert (report.cure.code, report.cure.finite) == (HEAD, True), str(report)
+    report = find(step, model=model)
+    module, region = report.attempts
+    ops = ("aten::linear.default",)
+    assert (module.code, module.option, module.ops) == (HEAD, "", ops)
+    assert (region.code, region.option, region.ops) == (EVERYWHERE, "--override linear=fp32", ops)
+    assert str(report).endswith(f"to try: {HEAD}\nto try: {EVERYWHERE}")
+    assert f"  {HEAD}\n  {EVERYWHERE}" in report.text()
+    assert [one["code"] for one in report.to_dict()["attempts"]] == [HEAD, EVERYWHERE]
+    assert not find(lambda: step(overrides={"linear": "fp32"})).found
+    exec(module.code, {"tp": tp, "model": model})
+    assert not find(step).found
+    tp.remove_module_policy(model)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -753,39 +608,8 @@ def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool)
 
     report = find(step)
     assert report.found
-    assert next_attempts(report) == []
-
-
-def test_suggest_keeps_policies_of_modules() -> None:
-    model = Body()
-    tp.set_module_policy(model, {"head": {"softmax": "fp16"}, "body": "off"})
-
-    def step() -> Tensor:
-        with tp.my_autocast("cpu", HALF):
-            return model(torch.ones(1, 4))  # type: ignore[no-any-return]
-
-    report = find(step)
-    assert report.suggest(step) is not None
-    assert report.cure is not None
-    assert report.cure.code == 'tp.set_module_policy(model, {"head": {"softmax": "fp16", "linear": "fp32"}})'
-    assert tp.module_policies(model) == {"body": "off", "head": {"softmax": "fp16"}}
-
-
-def test_the_budget_of_suggest() -> None:
-    model = Body(head=1.0, body=2e4)
-
-    def step() -> None:
-        with tp.my_autocast("cpu", HALF):
-            model(torch.ones(1, 4))
-
-    report = find(step)
-    assert report.suggest(step, budget=2) is None
-    assert len(report.tried) == 2
-    assert str(report).endswith("overflow in a cast in aten::linear, head. The budget (2 runs) is spent")
-    assert report.suggest(step, budget=3) is not None  # it is not known whether both are needed
-    for budget in (0, True, 2.5):
-        with pytest.raises(OptionError, match=r"budget \(the maximum number of runs"):
-            report.suggest(step, budget=budget)  # type: ignore[arg-type]
+    assert report.attempts == []
+    assert "to try" not in str(report)
 
 
 # --- steps that GradScaler skips
@@ -819,21 +643,9 @@ def test_steps_that_the_scaler_skips() -> None:
         "is 100 without the scale, so it fits with 512 or less. The scale is that low after 4 more skipped steps: run "
         "longer, or start there: GradScaler(init_scale=512)."
     )
-    assert cure.endswith(f"To keep a high scale, run the op in float32: {HEAD}. suggest(step) tries it.")
+    assert cure.endswith(f"To keep a high scale, try the op in float32: {HEAD}.")
     assert "Steps that GradScaler skipped" in report.text()
-    assert "The narrowest policy" not in report.text()
-    assert report.suggest(step) == tp.Policy.stock().override({"linear": "fp32"})
-    skips = "GradScaler skips the step: overflow in the op in aten::"
-    assert list(map(str, report.tried)) == [
-        f"as it is: {skips}mm, head",
-        f"{HEAD}: {skips}_to_copy, head",
-        f'tp.set_module_policy(model, {{"head": "fp32"}}): {skips}_to_copy, head',
-        'tp.my_autocast(..., overrides={"linear": "fp32"}): finite',
-    ]
-    assert str(report).endswith(
-        'cure (runs of the step: 4): tp.my_autocast(..., overrides={"linear": "fp32"}), or the option --override '
-        "linear=fp32"
-    )
+    assert "to try: " not in str(report)  # there is no origin
 
 
 @pytest.mark.parametrize(

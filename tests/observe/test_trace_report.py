@@ -218,7 +218,7 @@ def test_the_page_of_a_traced_step_is_small_and_survives_a_file(tmp_path: Path) 
         (tp.trace, "explain"),
         (tp.trace, "total"),
         (tp.find_nonfinite, "origin"),
-        (tp.find_nonfinite, "suggest"),
+        (tp.find_nonfinite, "attempts"),
     ],
 )
 def test_a_block_without_with_says_how_to_get_the_report(function: Any, name: str) -> None:

@@ -247,7 +247,7 @@ def test_what_does_not_fit_runs_in_lower_precision_and_says_so(reason: str, oper
     assert not report.calls.where(op="_scaled_mm")
     call = report.calls.where(op="linear")[-1]  # ends after those inside
     assert call.policy_name == "float8:rowwise"
-    assert call.said_by.endswith(f"; ran as lower_precision_fp: {reason}")
+    assert call.fallback == reason
     assert reason in dict(report.explain("linear").facts)["policies"]
 
 

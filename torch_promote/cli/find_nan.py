@@ -51,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = run_recorded(arguments, "find-nan", request)
     tried = {one.partition("=")[0].strip().removeprefix("aten::") for one in ",".join(arguments.override).split(",")}
     for record in outcome.records.values():
-        for attempt in record.attempts:
-            if not attempt.option:
-                record.text += f"\ntorch-promote: to run it in float32 in this module alone: {attempt.code}"
-            elif tried.isdisjoint(name for op in attempt.overrides for name in _names_of(op)):
-                again = f"run it again with {attempt.option}"
+        # A forked process inherits the origin that its parent found, and does not report it.
+        data = record.data if record.data and (record.found or record.data["origin"] is None) else {}
+        for attempt in data.get("attempts", ()):
+            if attempt["option"] and tried.isdisjoint(name for op in attempt["ops"] for name in _names_of(op)):
+                again = f"run it again with {attempt['option']}"
                 record.text += f"\ntorch-promote: to see whether float32 cures it, {again}"
     return report_each(arguments, outcome, {".json": arguments.json})
 

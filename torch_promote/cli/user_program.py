@@ -296,7 +296,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
         variables[environment.AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
-        variables[VARIABLE] = replace(request, folder=folder, first=first, end=end, command=os.getpid()).to_text()
+        variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
         program = run_to_end(command, variables)
         return Outcome(program.returncode, program.pid, read_records(Path(folder), request.options.get("max_calls", 0)))
 

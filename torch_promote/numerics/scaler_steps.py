@@ -82,7 +82,7 @@ class ScalerSteps:
             if size and largest:
                 lines.append(self._about_scale(size, largest))
             if codes:
-                lines.append(f"To keep a high scale, run the op in float32: {codes[0]}. suggest(step) tries it.")
+                lines.append(f"To keep a high scale, try the op in float32: {codes[0]}.")
         else:
             lines.append("Later steps were not skipped: this is normal until the scale has settled.")
         return lines

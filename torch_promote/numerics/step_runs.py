@@ -283,17 +283,17 @@ def current_policy() -> Policy:
 
 
 @contextlib.contextmanager
-def use_policy(policy: Policy, model: nn.Module | None, dtype: torch.dtype | None = None) -> Iterator[None]:
+def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`.
 
-    Under the policy "off", policies from `set_module_policy` on the model are suspended as well. Without a model, the
-    tables of the policy stay as they are. `dtype` is that of regions without a `dtype`.
+    Under the policy "off", policies from `set_module_policy` on the model are suspended as well. `dtype` is that of
+    regions without a `dtype`.
     """
     present = installed()
     with contextlib.ExitStack() as stack:
-        if policy.modules and model is not None:
+        if policy.modules:
             stack.enter_context(policy.apply_to(model))
-        if policy == Policy.named("off") and model is not None:
+        if policy == Policy.named("off"):
             stack.enter_context(without_module_policies(model))
         stack.callback(set_default_policy, set_default_policy(policy))
         stack.enter_context(install(policy=policy, cache=None if present is None else present.cache))

@@ -13,7 +13,6 @@ import json
 import multiprocessing.util
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,9 @@ from torch_promote.errors import DispatchObserverError
 from torch_promote.observe.recording_file import SUFFIX, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.observe.trace_report import TraceReport
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.numerics.find_nonfinite import Attempt
     from torch_promote.observe.trace import Tracer
 
 __all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
@@ -46,7 +44,6 @@ class Request:
         finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
         first: The first optimizer step to observe; 0 for the start of the program.
         end: The step before which to stop; None for the end of the program.
-        command: The process id of the command, which starts the program.
     """
 
     folder: str
@@ -54,7 +51,6 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0
     end: int | None = None
-    command: int = 0
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -75,7 +71,6 @@ class Record:
         found: In find-nan, whether there is an origin; None if it did not reach the steps.
         text: In find-nan, the report as text.
         data: In find-nan, the report as JSON-compatible values.
-        attempts: In find-nan, remedies to try, the narrowest first.
     """
 
     process: int
@@ -87,7 +82,6 @@ class Record:
     found: bool | None = None
     text: str = ""
     data: dict[str, Any] | None = None
-    attempts: Sequence[Attempt] = ()
 
 
 def named_after(path: str, suffix: str, tag: str) -> str:
@@ -112,10 +106,6 @@ def read_records(folder: Path, max_calls: int) -> dict[int, Record]:
         record = Record(**json.loads(file.read_text(encoding="utf-8")))
         if record.recording:
             record.report = TraceReport.load(record.recording, max_calls)
-        if record.attempts:
-            from torch_promote.numerics.find_nonfinite import Attempt
-
-            record.attempts = decode(list[Attempt], record.attempts)
         found[record.process] = record
     return found
 
@@ -161,8 +151,10 @@ class _Process:
         record, rank = self._request.options["record"], _rank()
         if record is not None and rank is not None:
             return named_after(record, SUFFIX, f"rank{rank}")
-        if record is not None and os.getppid() == self._request.command:  # no worker, say
-            return str(record)
+        if record is not None:  # the first process is the program; a later one is a worker, say
+            with contextlib.suppress(OSError):
+                Path(self._request.folder, "first").touch(exist_ok=False)
+                return str(record)
         return str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
 
     def _end(self) -> None:
@@ -198,12 +190,9 @@ class _Process:
                     record.recording = self._name_file()  # a launcher that forks says the rank afterwards
                     shutil.move(self._file, record.recording)
         elif self._report is not None:
-            from torch_promote.numerics.find_nonfinite import next_attempts
-
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited
             record.text, record.data = str(self._report), data
-            record.attempts = next_attempts(self._report) if record.found or data["origin"] is None else ()
         whole = Path(self._request.folder, f"{os.getpid()}.json")
         part = whole.with_suffix(".json-part")
         with contextlib.suppress(OSError):  # the command has ended before this process

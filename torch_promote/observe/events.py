@@ -19,7 +19,7 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.base import Column, Table, load_renderer, module_name
-from torch_promote.report.codec import decode, decode_fields, decode_record, encode
+from torch_promote.report.codec import decode_fields, decode_record, encode
 
 __all__ = [
     "AUTOCAST_OFF",
@@ -42,7 +42,7 @@ __all__ = [
     "Step",
     "TensorInfo",
     "Unseen",
-    "frozen",
+    "arguments_of",
     "infos_of",
     "records_of",
 ]
@@ -272,30 +272,37 @@ class Call:
         Args:
             tensor: Returns the value of a tensor among the arguments or results.
         """
-        data = {name: encode(getattr(self, name)) for name in self.__slots__ if name not in TENSORS}
+        pairs = {name: {key: encode(value) for key, value in getattr(self, name)} for name in ("autocast", "arguments")}
         tensors = {name: [tensor(info) for info in getattr(self, name)] for name in TENSORS}
-        return (
-            data
-            | tensors
-            | {name: dict(getattr(self, name)) for name in ("arguments",)}
-            | {"autocast": {device: encode(dtype) for device, dtype in self.autocast}}
-        )
+        plain = {name: encode(getattr(self, name)) for name in self.__slots__ if name not in (*pairs, *tensors)}
+        return {**plain, **pairs, **tensors}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Call:
-        """Returns the call from the data of `to_dict`."""
-        named = {name: decode(Mapping[str, Any], data[name]) for name in ("autocast", "arguments")}
-        pairs = {"autocast": list(named["autocast"].items()), "arguments": frozen(named["arguments"])}
-        found: Call = decode_fields(cls, {**data, **pairs})
-        return found
+    def from_dict(cls, data: Mapping[str, Any], tensor: Callable[[Any], Any] = lambda data: data) -> Call:
+        """Returns the call from the data of `to_dict`.
+
+        Args:
+            data: The data.
+            tensor: Returns a tensor, or its dict, from its value.
+        """
+        kinds = dict.fromkeys(TENSORS, list[Any]) | dict.fromkeys(("autocast", "arguments"), Mapping[str, Any])
+        read = decode_record(kinds, data)
+        tensors = {name: list(map(tensor, read[name])) for name in TENSORS}
+        arguments = arguments_of(read["arguments"])
+        call: Call = decode_fields(
+            cls, {**data, **tensors, "autocast": list(read["autocast"].items()), "arguments": arguments}
+        )
+        return call
 
 
-def frozen(data: Any) -> Any:
-    """Returns arguments from JSON as `Call` has them: tuples of pairs for dicts, and tuples for lists."""
-    if isinstance(data, Mapping):
-        return tuple((name, frozen(value)) for name, value in data.items())
+def arguments_of(data: Mapping[str, Any]) -> tuple[tuple[str, Argument], ...]:
+    """Returns arguments as `Call` has them from a dict, with tuples for lists."""
+    return tuple((name, _frozen(value)) for name, value in data.items())
+
+
+def _frozen(data: Any) -> Any:
     if isinstance(data, list | tuple):
-        return tuple(map(frozen, data))
+        return tuple(map(_frozen, data))
     if data is None or isinstance(data, bool | int | float | str):
         return data
     raise TypeError(f"expected an argument, got {data!r}")

@@ -36,10 +36,10 @@ from torch_promote.observe.events import (
     Step,
     TensorInfo,
     Unseen,
-    frozen,
+    arguments_of,
 )
 from torch_promote.observe.values import NonfiniteValues, Values
-from torch_promote.report.codec import decode, decode_fields, decode_record, encode
+from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
 
@@ -376,7 +376,7 @@ class _Reader:
             "tensor": lambda data: self._tensors.append(decode(TensorInfo, data)),
             "kind": self._read_kind,
             "thread": self._read_thread,
-            "arguments": lambda data: self._arguments.append(frozen(decode(Mapping[str, Any], data))),
+            "arguments": lambda data: self._arguments.append(arguments_of(decode(Mapping[str, Any], data))),
             "values": lambda data: self._values.append(Values.from_json(data)),
             "source": self._read_source,
             "name": self._read_name,
@@ -404,11 +404,11 @@ class _Reader:
         self._report.environment = decode(dict[str, str], data)
 
     def _read_kind(self, data: Any) -> None:
-        own = {name: encode(value) for name, value in _OWN_FIELDS.items()}
-        tensors = {name: tuple(_at(self._tensors, one) for one in data[name]) for name in TENSORS}
-        shared = {name: self._known.setdefault(infos, infos) for name, infos in tensors.items()}
-        autocast = list(decode(Mapping[str, Any], data["autocast"]).items())
-        self._kinds.append(decode_fields(Call, {**own, **data, **shared, "autocast": autocast}))
+        own = {name: encode(value) for name, value in _OWN_FIELDS.items()} | {"arguments": {}}
+        call = Call.from_dict({**own, **data}, lambda number: _at(self._tensors, number))
+        shared: dict[str, Any] = {name: getattr(call, name) for name in TENSORS}
+        shared = {name: self._known.setdefault(infos, infos) for name, infos in shared.items()}
+        self._kinds.append(dataclasses.replace(call, **shared))
 
     def _read_source(self, data: Any) -> None:
         info, values = _at(self._tensors, data["info"]), _at(self._values, data["values"])
@@ -431,7 +431,7 @@ class _Reader:
 
     def _read_state(self, data: Any) -> None:
         tensors = {name: _at(self._values, number) for name, number in data["tensors"].items()}
-        numbers = dict(frozen(decode(Mapping[str, Any], data["numbers"])))
+        numbers = dict(arguments_of(decode(Mapping[str, Any], data["numbers"])))
         self._report.states.append(OptimizerState(decode(int, data["step"]), tensors, numbers))
 
     def _read_step(self, data: Any) -> None:
