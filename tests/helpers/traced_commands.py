@@ -15,11 +15,8 @@ from torch_promote.cli.program import main
 
 #: In the fork, torch is imported already, so its entry point does not load this package.
 _AS_SCRIPT = """
-import json, os, sys
+import sys
 import _torch_promote_hooks, runpy
-if "TORCH_PROMOTE_TRACED" in os.environ:  # its parent is the process that makes forks, and it stands for the command
-    made, server, command = os.getpid(), os.getppid, json.loads(os.environ["TORCH_PROMOTE_TRACED"])["command"]
-    os.getppid = lambda: command if os.getpid() == made else server()
 _torch_promote_hooks.autoload()
 sys.argv = sys.argv[1:]
 if sys.argv[0] == "-m":
