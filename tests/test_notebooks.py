@@ -14,6 +14,7 @@ from helpers.made_up_comparisons import small_comparison, small_tuning
 from helpers.made_up_traces import small_report
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
+from torch_promote.observe.call import Unseen
 from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
 EVIL = "<script>&"
@@ -29,7 +30,7 @@ def _crosscheck() -> CrosscheckReport:
 
 def _nonfinite() -> NonfiniteReport:
     report = NonfiniteReport()
-    report.not_seen.append(EVIL)
+    report.not_seen.append(Unseen("threads", 1, EVIL))
     return report
 
 

@@ -116,7 +116,6 @@ WRONG = [
     ("run --override mm=fp32,mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
     ("trace", "trace what? Name a script"),
     ("trace --html run.htm x.py", "argument --html: run.htm: the file's name has to end in .html."),
-    ("trace --json a.trace.json x.py", "end in .json. A file for Perfetto is an option of its own"),
     ("trace --json a.json x.py", "argument --json: a.json: this is a folder. Name a file in it."),
     ("trace --json locked/a.json x.py", "locked/a.json: it cannot be written (permission"),
     ("trace --steps 3:3 x.py", "3:3: there is no step in it. B comes after A"),
@@ -168,10 +167,14 @@ WRONG = [
     ("why 'sofmax(f4[2])'", "no function of PyTorch is called 'sofmax'. Closest: softmax"),
     ("why 'int32[3] +'", "'int32[3] +' is not a valid expression"),
     ("why 'int8[3]' README.md docs", "The shell may have changed it: put the expression in quotes."),
-    ("trace --read gone.json softmax", "gone.json'. `torch-promote trace --json"),
-    ("trace --read other.json softmax", 'its "format" is None'),
-    ("trace --read text.json softmax", "it is not JSON"),
-    ("trace --read text.json softmax mm", "--read takes one PATTERN, got 'softmax mm'."),
+    (
+        "trace --read gone.jsonl.gz softmax",
+        "'gone.jsonl.gz': No such file or directory. Pass a file that trace(record=",
+    ),
+    ("trace --read text.json softmax", "its name does not end in .jsonl.gz. Pass a file that trace(record="),
+    ("trace --read text.jsonl.gz softmax", "it is not a gzip file"),
+    ("trace --read text.jsonl.gz softmax mm", "it runs no program. Got 2 patterns."),
+    ("trace --read text.jsonl.gz --stock", "it runs no program. Got --stock."),
 ]
 
 
@@ -181,7 +184,7 @@ def test_a_wrong_command_line_is_one_line_and_runs_nothing(
 ) -> None:
     for name in ("a.json", "empty", "locked"):
         (folder / name).mkdir()
-    for name, text in (("x.py", "open('ran', 'w')"), ("other.json", '{"traceEvents": []}'), ("text.json", "no JSON")):
+    for name, text in (("x.py", "open('ran', 'w')"), ("text.json", "text"), ("text.jsonl.gz", "text")):
         (folder / name).write_text(text)
     allows = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all

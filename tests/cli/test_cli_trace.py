@@ -1,4 +1,4 @@
-"""`torch-promote trace`, `find-nan` and `explain`: the program runs as under `run`, its reports are in the files."""
+"""`torch-promote trace` and `find-nan`: the program runs as under `run`, its reports are in the files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ import torch_promote as tp
 from helpers.autoloading import entry_point, folder
 from helpers.command_line import Capture, error_of, terminal_of_80_columns, text_of
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
+from torch_promote.cli.program import main
 from torch_promote.cli.user_program import Outcome, report_each
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Record
 from torch_promote.observe.call import Call
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import SUFFIX
+
+RECORD = f"run{SUFFIX}"
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
 
@@ -43,25 +47,25 @@ def steps_in(report: TraceReport) -> int:
 
 
 def test_the_program_and_the_files(script: Path, capfd: Capture) -> None:
-    files = ["--json", "run.json", "--html", "run.html", "--csv", "run.csv", "--perfetto", "run.trace.json"]
+    files = ["--json", "run.json", "--html", "run.html", "--record", RECORD]
     status, out, err = command_run(capfd, "trace", *files, "train.py", "2")
     assert (status, out) == (0, "ended\n")
-    report = TraceReport.load(script / "run.json")
+    report = tp.load(script / RECORD)
     assert report.steps == steps_in(report) == 2
     assert {call.policy_source for call in report.calls.where(op="linear")} == {"PyTorch's table"}
     assert report.calls.where(op="softmax")[0].line == f"train.py:{line_of('loss = ')}"
     assert set(str(report).split()) <= set(err.split())
-    assert err.endswith("torch-promote: wrote run.html, run.json, run.csv, run.trace.json\n")
+    assert f"torch-promote: recorded {RECORD}\n" in err
+    assert err.endswith("torch-promote: wrote run.html, run.json\n")
     assert (script / "run.html").read_text().startswith("<!")
-    assert len((script / "run.csv").read_text().splitlines()) == len(report.calls) + 1
-    assert json.loads((script / "run.trace.json").read_text())["traceEvents"]
+    assert len(json.loads((script / "run.json").read_text())["calls"]) == len(report.calls)
 
 
 def test_the_options_of_regions(script: Path, capfd: Capture) -> None:
     overrides = ["--override", "linear=fp32", "--override", "exp=fp32"]
-    status, _, err = command_run(capfd, "trace", "--json", "run.json", *overrides, "train.py", "1")
+    status, _, err = command_run(capfd, "trace", "--record", RECORD, *overrides, "train.py", "1")
     assert status == 0
-    [call, _] = TraceReport.load(script / "run.json").calls.where(op="linear")
+    [call, _] = tp.load(script / RECORD).calls.where(op="linear")
     assert (call.policy, call.policy_source) == (CastPolicy.fp32, f"install, region at train.py:{line_of('autocast')}")
     assert ["exp", "fp32", "cpu,", "cuda,", "xpu,", "mps", "install"] in [line.split() for line in err.splitlines()]
 
@@ -70,22 +74,22 @@ def test_stock_values_and_max_calls(script: Path, capfd: Capture) -> None:
     asks = "import torch_promote; print(torch_promote.installed())"
     options = ("--stock", "--values", "--max-calls=20", "--json", "run.json")
     assert command_run(capfd, "trace", *options, "train.py", "1", asks)[:2] == (0, "None\nended\n")
-    report = TraceReport.load(script / "run.json")
-    assert len(report.calls) == 20
-    assert report.dropped == report.total.calls - 20 > 0
-    assert any(call.values for call in report.calls)
-    assert report.calls.where(op="linear")[0].policy_source == "PyTorch's table"
+    data = json.loads((script / "run.json").read_text())
+    assert len(data["calls"]) == 20
+    assert data["dropped"] == data["totals"]["calls"] - 20 > 0
+    assert any(data["values"].values())
+    assert next(call for call in data["calls"] if call["op"] == "aten::linear")["policy_source"] == "PyTorch's table"
 
 
 def test_losses_that_are_nan(script: Path, capfd: Capture) -> None:
     code = "if step == 2: torch.nn.init.constant_(model[2].bias, float('nan'))"
-    status, _, err = command_run(capfd, "trace", "--values", "--json", "run.json", "train.py", "4", code)
+    status, _, err = command_run(capfd, "trace", "--record", RECORD, "train.py", "4", code)
     assert status == 0
     what = "2 of 4 losses are NaN, from step 2"
-    title, verdict = err.splitlines()[:2]
+    _, title, verdict = err.splitlines()[:3]
     assert title.endswith(what)
     assert verdict.startswith(f"{what}. The first inf or NaN: aten::fill_.Scalar, forward, (model), ")
-    status, out, _ = command_run(capfd, "trace", "--read", "run.json", "(model)")
+    status, out, _ = command_run(capfd, "trace", "--read", RECORD, "(model)")
     assert status == 0
     assert what in " ".join(out.split())
 
@@ -97,9 +101,9 @@ def test_steps(script: Path, capfd: Capture, steps: str, count: int, between: in
     PyTorch calls the hooks of optimizers one after the other. A trace begins and ends among the program's own.
     """
     hook = "from torch.optim import optimizer as o; o.register_optimizer_step_post_hook(lambda *args: None)"
-    found = command_run(capfd, "trace", "--steps", steps, "--json", "run.json", "train.py", "4", hook)
+    found = command_run(capfd, "trace", "--steps", steps, "--record", RECORD, "train.py", "4", hook)
     assert found[:2] == (0, "ended\n")
-    report = TraceReport.load(script / "run.json")
+    report = tp.load(script / RECORD)
     assert report.steps == steps_in(report) == count
     assert len(report.calls.where(op="sign")) == between
     assert len(report.calls.where(op="sub_")) == 4 * count
@@ -164,10 +168,10 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
 
 
 def test_what_there_is_is_kept(script: Path, capfd: Capture) -> None:
-    arguments = ("trace", "--json", "run.json", "train.py", "5", "if step == 2: raise KeyboardInterrupt")
+    arguments = ("trace", "--record", RECORD, "train.py", "5", "if step == 2: raise KeyboardInterrupt")
     status, out, err = command_run(capfd, *arguments)
     assert (status, out, "Traceback" in err) == (130, "", True)
-    assert steps_in(TraceReport.load(script / "run.json")) == 2
+    assert steps_in(tp.load(script / RECORD)) == 2
 
 
 def test_a_program_without_a_report(script: Path, capfd: Capture) -> None:
@@ -209,15 +213,15 @@ def test_processes_of_the_program(script: Path, capfd: Capture) -> None:
         "        one = multiprocessing.get_context('fork').Process(target=train, args=arguments)\n"
         "        one.start(); one.join()\n"
     )
-    status, _, err = command_run(capfd, "trace", "--json", "run.json", "--perfetto", "run.trace.json", "launch.py")
+    status, _, err = command_run(capfd, "trace", "--record", RECORD, "--html", "run.html", "launch.py")
     assert status == 0
     names = sorted(re.sub("pid[0-9]+", "pid", file.name) for file in script.glob("run.*"))
     tags = ("pid", "rank0", "rank1")
-    assert names == [f"run.{tag}{end}" for tag in tags for end in (".json", ".trace.json")]
+    recorded = [RECORD, *(f"run.{tag}{SUFFIX}" for tag in tags[1:])]  # the worker's is gone with the command
+    assert names == sorted([*recorded, *(f"run.{tag}.html" for tag in tags)])
     assert re.findall("^torch-promote: (rank0|rank1|pid)", err, re.M) == ["rank0", "rank1", "pid"]
-    [left_out] = TraceReport.load(script / "run.rank0.json").not_seen
-    assert left_out.startswith("other processes, such as workers that load data: ")
-    report = TraceReport.load(script / "run.rank1.json")
+    assert "Calls of other processes, such as workers that load data: " in " ".join(err.split())
+    report = tp.load(script / f"run.rank1{SUFFIX}")
     assert {call.op for call in report.calls.where(policy="lower_precision_fp")} == {"aten::matmul"}
     assert not report.calls.where(op="exp")  # neither the parent's, nor the worker's
 
@@ -226,7 +230,7 @@ def traced(process: int, parent: int, rank: int | None, casts: bool) -> Record:
     report = TraceReport(10)
     policy = CastPolicy.fp32 if casts else None
     report.add(Call("aten::exp", "", "", "forward", "", (), (), (), (), policy, "", False, 1))
-    return Record(process, parent, rank, 0, report)
+    return Record(process, parent, rank, report=report)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ HERE = Namespace(is_process=False)
 
 
 def nonfinite(process: int, found: bool | None, rank: int | None = None) -> Record:
-    return Record(process, 0, rank, 3, None, found, f"text {process}", {"process": process})
+    return Record(process, 0, rank, steps=3, found=found, text=f"text {process}", data={"process": process})
 
 
 def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
@@ -270,9 +274,9 @@ def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
 def test_a_file_of_a_trace_that_cannot_be_written(capfd: Capture, folder: Path) -> None:
     """It is an error of the command at the end, and the report's other files are there."""
     (folder / "run.rank0.json").mkdir()
-    files = {".json": "run.json", ".csv": "run.csv"}
+    files = {".json": "run.json", ".html": "run.html"}
     assert report_each(HERE, Outcome(0, 1, {1: traced(1, 0, 0, True)}), files) == 1
-    assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.csv\n" in capfd.readouterr().err
+    assert "it is a folder. Name a file in it.\ntorch-promote: wrote run.rank0.html\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["trace", "compare", "tune --tolerance 1"])
@@ -292,15 +296,17 @@ def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
     with tp.trace(model) as report, tp.my_autocast("cpu"):
         model(torch.ones(2, 4))
-    report.save("run.json")
+    report.save(RECORD)
+    report = tp.load(RECORD)
     for pattern in ("0", "softmax", "aten::linear", "test_cli_trace.py"):
         explanation = report.explain(pattern)
-        assert text_of(capsys, "trace", "--read", "run.json", pattern) == f"{explanation.text(None)}\n"
-    assert text_of(capsys, "trace", "--read", "run.json", "--csv", "run.csv") == f"{report.text(None)}\n"
-    report.save("expected.csv")
-    assert Path("run.csv").read_text() == Path("expected.csv").read_text()
+        assert text_of(capsys, "trace", "--read", RECORD, pattern) == f"{explanation.text(None)}\n"
+    assert main(["trace", "--read", RECORD, "--json", "run.json"]) == 0
+    assert capsys.readouterr() == (f"{report.text(None)}\n", "torch-promote: wrote run.json\n")
+    report.save("expected.json")
+    assert Path("run.json").read_text() == Path("expected.json").read_text()
     for arguments, message in (
-        (("run.json", "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
-        (("run.json", ""), "explain what? Got ''. Legal: a module's path"),
+        ((RECORD, "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
+        ((RECORD, ""), "explain what? Got ''. Legal: a module's path"),
     ):
         assert message in error_of(capsys, "trace", "--read", *arguments)

@@ -415,6 +415,8 @@ def test_all_calls_are_recorded_whatever_is_stored(path: Path) -> None:
     assert len(report.calls) == 10
     assert len(read.calls) == report.total.calls
     assert read.calls[-1].op == train(net()).calls[-1].op
+    few = TraceReport.load(path, 10)
+    assert (few.values, few.reads, few.total.calls) == (report.values, report.reads, report.total.calls)
 
 
 def test_a_step_of_a_transformer_is_small(path: Path) -> None:

@@ -21,7 +21,7 @@ which dtype and why: the policy of each call, who set it, and the casts with
 their lines. A summary goes to stderr, stdout is the program's.
 
 {PROGRAM}
---read runs nothing: it shows a trace that --json wrote. PATTERN explains the
+--read runs nothing: it shows what --record wrote. PATTERN explains the
 calls of a module, an op or a line in it: in which dtypes they came, ran and
 returned, by which policy and who set it, what was cast, what you can change.
 """

@@ -12,6 +12,7 @@ import contextlib
 import json
 import multiprocessing.util
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,7 @@ class _Process:
         self._tracer: Tracer | None = None
         self._file = ""
         self._inherited: Any = None  # the origin that the parent found
+        self._rank_before: int | None = None  # of the process that was forked
         self._watching = watch_steps(self._stepped)
         self._watching.__enter__()
         if request.first == 0:
@@ -171,6 +173,7 @@ class _Process:
     def _forget(self) -> None:
         # The parent reports the existing records.
         self._steps = 0
+        self._rank_before = _rank()
         if self._tracer is not None:
             self._file = str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
             self._tracer.forget(self._file)
@@ -181,7 +184,11 @@ class _Process:
         self._end()
         record = Record(os.getpid(), os.getppid(), _rank(), steps=self._steps)
         if self._tracer is not None:
-            record.recording = self._file if os.path.exists(self._file) else ""
+            if os.path.exists(self._file):
+                record.recording = self._file
+                if record.rank != self._rank_before and self._file != self._name_file():
+                    record.recording = self._name_file()  # a launcher that forks says the rank afterwards
+                    shutil.move(self._file, record.recording)
         elif self._report is not None:
             data = self._report.to_dict()
             record.found = bool(self._report.found) and data["origin"] != self._inherited

@@ -698,9 +698,8 @@ class Walk:
             for one in common
             if self.one.named[one].values.digest != self.other.named[one].values.digest and one != name
         ]
-        listed = f": {_listed(others)}" if others else ""
-        verb = "differ" if others else "differs"
-        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} {verb}{listed}."
+        listed, differ = (f": {_listed(others)}", "differ") if others else ("", "differs")
+        return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} {differ}{listed}."
 
     def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> bool:
         """Explains that a tensor from outside of the recorded calls differs."""

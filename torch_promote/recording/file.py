@@ -338,7 +338,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
 
 def _check(report: Recording) -> None:
     """Raises ValueError if a call or source names what the report does not have."""
-    sources, calls = len(report.sources), len(report.calls)
+    sources, calls = len(report.sources), len(report.calls) + report.dropped
     for number, reads in report.reads.items():
         if any(not -sources <= one < number for read in reads for one in read.written_by):
             raise ValueError(f"call {number} reads what is neither a call before it nor a source")
@@ -443,7 +443,6 @@ class _Reader:
         draw: Any = "",
         casts: Any = (),
     ) -> None:
-        number = len(self._report.calls)
         start, duration, cast_time, thread = decode(tuple[int, int, int, int], times)
         self._started += start
         call = _at(self._kinds, kind)
@@ -452,7 +451,7 @@ class _Reader:
             dataclasses.replace(cast, tensor=tensor, earlier=earlier)
             for cast, (tensor, earlier) in zip(call.casts, pairs, strict=True)
         ]
-        self._report.add(
+        number = self._report.add(
             dataclasses.replace(
                 call,
                 module=_at(self._modules, module),
@@ -464,6 +463,8 @@ class _Reader:
                 thread=thread,
             )
         )
+        if number >= len(self._report.calls):
+            return  # beyond `max_calls`
         if values:
             self._report.values[number] = tuple([_at(self._values, one) for one in values])
         if reads:

@@ -359,6 +359,8 @@ class Measurer:
     def _elements(tensor: torch.Tensor) -> torch.Tensor | None:
         if _C.is_measurable(tensor):
             return tensor
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None  # a synchronization would end the capture with an error
         with unnoticed(), contextlib.suppress(RuntimeError, NotImplementedError):  # the layout or subclass lacks an op
             elements = readable(tensor)
             return None if elements is None else elements.cpu().contiguous()
