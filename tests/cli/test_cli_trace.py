@@ -17,7 +17,6 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns, text
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli.program import main
 from torch_promote.cli.user_program import Outcome, report_each
-from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Record
 from torch_promote.observe.call import Call
 from torch_promote.policy.op_table import CastPolicy
@@ -160,8 +159,8 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
     assert status == 0
     assert err.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
     assert "GradScaler(init_scale=" in err
-    report = NonfiniteReport.load(script / "nan.json")
-    assert (report.scaler.skipped, report.origin) == (3, None)
+    data = json.loads((script / "nan.json").read_text())
+    assert (data["scaler"]["skipped"], data["origin"]) == (3, None)
 
 
 # How it ends
