@@ -92,23 +92,13 @@ class BuildError(Exception):
 
 
 def minor_version(version: str) -> str | None:
-    """Returns the minor version of a release of PyTorch; None for any other build.
-
-    Example:
-        >>> minor_version("2.13.1+cu130"), minor_version("2.16.0.dev20260101"), minor_version("2.13.0a0+git1a2b3c4")
-        ('2.13', None, None)
-    """
+    """Returns the minor version of a release of PyTorch; None for any other build."""
     found = _RELEASE.fullmatch(version)
     return found and found[1]
 
 
 def fits(built_with: str, running: str) -> bool:
-    """Whether an extension that was compiled against one PyTorch runs with another.
-
-    Example:
-        >>> fits("2.13.0+cpu", "2.13.1+cu130"), fits("2.13.0", "2.14.0"), fits("2.13.0", "2.13.0a0+git1a2b3c4")
-        (True, False, False)
-    """
+    """Whether an extension that was compiled against one PyTorch runs with another."""
     minor = minor_version(running)
     return built_with == running or (minor is not None and minor == minor_version(built_with))
 
@@ -126,14 +116,11 @@ def cache_folder() -> Path | None:
 
 
 def cached_extension(version: str) -> Path | None:
-    """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not.
+    """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not. None: no cache.
 
     The name has the full version, a hash of the sources, and the tag of Python and the platform. So an upgrade of any
     of them never loads an old extension. The hash also covers what distinguishes two builds of one version of PyTorch,
     such as of a checkout before and after an edit: the commit, and the size of the library.
-
-    Returns:
-        The path, or None if the C++ sources are not installed, or there is no `cache_folder`.
     """
     import torch
 
@@ -214,12 +201,7 @@ def _write_includes(target: Path, headers: list[str]) -> None:
 
 
 def extension(generated: Path, *options: str) -> Any:
-    """Returns the extension module for setuptools.
-
-    Args:
-        generated: The folder of `write_sources`, relative to the working directory.
-        options: More options of the compiler.
-    """
+    """Returns the extension module for setuptools. The folder is that of `write_sources`, a relative path."""
     from torch.utils.cpp_extension import CppExtension, include_paths
 
     return CppExtension(

@@ -66,13 +66,7 @@ _CACHE_MODES: tuple[str | None, ...] = (None, *_C.CACHE_MODES)
 
 
 class DeviceSpec(NamedTuple):
-    """The settings of a region for one device type.
-
-    Attributes:
-        device_type: One of `DEVICE_TYPES`.
-        dtype: The autocast dtype.
-        enabled: Whether autocast is on.
-    """
+    """The settings of a region for one device type."""
 
     device_type: str
     dtype: torch.dtype
@@ -84,28 +78,18 @@ class RegionSpec(NamedTuple):
 
     The packed form has 16 hexadecimal digits. Regions hold it, the extension reads it, and graphs of torch.compile
     contain it. It is a str because Dynamo treats a str as a constant (an int that changes between calls becomes a
-    symbol), and FX can print, hash and pickle it.
-
-    Attributes:
-        devices: The device types that it changes.
-        cache_enabled: The cache flag; None leaves it unchanged.
-        cache_mode: One of `_C.CACHE_MODES`; None leaves the mode unchanged.
-        policy_change: The extension's number for the region's policy change, 0 for none. It is valid only in this
-            process, and only as long as something holds the change.
+    symbol), and FX can print, hash and pickle it. None leaves a setting of the cache unchanged.
     """
 
     devices: tuple[DeviceSpec, ...] = ()
     cache_enabled: bool | None = None
-    cache_mode: str | None = None
+    cache_mode: str | None = None  # one of `_C.CACHE_MODES`
+    # The extension's number for the region's policy change, 0 for none. It is valid only in this process, and only as
+    # long as something holds the change.
     policy_change: int = 0
 
     def pack(self) -> str:
-        """Returns the packed form.
-
-        Example:
-            >>> RegionSpec((DeviceSpec("cpu", torch.bfloat16, True),), True).pack()
-            '00000001000000cf'
-        """
+        """Returns the packed form."""
         bits = self.policy_change << _POLICY_CHANGE_SHIFT
         if self.cache_enabled is None:
             bits |= _KEEPS_CACHE
@@ -119,12 +103,7 @@ class RegionSpec(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: str) -> RegionSpec:
-        """Returns the spec that a str was packed from.
-
-        Example:
-            >>> RegionSpec.unpack("00000001000000cf").devices
-            (DeviceSpec(device_type='cpu', dtype=torch.bfloat16, enabled=True),)
-        """
+        """Returns the spec that a str was packed from."""
         bits = int(packed, 16)
         fields = ((name, bits >> (_BITS_PER_DEVICE * index)) for index, name in enumerate(DEVICE_TYPES))
         return cls(
@@ -140,21 +119,13 @@ class RegionSpec(NamedTuple):
 
 
 def register_change(
-    changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]],
-    replaces: bool = False,
-    tables: int | None = None,
+    changes: Iterable[tuple[str, str, CastPolicy | torch.dtype]],  # policies that are legal for the overloads
+    replaces: bool = False,  # starts from stock's policy and `register_policy`, not from the region around
+    tables: int | None = None,  # None: those of the region around, or none if it replaces its policy
 ) -> _C.HeldChange:
     """Returns a change of policy in the extension. An op without a row gets a kernel on the autocast key.
 
-    Args:
-        changes: Full names of overloads, device types, and policies that are legal for them.
-        replaces: Whether the change starts from stock's policy and what `register_policy` added, and not from the
-            policy of the region around.
-        tables: The number of the policy's tables for modules. None: those of the region around, or none if the change
-            replaces its policy.
-
-    Raises:
-        PolicyError: The extension cannot give one of the ops a kernel.
+    Raises PolicyError if it cannot get one.
     """
     coded = [
         (_op_number(name), DEVICE_TYPES.index(device_type), policy_byte(policy))
@@ -214,21 +185,15 @@ def _policy_names() -> dict[int, str]:
 
 
 class NumberedTables:
-    """Module tables with a number, for one model or for all models that `Policy.apply_to` was called with.
-
-    Attributes:
-        number: The number.
-        tables: The tables.
-        applied: To how many models `Policy.apply_to` applies them.
-        bindings: The live objects that have modules follow the tables. Code that enters the tables again holds them.
-    """
+    """Module tables with a number, for one model or for all models that `Policy.apply_to` was called with."""
 
     __slots__ = ("__weakref__", "applied", "bindings", "number", "tables")
 
     def __init__(self, number: int, tables: Tables) -> None:
         self.number: int = number
         self.tables: Tables = tables
-        self.applied: int = 0
+        self.applied: int = 0  # to how many models `Policy.apply_to` applies them
+        # The live objects that have modules follow the tables. Code that enters the tables again holds them.
         self.bindings: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

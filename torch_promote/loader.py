@@ -30,9 +30,6 @@ def pass_over(key: str) -> None:
     Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
     AutocastCUDA and others. Without an entry for our key, the operator would raise.
 
-    Args:
-        key: The key's name, such as "AutocastPrivateUse1".
-
     Source: torch/_ops.py, HigherOrderOperator.__init__ (v2.13).
     """
     by_default = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
@@ -55,11 +52,8 @@ def check_extension() -> None:
     """Imports the `torch_promote._C` that fits the running PyTorch, and checks that it is usable.
 
     NOTE [ Which extension ] in building.py lists where it may be. The logger "torch_promote" gets a debug message with
-    the file that was taken.
-
-    Raises:
-        ExtensionError: No extension fits or loads, or another package owns the dispatch key AutocastPrivateUse1. Or the
-            package was imported before, and deleted from `sys.modules`.
+    the file that was taken. Raises ExtensionError also if another package owns the dispatch key AutocastPrivateUse1, or
+    if the package was imported before, and deleted from `sys.modules`.
     """
     with ending_the_command(ExtensionError):
         _check_extension()
@@ -164,12 +158,7 @@ def is_first_import() -> bool:
 
 
 def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
-    """Calls a function in the first import of the package; in a further one only if it has raised until then.
-
-    Args:
-        function: The function.
-        errors: Those of `ending_the_command`.
-    """
+    """Calls a function in the first import of the package; in a further one only if it has raised until then."""
     from torch_promote import _C
 
     if vars(_C).get("_done"):

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.known_gaps import known_gaps, parse_gaps
+from torch_promote.checking.known_gaps import GapError, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 
 NAN = float("nan")
@@ -67,6 +67,11 @@ def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -
     finding = Finding("strides", "(1,)", "(2,)")
     (gap,) = parse_gaps(text, "here").calls
     assert gap.explains("aten::add.Tensor", finding, [torch.ones(2)]) == found
+
+
+def test_a_gap_without_its_keys_is_an_error() -> None:
+    with pytest.raises(GapError, match=r"^gaps\.toml, call 1: missing kind, reason, wrong\.$"):
+        parse_gaps('[[call]]\nop = "aten::mm"', "gaps.toml")
 
 
 def test_a_gap_of_fake_tensors_is_counted() -> None:

@@ -250,3 +250,10 @@ def test_the_file_of_gaps_names_entries_that_exist() -> None:
     for gap in (*known_gaps().samples, *known_gaps().nondeterministic):
         device = "cpu" if gap.device in ("cpu", "*") else "fake-cuda"
         assert any(gap.covers(entry.name, gap.device) for entry in entries(Options(device))), gap
+
+
+def test_a_copy_of_an_expanded_argument_is_expanded_and_copied_once() -> None:
+    row = torch.ones(1).expand(3)
+    first, second = entry_run.copied([row, row])
+    assert first.stride() == (0,)
+    assert first is second is not row

@@ -23,7 +23,7 @@ from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.policy.policy import Policy
 from torch_promote.report import base, page, plot, terminal
 from torch_promote.report.base import Branch, Chart, Code, Column, Content, Listing, Report, Series, Table, Tree
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.codec import decode, decode_record, encode, place_of
 
 INF = math.inf
 
@@ -183,10 +183,50 @@ def test_dtypes_that_repeat_are_shown_once() -> None:
     assert base.spell("float32 -> bfloat16 -> bfloat16; 1 more", "dtypes") == "fp32 -> bf16; 1 more"
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (12, "bytes", "12 B"),
+        (1536, "bytes", "1.5 KiB"),
+        (52_428_800, "bytes", "50 MiB"),
+        (1200, "count", "1,200"),
+        ("/home/a/train.py:41", "line", "train.py:41"),
+        ({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes", "fp32 -> bf16; 1 more"),
+        (1 / 3, "percent", "33 %"),
+        (1 / 300, "percent", "0.3 %"),
+        (1 / 9000, "percent", "< 0.1 %"),
+        (0.0, "percent", "0 %"),
+        (0.0, "number", "0"),
+        (1.2e-5, "number", "1.2e-5"),
+        (0.0123, "number", "0.012"),
+        (1234.5, "number", "1234"),
+        (3e7, "number", "3e+7"),
+        (math.inf, "number", "inf"),
+    ],
+)
+def test_a_value_is_written_as_its_column_says(value: base.Cell, kind: base.Kind, text: str) -> None:
+    assert base.spell(value, kind) == text
+
+
+def test_a_heat_map_has_a_colour_beyond_the_scale_for_infinity() -> None:
+    assert base.heat_shares([1e-3, 1.0, math.inf, 0.0]) == [0.05, 1.0, 1.5, 0.0]
+    assert base.heat_shares([math.inf, math.nan]) == [1.5, 0.0]
+
+
 def test_plot_draws_the_charts_and_shows_itself_in_a_notebook() -> None:
     figure = example().plot()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Bars", "Heat map", "Trials", "Over time"]
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+def test_a_module_that_only_contains_others_is_in_the_tree() -> None:
+    branches = [Branch(path, (), ()) for path in ("blocks.0", "blocks.1", "head")]
+    nodes, left_out = page.nodes_of(Tree("", (), branches))
+    assert [(node.path, [child.name for child in node.children]) for node in nodes] == [
+        ("blocks", ["0", "1"]),
+        ("head", []),
+    ]
+    assert left_out == 0
 
 
 def test_an_empty_report_has_all_forms() -> None:
@@ -224,6 +264,12 @@ def test_a_report_can_be_saved_and_loaded(value: Example, tmp_path: Path) -> Non
 def test_decode_rejects(kind: object, data: object) -> None:
     with pytest.raises((TypeError, ValueError, KeyError)):
         decode(kind, data)
+
+
+def test_an_error_of_decode_knows_its_place() -> None:
+    with pytest.raises(TypeError, match=r"expected int, got '2'") as error:
+        decode_record({"sites": list[int]}, {"sites": [1, "2"], "more": None})
+    assert place_of(error.value) == "sites[1]"
 
 
 @pytest.mark.parametrize(

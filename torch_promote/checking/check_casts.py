@@ -104,11 +104,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
 
 def use_environment() -> None:
-    """Switches the check on if the environment says so.
-
-    Raises:
-        OptionError: TORCH_PROMOTE_CHECK_CASTS is neither empty nor 0 nor 1.
-    """
+    """Switches the check on if the environment says so."""
     global _in_environment
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):

@@ -30,17 +30,10 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs.
+    """One thing that differs."""
 
-    Attributes:
-        kind: "structure", "value", an attribute of a tensor such as "dtype" or "shape", "strides", or "bits".
-        where: Which leaf of the result, such as "result[1]".
-        ours: The value in the first result.
-        stock: The value in the second.
-    """
-
-    kind: str
-    where: str
+    kind: str  # "structure", "value", "strides", "bits", or an attribute of a tensor such as "dtype"
+    where: str  # which leaf of the result, such as "result[1]"
     ours: str
     stock: str
 
@@ -49,24 +42,10 @@ class Difference:
 
 
 def compare(ours: Any, stock: Any, where: str = "result") -> list[Difference]:
-    """Returns the differences between two results; for each tensor, the first one.
+    """Returns the differences between two results; for each tensor, the first one. `where` names the result in them.
 
-    Args:
-        ours: A tensor or a nested container of tensors and other values.
-        stock: The result that `ours` should be equal to.
-        where: The name of the result in `Difference.where`.
-
-    Returns:
-        The differences; none for results that are equal in structure, dtype, shape, device, layout, requires_grad,
-        strides and bits. NaNs are equal if their bits are. Fake tensors have no bits; everything else is compared.
-
-    Example:
-        >>> compare(torch.ones(2), torch.ones(2))
-        []
-        >>> print(*compare((torch.ones(2), 1), (torch.ones(2).double(), 1)))
-        result[0]: dtype torch.float32 against torch.float64
-        >>> print(*compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
-        result[0]: bits 1 of 2 elements, the first at [1]: 2.0 against 2.5
+    Equal results have the same structure, dtypes, shapes, devices, layouts, requires_grad, strides and bits. NaNs are
+    equal if their bits are. Fake tensors have no bits; everything else is compared.
     """
     if _is_flat(ours) and _is_flat(stock) and len(ours) == len(stock):
         ours_leaves, stock_leaves = ours, stock
@@ -121,12 +100,7 @@ def _first_bits(a: torch.Tensor, b: torch.Tensor) -> tuple[str, str]:
 
 
 def unequal_elements(a: torch.Tensor, b: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    """Returns how many elements of two tensors of one shape and dtype have different bits, and the first one's index.
-
-    Example:
-        >>> unequal_elements(torch.tensor([[0.0, 1.0]]), torch.tensor([[-0.0, 2.0]]))
-        (2, (0, 0))
-    """
+    """Returns how many elements of two tensors of one shape and dtype differ in bits, and the index of the first."""
     unequal = (_as_bytes(a) != _as_bytes(b)).reshape(a.numel(), -1).any(1).nonzero().flatten()
     return len(unequal), tuple(int(i) for i in torch.unravel_index(unequal[0], a.shape))
 
@@ -142,10 +116,6 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
 
     Sparse and nested tensors are compared part by part, quantized ones by torch.equal.
-
-    Example:
-        >>> same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-        False
     """
     if a.layout in _PARTS and not a.is_nested:
         return all(_same_parts(getattr(a, part)(), getattr(b, part)()) for part in _PARTS[a.layout])
@@ -171,16 +141,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_with_strides(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns a detached copy with the same strides, gaps and overlaps included.
-
-    Args:
-        tensor: The tensor, of any layout.
-        dtype: The dtype of the copy; None keeps the tensor's.
-
-    Example:
-        >>> copy_with_strides(torch.ones(4)[::2], torch.float64).stride()
-        (2,)
-    """
+    """Returns a detached copy with the same strides, gaps and overlaps included."""
     is_strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     if is_strided and is_fake(tensor):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device)

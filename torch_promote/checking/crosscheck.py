@@ -180,25 +180,15 @@ _STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that has begun: the token that the dispatch observer gets.
+    """A call that has begun: the token that the dispatch observer gets."""
 
-    Attributes:
-        expectation: What the reference expects; None for a call on functorch's wrapped tensors, which is not checked.
-        args: The arguments, in the schema's order.
-        see_through: Whether the ops that it calls are checked too.
-        stock_too: Whether the call also runs under stock autocast.
-        op_was_called: Whether autocast has called the op with the cast arguments.
-        casts_inside: Whether an op that it calls has a policy. The op's own rule assumes that none has.
-        stock: The run under stock, once it has begun.
-    """
-
-    expectation: Expectation | None
-    args: list[Any]
-    see_through: bool
-    stock_too: bool = False
-    op_was_called: bool = False
-    casts_inside: bool = False
-    stock: _StockRun | None = None
+    expectation: Expectation | None  # None for a call on functorch's wrapped tensors, which is not checked
+    args: list[Any]  # in the schema's order
+    see_through: bool  # whether the ops that it calls are checked too
+    stock_too: bool = False  # whether the call also runs under stock autocast
+    op_was_called: bool = False  # whether autocast has called the op with the cast arguments
+    casts_inside: bool = False  # whether an op that it calls has a policy; the op's own rule assumes that none has
+    stock: _StockRun | None = None  # once it has begun
 
 
 @dataclass
@@ -418,16 +408,12 @@ class _StockRun:
 
     With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
     region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
-
-    Attributes:
-        results: The results; None if the run has not ended.
-        error: The text of the error that the run raised; None if it raised none.
-        has_hooks: Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
     """
 
     def __init__(self) -> None:
-        self.results: list[Any] | None = None
+        self.results: list[Any] | None = None  # None if the run has not ended
         self.error: str | None = None
+        # Whether the caller has saved-tensor hooks. They may raise in the other run of the call.
         self.has_hooks: bool = False
         self._state = contextlib.ExitStack()
 

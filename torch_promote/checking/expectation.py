@@ -42,45 +42,29 @@ __all__ = ["Expectation", "Finding", "JoinedOperands", "expect", "has_fake", "op
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One way in which a call differs from what was expected.
+    """One way in which a call differs from what was expected, in words."""
 
-    Attributes:
-        kind: "dtype", "shape", "strides", "casts", "bits", "error" or "row".
-        expected: The expected value, in words.
-        got: The actual value, in words.
-    """
-
-    kind: str
+    kind: str  # "dtype", "shape", "strides", "casts", "bits", "error" or "row"
     expected: str
     got: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the reference expects of a call, computed before the call runs.
-
-    Attributes:
-        op: The overload that is called.
-        plan: What autocast does with the call; None where autocast is off.
-        inference: Dtypes, shape and strides of the results; NO_RULE if no rule covers the op.
-        error: Why the call should raise; None if it should not.
-        arguments: The dtype of each tensor that the op receives after autocast's casts, by argument path.
-        if_product: The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if
-            the op is a matrix product for which the reference has no rule.
-        row_is_missing: Whether PyTorch's autocast has a kernel for the op, while the op table has no row for it.
-        rule: The promotion rule that acts on the call; None if PyTorch's own does.
-        fake: What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If
-            the fake raises, there are none, and `error` says so.
-    """
+    """What the reference expects of a call, computed before the call runs."""
 
     op: torch._ops.OpOverload
-    plan: AutocastPlan | None
-    inference: Inference | NoRule | None
-    error: str | None
-    arguments: Mapping[str, torch.dtype]
-    row_is_missing: bool = False
+    plan: AutocastPlan | None  # what autocast does with the call; None where autocast is off
+    inference: Inference | NoRule | None  # of the results; NO_RULE if no rule covers the op
+    error: str | None  # why the call should raise
+    arguments: Mapping[str, torch.dtype]  # of each tensor that the op receives after autocast's casts, by path
+    row_is_missing: bool = False  # whether PyTorch's autocast has a kernel for the op, which has no row in the op table
+    # The dtype that the tensors may have instead, all of them: that of the promotion rule in force, if the op is a
+    # matrix product for which the reference has no rule.
     if_product: torch.dtype | None = None
-    rule: PromotionRule | None = None
+    rule: PromotionRule | None = None  # None if PyTorch's own acts on the call
+    # What the op's registered fake gives, for a custom op that has one: the results, with lists flattened. If the fake
+    # raises, there are none, and `error` says so.
     fake: tuple[torch.Tensor | None, ...] | None = None
 
     @property
@@ -89,14 +73,7 @@ class Expectation:
         return self.plan is not None and self.plan.policy is not None
 
     def check(self, results: Sequence[Any]) -> Finding | None:
-        """Compares the results with the expectation.
-
-        Args:
-            results: The call's results, in the schema's order.
-
-        Returns:
-            The first difference; None if there is none, or if no rule covers the op.
-        """
+        """Returns the first difference of the results; None if there is none, or if no rule covers the op."""
         if self.row_is_missing:
             return Finding(
                 "row", "a row with a policy in the op table", "a kernel of PyTorch's autocast, and no policy"
@@ -129,14 +106,7 @@ class Expectation:
         return None
 
     def check_casts(self, args: Sequence[Any]) -> Finding | None:
-        """Compares the arguments that the op receives from autocast with the plan.
-
-        Args:
-            args: All arguments of the call that autocast makes, in the schema's order.
-
-        Returns:
-            The difference; None if there is none.
-        """
+        """Returns how the arguments of the call that autocast makes differ from the plan; None if they do not."""
         assert self.plan is not None
         runs = find_overload(self.plan.runs)
         got = {path: tensor.dtype for path, tensor in tensor_arguments(runs, args)}
@@ -150,19 +120,7 @@ class Expectation:
 def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
     """Asks the reference what a call should do. Call it before the op runs: ops may change their arguments.
 
-    Args:
-        op: The overload.
-        args: All its arguments, in the schema's order.
-        state: The autocast state; None if autocast is off.
-
-    Returns:
-        The expectation.
-
-    Example:
-        >>> args = [torch.ones(2, 2), torch.ones(2, 2)]
-        >>> expectation = expect(torch.ops.aten.mm.default, args, AutocastState.region("cpu"))
-        >>> expectation.inference.dtypes, expectation.check([torch.ones(2, 2)])
-        ((torch.bfloat16,), Finding(kind='dtype', expected='bfloat16', got='float32'))
+    The state is None if autocast is off.
     """
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
     nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
@@ -255,12 +213,7 @@ def _differ(expected: Any, real: int) -> bool:
 
 
 def has_fake(op: torch._ops.OpOverload) -> bool:
-    """Whether an op is not PyTorch's own and has a registered fake. Not cached: a library may register one at any time.
-
-    Example:
-        >>> has_fake(torch.ops.aten.mm.default)
-        False
-    """
+    """Whether an op is not PyTorch's own and has a registered fake. Not cached: one may be registered at any time."""
     if op.namespace in _OF_PYTORCH:
         return False
     name = facts_of(op).name
@@ -384,20 +337,14 @@ def _promoted_values(
 
 @dataclass(frozen=True, slots=True)
 class JoinedOperands:
-    """The operands of one call that a promotion rule joins.
-
-    Attributes:
-        names: The arguments that take part.
-        divides: Whether the op computes in floating point, whatever the operands are.
-        in_step: Whether lists go in step, one call for each position, as in `_foreach_add`. Otherwise all elements
-            are joined, as in `cat`.
-        is_product: Whether the op is a matrix product, on which rules act with `matmul=True` alone.
-    """
+    """The operands of one call that a promotion rule joins."""
 
     names: tuple[str, ...]
-    divides: bool = False
+    divides: bool = False  # whether the op computes in floating point, whatever the operands are
+    # Whether lists go in step, one call for each position, as in `_foreach_add`. Otherwise all elements are joined, as
+    # in `cat`.
     in_step: bool = False
-    is_product: bool = False
+    is_product: bool = False  # whether it is a matrix product, on which rules act with `matmul=True` alone
 
     def tensors(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
         """Returns the operands that are tensors."""
@@ -418,16 +365,7 @@ class JoinedOperands:
 def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> JoinedOperands | None:
     """Returns the operands of a call that a promotion rule joins; None if rules do not act on it.
 
-    See NOTE [ Operands found by trial ].
-
-    Args:
-        runs: The overload that runs.
-        values: Its arguments by name.
-
-    Example:
-        >>> x = torch.ones(2)
-        >>> operands_of(torch.ops.aten.where.self, {"condition": x > 0, "self": x, "other": x}).names
-        ('self', 'other')
+    `runs` is the overload that runs. See NOTE [ Operands found by trial ].
     """
     op = find_overload(functional_of(runs) or facts_of(runs).name)
     name = facts_of(op).name

@@ -59,43 +59,23 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of an expression: an operand or another argument, which has a value; or a call of a function.
+    """A part of an expression: an operand or another argument, which has a value; or a call of a function."""
 
-    Attributes:
-        text: The part as text, with the full names of dtypes.
-        value: An `Operand` for a tensor, or a number, string, dtype or None.
-        function: What is called: a function, the name of one, or the name of a method after a dot. None: nothing is.
-        args: The positional arguments; those of a method start with the tensor.
-        kwargs: The keyword arguments.
-        symbol: An operator as Python writes it; "" for others.
-    """
-
-    text: str
-    value: Any = None
+    text: str  # with the full names of dtypes
+    value: Any = None  # an `Operand` for a tensor, or a number, string, dtype or None
+    # A function, the name of one, or the name of a method after a dot. None: nothing is called.
     function: str | Callable[..., Any] | None = None
-    args: tuple[Node, ...] = ()
+    args: tuple[Node, ...] = ()  # those of a method start with the tensor
     kwargs: tuple[tuple[str, Node], ...] = ()
-    symbol: str = ""
+    symbol: str = ""  # an operator as Python writes it; "" for others
 
 
 def parse(expression: str) -> Node:
-    """Parses an expression.
+    """Parses an expression into a tree, with Python's precedence. Raises ExpressionError if it is invalid.
 
-    Args:
-        expression: Operands joined by the operators + - * / // % ** @ & | ^ ~ < <= > >= == !=, with parentheses. A
-            tensor is its dtype and its sizes: `int32[2, 3]`, `int32[]`. `named_dtype` has the names of dtypes. `inf`
-            and `nan` are numbers. Calls are those of functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`,
-            `f2[2].sum(dtype=f4)`.
-
-    Returns:
-        The expression as a tree, with Python's precedence.
-
-    Raises:
-        ExpressionError: The expression is invalid. The message says where, and what is legal.
-
-    Example:
-        >>> parse("int8[3]+int64[ ]*2.5").text
-        'int8[3] + int64[] * 2.5'
+    Operands are joined by the operators + - * / // % ** @ & | ^ ~ < <= > >= == !=, with parentheses. A tensor is its
+    dtype and its sizes: `int32[2, 3]`, `int32[]`. `named_dtype` has the names of dtypes. `inf` and `nan` are numbers.
+    Calls are those of functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`, `f2[2].sum(dtype=f4)`.
     """
     # Python does not allow an empty subscript, but does allow an empty tuple as one.
     readable = re.sub(r"(?<=\w)\[\s*\]", "[()]", expression.strip())
@@ -223,15 +203,10 @@ _MODULES = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "t
 
 
 def find_function(name: str, args: Sequence[Any]) -> Any:
-    """Returns the function that a name stands for.
+    """Returns the function that a name stands for, or raises ExpressionError.
 
-    Args:
-        name: `softmax`, `torch.softmax`, `F.softmax`, `torch.nn.functional.softmax`, `torch.ops.aten.mm` or
-            `linalg.norm`. A method starts with a dot: `.softmax`.
-        args: The positional arguments, to tell a method's receiver from a wrong one.
-
-    Raises:
-        ExpressionError: There is no such function.
+    Names are such as `softmax`, `torch.softmax`, `F.softmax`, `torch.nn.functional.softmax`, `torch.ops.aten.mm` or
+    `linalg.norm`. A method starts with a dot: `.softmax`. The arguments tell its receiver from a wrong one.
     """
     *path, last = name.split(".")
     is_method = path == [""]

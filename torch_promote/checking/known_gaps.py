@@ -115,13 +115,7 @@ class SampleGap(_OfAnEntry):
 
 @dataclass(frozen=True, slots=True)
 class KnownGaps:
-    """The entries of the files of known gaps.
-
-    Attributes:
-        calls: The `[[call]]` entries.
-        samples: The `[[sample]]` entries.
-        nondeterministic: The `[[nondeterministic]]` entries.
-    """
+    """The entries of the files of known gaps."""
 
     calls: tuple[Gap, ...] = ()
     samples: tuple[SampleGap, ...] = ()
@@ -130,15 +124,7 @@ class KnownGaps:
 
 @functools.cache
 def known_gaps() -> KnownGaps:
-    """Returns the known gaps of the package's file, and of those that TORCH_PROMOTE_KNOWN_GAPS names.
-
-    Raises:
-        GapError: A file cannot be read, or is not valid.
-
-    Example:
-        >>> any(listed.covers("empty", "cpu") for listed in known_gaps().nondeterministic)
-        True
-    """
+    """Returns the known gaps of the package's file, and of those that TORCH_PROMOTE_KNOWN_GAPS names."""
     paths = [str(Path(__file__).with_name("known_gaps.toml")), *filter(None, os.environ.get(VARIABLE, "").split(":"))]
     found = KnownGaps()
     for path in paths:
@@ -152,17 +138,7 @@ def known_gaps() -> KnownGaps:
 
 
 def parse_gaps(text: str, where: str) -> KnownGaps:
-    r"""Reads the text of a file of known gaps; `where` is named in errors.
-
-    Raises:
-        GapError: The text is not valid TOML, or an entry has a missing key, an unknown key or an illegal value.
-
-    Example:
-        >>> parse_gaps('[[call]]\nop = "aten::mm"', "gaps.toml")
-        Traceback (most recent call last):
-        ...
-        torch_promote.checking.known_gaps.GapError: gaps.toml, call 1: missing kind, reason, wrong.
-    """
+    """Reads the text of a file of known gaps. Raises GapError, which names `where`, if it is not valid."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

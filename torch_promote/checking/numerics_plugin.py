@@ -41,13 +41,9 @@ _MOST_CALLS = 6
 
 @dataclass
 class RecordedTest:
-    """A test that runs and is recorded.
+    """A test that runs and is recorded."""
 
-    Attributes:
-        failed: Whether it has failed by itself.
-    """
-
-    failed: bool = False
+    failed: bool = False  # by itself
 
 
 def file_name(item: pytest.Item) -> str:
@@ -68,11 +64,6 @@ def recorded(item: pytest.Item, folder: str, update: bool) -> Iterator[RecordedT
 
     A test that does not pass is neither stored nor compared. The report of another has the property "record_numerics":
     "recorded", "replaced", "compared" or "differs".
-
-    Args:
-        item: The test.
-        folder: The folder of the recordings.
-        update: Whether to replace a stored recording.
     """
     tolerance = _tolerance_of(item)
     stored, new = (Path(folder, f"{file_name(item)}{suffix}") for suffix in (SUFFIX, f".new{SUFFIX}"))

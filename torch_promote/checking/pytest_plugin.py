@@ -30,17 +30,13 @@ _OURS = ("torch_promote.checking.", "torch_promote.observe.")
 
 @dataclass
 class _Check:
-    """The crosscheck of one test. `blocks` ends it when closed.
-
-    Attributes:
-        reported: How many mismatches the phases so far (setup, call, teardown) have failed with.
-        calling: Whether the test function is running. A report that is made then belongs to a subtest, not to a phase.
-    """
+    """The crosscheck of one test. `blocks` ends it when closed."""
 
     report: CrosscheckReport
     level: str
     blocks: ExitStack
-    reported: int = 0
+    reported: int = 0  # how many mismatches the phases so far (setup, call, teardown) have failed with
+    # Whether the test function is running. A report that is made then belongs to a subtest, not to a phase.
     calling: bool = False
 
     def unreported(self) -> list[Mismatch]:
@@ -62,19 +58,11 @@ def report_of(item: pytest.Item) -> CrosscheckReport | None:
 
 
 class CrosscheckPlugin:
-    """The hooks around each test.
-
-    Args:
-        level: The level of tests without a marker: "off", "dtype" or "bits".
-
-    Attributes:
-        levels: The number of tests that were checked, by level, in whichever processes they ran.
-        total: The counts of the whole run.
-    """
+    """The hooks around each test. The level, "off", "dtype" or "bits", is that of tests without a marker."""
 
     def __init__(self, level: str) -> None:
         self._level = level
-        self.levels: Counter[str] = Counter()
+        self.levels: Counter[str] = Counter()  # tests that were checked, in whichever process
         self.total: CrosscheckReport = CrosscheckReport()
 
     # These wrappers are innermost: pytest's own wrappers, which rely on one another, are already open if these fail.

@@ -54,12 +54,7 @@ class Mismatch:
 
 
 def mismatch_text(mismatches: Sequence[Mismatch], calls: int) -> str:
-    """Returns the text of an error: the ops and kinds of all mismatches in its first line, then the first mismatches.
-
-    Args:
-        mismatches: The mismatches.
-        calls: The number of calls that were checked.
-    """
+    """Returns the text of an error: all ops and kinds of mismatches in its first line, then the first mismatches."""
     kinds = Counter(f"{mismatch.op} {mismatch.kind}" for mismatch in mismatches)
     words = ", ".join(f"{kind} x{count}" for kind, count in kinds.most_common(_SHOWN))
     lines = [f"crosscheck: {len(mismatches)} mismatches in {calls} calls: {words}"]

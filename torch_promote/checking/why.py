@@ -217,23 +217,14 @@ def why(
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call of an op that was dispatched, with the calls inside of it. The observer's token.
-
-    Attributes:
-        op: The overload.
-        args: Its arguments, in the schema's order.
-        expectation: What the reference expects.
-        overridden: Whether an override gives the op's policy.
-        inner: The ops that it called.
-        results: Its results; None if it raised.
-    """
+    """A call of an op that was dispatched, with the calls inside of it. The observer's token."""
 
     op: torch._ops.OpOverload
-    args: list[Any]
+    args: list[Any]  # in the schema's order
     expectation: Expectation
-    overridden: bool
-    inner: list[_Call] = field(default_factory=list)
-    results: list[Any] | None = None
+    overridden: bool  # whether an override gives the op's policy
+    inner: list[_Call] = field(default_factory=list)  # the ops that it called
+    results: list[Any] | None = None  # None if it raised
     stock_too: bool = False
     see_through: bool = True
 
@@ -283,23 +274,14 @@ class _Call:
 
 @dataclass(slots=True)
 class _Run:
-    """A run of a function, and the observer that keeps the calls that it makes, with those inside of each.
+    """A run of a function, and the observer that keeps the calls that it makes, with those inside of each."""
 
-    Attributes:
-        stands_in: The device type that the CPU stands in for, or None.
-        operands: The tensors that the function received.
-        names: Those that the expression spells, as it does, by `id`.
-        calls: The calls.
-        result: What the function returned, with an `Operand` for each tensor.
-        error: What it raised, or None.
-    """
-
-    stands_in: str | None
-    operands: list[torch.Tensor] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
+    stands_in: str | None  # the device type that the CPU stands in for
+    operands: list[torch.Tensor] = field(default_factory=list)  # what the function received
+    names: dict[int, str] = field(default_factory=dict)  # those that the expression spells, as it does, by `id`
     calls: list[_Call] = field(default_factory=list)
-    result: Any = None
-    error: Exception | None = None
+    result: Any = None  # what the function returned, with an `Operand` for each tensor
+    error: Exception | None = None  # what it raised
     _all: list[_Call] = field(default_factory=list)
     _open: list[_Call] = field(default_factory=list)
 
@@ -344,23 +326,15 @@ class _NoTensorError(ExpressionError):
 
 @dataclass(slots=True)
 class _Explainer:
-    """Evaluates an expression, and writes a step for each thing that happens.
-
-    Attributes:
-        autocast, dtype, policy: The region; autocast is None without one.
-        rule: The promotion rule, under the default dtype.
-        steps: The steps so far.
-        calls_pytorch: Whether a function or an operator on tensors has been run.
-        inferred: See `Derivation`.
-    """
+    """Evaluates an expression, and writes a step for each thing that happens. `autocast` is None without a region."""
 
     autocast: DeviceType | None
     dtype: torch.dtype | None
     policy: Policy | str | os.PathLike[str] | None
-    rule: PromotionRule
+    rule: PromotionRule  # under the default dtype
     steps: list[str] = field(default_factory=list)
-    calls_pytorch: bool = False
-    inferred: str | None = None
+    calls_pytorch: bool = False  # whether a function or an operator on tensors has been run
+    inferred: str | None = None  # see `Derivation`
     _spelled: list[tuple[Operand, str]] = field(default_factory=list)
 
     def region_in_words(self) -> str | None:
@@ -415,10 +389,8 @@ class _Explainer:
     def value_of(self, node: Node) -> Any:
         """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
 
-        Raises:
-            PromotionError: PyTorch refuses a call.
-            PromotionRuleError: The promotion rule does.
-            ExpressionError: There is no such function, or it does not take the arguments.
+        Raises PromotionError if PyTorch refuses a call, PromotionRuleError if the rule does, and ExpressionError if a
+        function does not exist or does not take the arguments.
         """
         value = node.value if node.function is None else self._called(node)
         if isinstance(value, Operand):
@@ -517,11 +489,7 @@ class _Explainer:
         return observed
 
     def _tried(self, function: Callable[..., Any], args: Any, kwargs: Any, fill: _Fill | None, observed: bool) -> _Run:
-        """Runs a function in the regions. Without a fill, its tensors are fake.
-
-        Raises:
-            _NoTensorError: No tensor of a dtype can be made.
-        """
+        """Runs a function in the regions. Without a fill, its tensors are fake. Raises _NoTensorError."""
         spelled = {id(operand): text for operand, text in self._spelled}
         run = _Run(self._stands_in)
         mode: Any = contextlib.nullcontext()
@@ -584,23 +552,14 @@ def _by_reference(call: _Call, result: Any) -> Any:
 
 @dataclass(slots=True)
 class _StepWriter:
-    """Writes the steps of the ops that one operator or function calls.
-
-    Attributes:
-        rule: The promotion rule.
-        steps: The steps so far, to which it adds.
-        names: The tensors as the expression spells them, by `id`.
-        symbol: The operator of Python that calls the op; "" for a function, or for an operator that calls several ops.
-        error: Why PyTorch or the rule refuses the call, or None.
-        is_real: Whether the tensors were real.
-    """
+    """Writes the steps of the ops that one operator or function calls."""
 
     rule: PromotionRule
-    steps: list[str]
-    names: Mapping[int, str]
-    symbol: str
-    error: Exception | None
-    is_real: bool
+    steps: list[str]  # those so far, to which it adds
+    names: Mapping[int, str]  # the tensors as the expression spells them, by `id`
+    symbol: str  # of Python, that calls the op; "" for a function, or for an operator that calls several ops
+    error: Exception | None  # why PyTorch or the rule refuses the call
+    is_real: bool  # whether the tensors were real
 
     def write(self, call: _Call) -> None:
         """Writes the steps of a call."""

@@ -43,47 +43,24 @@ __all__ = ["Bound", "EntryRun", "Outcome", "copied", "run"]
 
 @dataclass
 class Outcome:
-    """The outcome of one run.
-
-    Attributes:
-        result: The result of the call.
-        gradients: The gradients of the inputs that require grad, in order; None without a backward.
-        error: The error that the call raised.
-        backward_error: The error that the backward raised.
-        inputs: The arguments after the run.
-    """
+    """The outcome of one run."""
 
     result: Any = None
-    gradients: Any = None
-    error: Exception | None = None
+    gradients: Any = None  # of the inputs that require grad, in order; None without a backward
+    error: Exception | None = None  # of the call
     backward_error: Exception | None = None
-    inputs: Any = None
+    inputs: Any = None  # the arguments after the run
 
 
 def run(
     region: contextlib.AbstractContextManager[Any],
     bound: Bound,
     *,
-    forward: contextlib.AbstractContextManager[Any] | None = None,
-    backward: contextlib.AbstractContextManager[Any] | None = None,
-    finish: Callable[[Any], Any] | None = None,
+    forward: contextlib.AbstractContextManager[Any] | None = None,  # around the forward, inside the region
+    backward: contextlib.AbstractContextManager[Any] | None = None,  # around the backward
+    finish: Callable[[Any], Any] | None = None,  # maps the results to what is differentiated
 ) -> Outcome:
-    """Runs a call in a region from a fixed seed, then its backward outside of the region.
-
-    Args:
-        region: The region.
-        bound: The call. It runs on copies of its arguments.
-        forward: A context around the forward, inside the region.
-        backward: A context around the backward.
-        finish: Maps the results to what is differentiated. It is called outside of the region.
-
-    Returns:
-        The outcome.
-
-    Example:
-        >>> run(torch.autocast("cpu"), (torch.mm, (torch.ones(2, 2), torch.ones(2, 2)), {})).result.dtype
-        torch.bfloat16
-    """
+    """Runs a call in a region from a fixed seed, then its backward outside of the region. The arguments are copied."""
     outcome = Outcome()
     func, args, kwargs = bound
     args, kwargs = outcome.inputs = copied((args, kwargs))
@@ -128,12 +105,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def copied(tree: Any) -> Any:
-    """Copies the tensors of a tree as leaves with the same strides. A tensor that occurs twice is copied once.
-
-    Example:
-        >>> copied([torch.ones(1).expand(3)])[0].stride()
-        (0,)
-    """
+    """Copies the tensors of a tree as leaves with the same strides. A tensor that occurs twice is copied once."""
 
     @functools.cache  # by the tensor's identity
     def copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -154,15 +126,7 @@ _BANNED_ERROR = "are unsafe to autocast"
 
 
 class EntryRun:
-    """Runs the samples of one entry.
-
-    Args:
-        entry: The entry.
-        options: The options of the run.
-
-    Attributes:
-        found: The result so far. `result` completes it.
-    """
+    """Runs the samples of one entry. `found` is the result so far, which `result` completes."""
 
     def __init__(self, entry: Entry, options: Options) -> None:
         self.entry: Entry = entry

@@ -45,28 +45,16 @@ Source = Literal["op_db", "row", "promotion"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a run.
+    """The options of a run. Raises OptionError for a name that is not that of a dtype."""
 
-    Attributes:
-        device: One of `DEVICES`; with `stock_only`, any device type of the running PyTorch.
-        ops: Globs for the names of entries; empty for all.
-        dtypes: Names of the samples' dtypes, such as "float32"; empty for all.
-        sample: The label of the only sample to run, such as "float32/3/mixed"; `ops` must select one entry.
-        quick: Run a selection of the samples.
-        stock_only: Compare PyTorch with the reference, without ours.
-        autocast_dtype: The regions' dtype, such as "bfloat16"; None for the device's default.
-
-    Raises:
-        OptionError: A name is not that of a dtype.
-    """
-
-    device: str = "cpu"
-    ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
+    device: str = "cpu"  # one of `DEVICES`; with `stock_only`, any device type of the running PyTorch
+    ops: tuple[str, ...] = ()  # globs for the names of entries; empty for all
+    dtypes: tuple[str, ...] = ()  # names of the samples' dtypes, such as "float32"; empty for all
+    # The label of the only sample to run, such as "float32/3/mixed"; `ops` must select one entry.
     sample: str | None = None
-    quick: bool = False
-    stock_only: bool = False
-    autocast_dtype: str | None = None
+    quick: bool = False  # run a selection of the samples
+    stock_only: bool = False  # compare PyTorch with the reference, without ours
+    autocast_dtype: str | None = None  # the regions', such as "bfloat16"; None for the device's default
 
     def __post_init__(self) -> None:
         """Makes short names of dtypes, such as "bf16", those of PyTorch, and lists tuples."""
@@ -92,12 +80,7 @@ class Options:
 
     @property
     def lower(self) -> torch.dtype:
-        """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 elsewhere.
-
-        Example:
-            >>> Options("fake-cuda").lower, Options("cpu", autocast_dtype="float16").lower
-            (torch.float16, torch.float16)
-        """
+        """The regions' dtype; by default PyTorch's: bfloat16 on the CPU, float16 elsewhere."""
         if self.autocast_dtype is not None:
             return named_dtype(self.autocast_dtype)
         return torch.float16 if self.device_type in DEVICE_TYPES[1:] else torch.bfloat16
@@ -110,38 +93,26 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A source of samples: an op of the op database, a row of the op table, or an op for pairs of dtypes.
+    """A source of samples: an op of the op database, a row of the op table, or an op for pairs of dtypes."""
 
-    Attributes:
-        name: A unique name, such as "nn.functional.linear", "aten::mm" or "promotion.add".
-        source: "op_db", "row" or "promotion".
-    """
-
-    name: str
+    name: str  # unique, such as "nn.functional.linear", "aten::mm" or "promotion.add"
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
 class SampleMismatch:
-    """One difference in one sample.
+    """One difference in one sample."""
 
-    Attributes:
-        entry: The entry's name.
-        sample: The sample's label, such as "float32/3/mixed".
-        kind: "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs; "samples" if
-            PyTorch could not generate samples; "crash" if the entry's process died.
-        what: The two sides: "ours against stock", "reference against stock" or "reference against ours". "PyTorch"
-            for kind "samples".
-        text: The op, its arguments, the expected and the actual value.
-        reproduce: The command that runs this sample alone.
-    """
-
-    entry: str
-    sample: str
+    entry: str  # its name
+    sample: str  # its label, such as "float32/3/mixed"
+    # "dtype", "shape", "strides", "casts", "bits", "error", or another attribute that differs; "samples" if PyTorch
+    # could not generate samples; "crash" if the entry's process died.
     kind: str
+    # The two sides: "ours against stock", "reference against stock" or "reference against ours"; "PyTorch" for the kind
+    # "samples".
     what: str
-    text: str
-    reproduce: str
+    text: str  # the op, its arguments, the expected and the actual value
+    reproduce: str  # the command that runs this sample alone
 
     def __str__(self) -> str:
         sample = f", sample {self.sample}" if self.sample else ""
@@ -151,58 +122,33 @@ class SampleMismatch:
 
 @dataclass(slots=True)
 class EntryResult:
-    """The result of one entry. It fills while the samples run.
-
-    Attributes:
-        entry: The entry.
-        samples: The number of samples that ran.
-        refused: The number of samples for which stock and ours both raise.
-        not_generated: Dtypes for which PyTorch could not generate samples on this device -> its error.
-        mismatches: The differences that no known gap explains.
-        gaps: The differences that known gaps explain: reason -> count.
-        nondeterministic: Samples that were compared without their bits: reason -> count.
-        stale: Known gaps that name this entry and explain nothing in it, although all its samples ran.
-        rows: The rows of the op table whose policy applied to a call.
-        checked: Calls that were compared with the reference, by op.
-        no_rule: Calls that no rule of the reference covers, by op.
-        stock_raised: The number of samples for which stock raises and ours gives a result on purpose.
-        seconds: The duration.
-    """
+    """The result of one entry. It fills while the samples run."""
 
     entry: Entry
-    samples: int = 0
-    refused: int = 0
+    samples: int = 0  # how many ran
+    refused: int = 0  # samples for which stock and ours both raise
+    # Dtypes for which PyTorch could not generate samples on this device, with its errors.
     not_generated: dict[str, str] = field(default_factory=dict)
-    mismatches: tuple[SampleMismatch, ...] = ()
-    gaps: Counter[str] = field(default_factory=Counter)
+    mismatches: tuple[SampleMismatch, ...] = ()  # those that no known gap explains
+    gaps: Counter[str] = field(default_factory=Counter)  # how many differences each known gap explains, by reason
+    # How many samples were compared without their bits, by reason.
     nondeterministic: Counter[str] = field(default_factory=Counter)
+    # Known gaps that name this entry and explain nothing in it, although all its samples ran.
     stale: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    checked: Counter[str] = field(default_factory=Counter)
-    no_rule: Counter[str] = field(default_factory=Counter)
-    stock_raised: int = 0
+    rows: tuple[str, ...] = ()  # of the op table, whose policy applied to a call
+    checked: Counter[str] = field(default_factory=Counter)  # calls that were compared with the reference, by op
+    no_rule: Counter[str] = field(default_factory=Counter)  # calls that no rule of the reference covers, by op
+    stock_raised: int = 0  # samples for which stock raises and ours gives a result on purpose
     seconds: float = 0.0
 
 
 def row_name(op: str) -> str:
-    """Returns the name that the op table has for an overload.
-
-    Example:
-        >>> row_name("aten.softmax.int"), row_name("aten.mm.default")
-        ('aten::softmax.int', 'aten::mm')
-    """
+    """Returns the name that the op table has for an overload."""
     return op.replace(".", "::", 1).removesuffix(".default")
 
 
 def command_for(entry: Entry, options: Options, sample: str | None = None) -> str:
-    """Returns the command that runs an entry of a run with these options again, or one of its samples.
-
-    Example:
-        >>> command_for(Entry("mm", "op_db"), Options("cpu", dtypes=("int8",), quick=True), "int8/0/plain")
-        'torch-promote parity --device cpu --ops mm --sample int8/0/plain'
-        >>> command_for(Entry("mm", "op_db"), Options("cpu", dtypes=("int8",), quick=True))
-        'torch-promote parity --device cpu --ops mm --dtypes int8 --quick'
-    """
+    """Returns the command that runs an entry of a run with these options again, or one of its samples."""
     sample = sample or options.sample
     words = ["torch-promote", "parity", "--device", options.device, "--ops", entry.name]
     if sample is not None:  # --sample takes neither --dtypes nor --quick
@@ -218,11 +164,7 @@ def command_for(entry: Entry, options: Options, sample: str | None = None) -> st
 
 
 def named_dtype(name: str) -> torch.dtype:
-    """Returns the dtype of a name.
-
-    Raises:
-        OptionError: The name is not a dtype.
-    """
+    """Returns the dtype of a name, or raises OptionError."""
     dtype = dtype_of_name(name)
     if dtype is None:
         known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]

@@ -37,26 +37,16 @@ _SHOWN = 50
 
 @dataclass(frozen=True, repr=False)
 class ParityReport(Report):
-    """The report of a run.
-
-    Attributes:
-        about: The versions, the name of the device, and the default policy, if it is not PyTorch's.
-        options: The options of the run.
-        entries: The number of entries that the options select, in all shards.
-        results: The results by the position of the entry among these.
-        shards: The shards in this report, such as "1/3".
-        seconds: The duration; for several shards, the sum.
-        interrupted: Whether the run was interrupted.
-    """
+    """The report of a run."""
 
     NOUN: ClassVar[str] = "parity report"
 
-    about: Mapping[str, str]
+    about: Mapping[str, str]  # the versions, the name of the device, and the default policy, if it is not PyTorch's
     options: Options
-    entries: int
-    results: Mapping[int, EntryResult]
-    shards: tuple[str, ...] = ("1/1",)
-    seconds: float = 0.0
+    entries: int  # how many the options select, in all shards
+    results: Mapping[int, EntryResult]  # by the position of the entry among these
+    shards: tuple[str, ...] = ("1/1",)  # those in this report
+    seconds: float = 0.0  # for several shards, the sum
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -131,12 +121,7 @@ class ParityReport(Report):
 
     @property
     def totals(self) -> dict[str, float]:
-        """The figures of the summary table.
-
-        Example:
-            >>> ParityReport({}, Options(), 0, {}).totals["mismatches"]
-            0
-        """
+        """The figures of the summary table."""
         results = self.results.values()
         return {
             "rows": len(self.rows),
@@ -160,12 +145,7 @@ class ParityReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status: 0 no mismatch, 1 a mismatch or a stale gap, 2 nothing was checked, 130 interrupted.
-
-        Example:
-            >>> ParityReport({}, Options(), 0, {}).status
-            2
-        """
+        """The exit status: 0 no mismatch, 1 a mismatch or a stale gap, 2 nothing was checked, 130 interrupted."""
         if self.interrupted:
             return _INTERRUPTED
         if self.mismatches or self.stale:
@@ -248,11 +228,7 @@ class ParityReport(Report):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the report whose `to_dict` returned the data.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is incomplete or was changed.
-        """
+        """Returns the report whose `to_dict` returned the data."""
         mismatches: dict[str, list[Any]] = {}
         for mismatch in data["mismatches"]:
             mismatches.setdefault(mismatch["entry"], []).append(mismatch)
@@ -275,11 +251,7 @@ class ParityReport(Report):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a report that `torch-promote parity --json`, or `save`, wrote.
-
-        Raises:
-            OptionError: The file cannot be read, or is not such a report.
-        """
+        """Reads a report that `torch-promote parity --json`, or `save`, wrote. Raises OptionError if it cannot."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data["format"] == _FORMAT:
@@ -297,12 +269,7 @@ class ParityReport(Report):
 
 
 def about(device: str) -> dict[str, str]:
-    """Returns the versions of a run, the name of its device (one of `DEVICES`), and the default policy.
-
-    Example:
-        >>> sorted(about("cpu"))
-        ['default_policy', 'device', 'platform', 'python', 'torch', 'torch_promote']
-    """
+    """Returns the versions of a run, the name of its device (one of `DEVICES`), and the default policy."""
     names = {"cpu": platform.machine, "cuda": torch.cuda.get_device_name}
     return {
         "torch": torch.__version__,
@@ -315,11 +282,7 @@ def about(device: str) -> dict[str, str]:
 
 
 def merged(reports: Sequence[ParityReport]) -> ParityReport:
-    """Merges the reports of all shards of a run, at least one.
-
-    Raises:
-        OptionError: The reports are not all the shards of one run, or one was interrupted.
-    """
+    """Merges the reports of all shards of a run, or raises OptionError if one is missing or interrupted."""
     first = reports[0]
     shards = tuple(shard for report in reports for shard in report.shards)
     results: dict[int, EntryResult] = {}

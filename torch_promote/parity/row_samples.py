@@ -20,14 +20,7 @@ class Make:
     """Makes the tensors of one sample call.
 
     Calling a `Make` returns a tensor of the dtype under test. Several dtypes alternate, so that the arguments of one
-    call differ. Indices, counts and masks have their own dtypes.
-
-    Args:
-        dtypes: The dtypes under test, one of which may be an integer dtype.
-        device: The device of the tensors.
-        fake: Whether the tensors are fake, and have no values.
-        grad: Whether floating tensors require grad.
-        seed: The seed of the values.
+    call differ. Indices, counts and masks have their own dtypes. Fake tensors have no values.
     """
 
     def __init__(

@@ -51,12 +51,7 @@ class WorkerError(TorchPromoteError):
 def entries(options: Options) -> list[Entry]:
     """Returns the entries that the options select, always in the same order: rows, pairs of dtypes, the op database.
 
-    Raises:
-        OptionError: An op glob, dtype or device matches nothing, or `sample` is given for several entries.
-
-    Example:
-        >>> [entry.name for entry in entries(Options("cpu", ops=("aten::mm", "mm")))]
-        ['aten::mm', 'mm']
+    Raises OptionError if an op glob, dtype or device matches nothing, or `sample` is given for several entries.
     """
     _check_device(options.device, stock_only=options.stock_only)
     everything = _all_entries(options.device)
@@ -121,16 +116,7 @@ def _all_entries(device: str) -> tuple[Entry, ...]:
 
 
 def run_entry(entry: Entry, options: Options) -> EntryResult:
-    """Runs the samples of one of `entries(options)`, and returns its result.
-
-    Raises:
-        OptionError: The entry has no sample with the label in the options.
-
-    Example:
-        >>> result = run_entry(Entry("aten::mm", "row"), Options("cpu", dtypes=("float32",)))
-        >>> result.samples, result.mismatches, result.rows
-        (6, (), ('aten::mm',))
-    """
+    """Runs the samples of one of `entries(options)`, and returns its result. OptionError: it has no such sample."""
     started = time.perf_counter()
     run = EntryRun(entry, options)
     with on_device(options):
@@ -152,24 +138,12 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
 def run_entries(
     entries: Sequence[Entry], options: Options, jobs: int, run_entry: RunEntry, prepare: Prepare
 ) -> Generator[tuple[int, EntryResult], None, None]:
-    """Runs entries, and yields the result of each when it is done. Closing the iterator stops the workers.
+    """Runs entries, and yields the position and the result of each when it is done. Closing it stops the workers.
 
     Workers get one entry at a time. If a worker dies, another one replaces it, and the entry gets a mismatch of kind
-    "crash". An entry for which `run_entry` raises gets one too.
-
-    Args:
-        entries: The entries.
-        options: The options of the run.
-        jobs: The number of worker processes; 0 runs all entries in this process, for a debugger.
-        run_entry: Runs an entry. Both functions are defined at the top level of a module.
-        prepare: Called once in each worker before its first entry.
-
-    Yields:
-        The entry's position in `entries`, and its result.
-
-    Raises:
-        OptionError: `run_entry` raised it: the sample does not exist.
-        WorkerError: A worker died before its first entry.
+    "crash". An entry for which `run_entry` raises gets one too, but OptionError (the sample does not exist) is raised,
+    and so is WorkerError if a worker dies before its first entry. With 0 jobs, all entries run in this process, for a
+    debugger. `run_entry`, and `prepare` for the start of a worker, are defined at the top level of a module.
     """
     if jobs == 0:
         for position, entry in enumerate(entries):
@@ -206,15 +180,10 @@ def run_entries(
 
 
 class _Worker:
-    """A process that runs one entry at a time. A pool of its own: if the process dies, only its entry is lost.
-
-    Attributes:
-        position: The position of its current entry; None while it starts.
-        future: The result of the entry, or of the start.
-    """
+    """A process that runs one entry at a time. A pool of its own: if the process dies, only its entry is lost."""
 
     def __init__(self, folder: str, prepare: Prepare, options: Options) -> None:
-        self.position: int | None = None
+        self.position: int | None = None  # of its current entry; None while it starts
         self._options = options
         self._log = Path(tempfile.mkdtemp(dir=folder), "log")
         self._given_at = time.perf_counter()

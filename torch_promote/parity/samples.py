@@ -44,39 +44,23 @@ _QUICK = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample.
+    """One sample."""
 
-    Attributes:
-        label: The label, such as "float32/3/mixed".
-        bound: The function and its arguments.
-        finish: Maps the results to what is differentiated.
-    """
-
-    label: str
+    label: str  # such as "float32/3/mixed"
     bound: Bound
-    finish: Callable[[Any], Any] | None = None
+    finish: Callable[[Any], Any] | None = None  # maps the results to what is differentiated
 
 
 @dataclass(frozen=True, slots=True)
 class NotGenerated:
-    """PyTorch raised an error while it generated the samples of one dtype.
-
-    Attributes:
-        dtype: The dtype's name.
-        why: The error.
-    """
+    """PyTorch raised an error while it generated the samples of one dtype."""
 
     dtype: str
     why: str
 
 
 def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
-    """Yields the samples of an entry that the options select, in a fixed order.
-
-    Example:
-        >>> [sample.label for sample in samples(Entry("aten::mm", "row"), Options())][:2]
-        ['float32/0/plain', 'float32/1/plain']
-    """
+    """Yields the samples of an entry that the options select, in a fixed order."""
     sources: dict[str, Callable[[str, Options], Iterator[Sample | NotGenerated]]] = {
         "op_db": _from_op_database,
         "row": _from_row,
@@ -90,12 +74,7 @@ def samples(entry: Entry, options: Options) -> Iterator[Sample | NotGenerated]:
 
 
 def sample_dtypes(entry: Entry, options: Options) -> list[str]:
-    """Returns the dtypes in the labels of an entry's samples.
-
-    Example:
-        >>> sample_dtypes(Entry("aten::mm", "row"), Options())
-        ['float32', 'bfloat16', 'float64', 'complex64', 'int64']
-    """
+    """Returns the dtypes in the labels of an entry's samples."""
     if entry.source == "promotion":
         return [dtype_name(dtype) for dtype in _DTYPES]
     if entry.source == "row":
@@ -114,12 +93,7 @@ def _wanted(dtype: str, options: Options) -> bool:
 
 @functools.cache
 def op_database() -> dict[str, Any]:
-    """Returns the entries of the op database by name, variants such as "std_mean.unbiased" included.
-
-    Example:
-        >>> op_database()["mm"].supports_autograd
-        True
-    """
+    """Returns the entries of the op database by name, variants such as "std_mean.unbiased" included."""
     # Importing PyTorch's test helpers freezes the flags of torch.backends for the whole process.
     with mock.patch("torch.backends.disable_global_flags"):
         from torch.testing._internal.common_methods_invocations import op_db

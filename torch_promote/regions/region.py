@@ -181,11 +181,7 @@ def tell_watchers(owner: object) -> None:
 
 
 class Region(RegionBase):
-    """A region with a packed spec: a context manager and a decorator.
-
-    Args:
-        packed: A packed `RegionSpec`.
-    """
+    """A region with a packed `RegionSpec`: a context manager and a decorator."""
 
     __slots__ = ("__weakref__", "_held")
 

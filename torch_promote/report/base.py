@@ -65,15 +65,12 @@ NUMERIC = ("count", "bytes", "number", "percent", "ms")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table. A column without any value is not shown.
 
-    Attributes:
-        name: Its heading.
-        kind: How its values are written. "text"; "name": an op, a module or a parameter; "code"; "dtypes": "float32 ->
-            bfloat16"; "policy": "fp32: region at train.py:41"; "line": "/path/train.py:41"; "count": an int; "bytes";
-            "number": an error, with two digits; "percent": a share from 0 to 1; "ms": milliseconds. The last five are
-            aligned to the right. "" chooses "count", "number" or "text" by the values.
-        where: The renderers that show it. A column without any value is not shown.
+    The kind says how its values are written. "text"; "name": an op, a module or a parameter; "code"; "dtypes":
+    "float32 -> bfloat16"; "policy": "fp32: region at train.py:41"; "line": "/path/train.py:41"; "count": an int;
+    "bytes"; "number": an error, with two digits; "percent": a share from 0 to 1; "ms": milliseconds. The last five are
+    aligned to the right. "" chooses "count", "number" or "text" by the values.
     """
 
     name: str
@@ -83,54 +80,30 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: Its title; may be "".
-        columns: Its columns, or their names.
-        rows: Its rows. Without rows, it is not shown.
-        most: How many rows the terminal shows. The page shows all, sortable.
-        note: An explanation, for the page.
-        where: The renderers that show it.
-    """
+    """A table. Without rows, it is not shown."""
 
     title: str
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]
-    most: int = 10
-    note: str = ""
+    most: int = 10  # how many rows the terminal shows; the page shows all, sortable
+    note: str = ""  # for the page
     where: Where = "all"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of sentences.
-
-    Attributes:
-        title: Its title; may be "".
-        lines: The sentences. Without any, it is not shown.
-        most: How many of them the terminal shows.
-        where: The renderers that show it.
-        wrap: Whether `str(report)` wraps long lines. False for lines that people search or copy, such as file names.
-    """
+    """A list of sentences. Without any, it is not shown."""
 
     title: str
     lines: Sequence[str]
-    most: int = 10
+    most: int = 10  # how many of them the terminal shows
     where: Where = "all"
-    wrap: bool = True
+    wrap: bool = True  # False for lines that people search or copy, such as file names
 
 
 @dataclass(frozen=True)
 class Code:
-    """A text to copy, such as a policy file.
-
-    Attributes:
-        title: Its title.
-        text: The text.
-        note: An explanation.
-        where: The renderers that show it.
-    """
+    """A text to copy, such as a policy file."""
 
     title: str
     text: str
@@ -140,78 +113,52 @@ class Code:
 
 @dataclass(frozen=True)
 class Series:
-    """The values of one name in a chart.
-
-    Attributes:
-        name: Its name, for the legend.
-        y: Its values.
-        x: Their positions; empty for charts whose rows have labels.
-        color: A dtype's name, "passed", "failed" or "ink".
-        mark: How a scatter chart draws it: points "o" or "x", a "line", or "steps".
-        note: A remark that a histogram shows next to the name.
-    """
+    """The values of one name in a chart."""
 
     name: str
     y: Sequence[float]
-    x: Sequence[float] = ()
-    color: str = "ink"
-    mark: Literal["o", "x", "line", "steps"] = "o"
-    note: str = ""
+    x: Sequence[float] = ()  # the positions of the values; empty for charts whose rows have labels
+    color: str = "ink"  # a dtype's name, "passed", "failed" or "ink"
+    mark: Literal["o", "x", "line", "steps"] = "o"  # how a scatter chart draws it: points "o" or "x", a line, or steps
+    note: str = ""  # shown by a histogram next to the name
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, which matplotlib draws: for `Report.plot()`, and as an inline SVG image in the page.
+    """A chart, which matplotlib draws: for `Report.plot()` if it is for "all", and as an inline SVG image in the page.
 
-    Attributes:
-        title: Its title.
-        kind: "scatter": points and lines. "bars": a horizontal bar for each label, of one part for each series.
-            "stacked": the shares of the series over x, which are the left edges of equal intervals. "heat": a row for
-            each label and a column for each series, coloured on a logarithmic scale. "histograms": a panel for each
-            series, with bars of width 1 at x.
-        series: Its values.
-        labels: The names of the rows of "bars" and "heat".
-        x_label: The name of the x axis.
-        y_label: The name of the y axis.
-        x_scale: "linear", "log" or "count" (logarithmic above 1, with 0).
-        y_scale: As `x_scale`. On a logarithmic axis, infinite values are drawn at the upper end, zeros at the lower.
-        unit: The kind of the values of "bars", as in `Column.kind`.
-        lines: Horizontal lines, as (name, y).
-        spans: Shaded intervals of x, as (name, start, end). Those of a histogram have the name of a dtype.
-        note: An explanation, for the page.
-        where: "page", or "all" if `Report.plot()` draws it, too.
+    "scatter": points and lines. "bars": a horizontal bar for each label, of one part for each series. "stacked": the
+    shares of the series over x, which are the left edges of equal intervals. "heat": a row for each label and a column
+    for each series, coloured on a logarithmic scale. "histograms": a panel for each series, with bars of width 1 at x.
+
+    The scale "count" is logarithmic above 1, with 0. On a logarithmic axis, infinite values are drawn at the upper end,
+    zeros at the lower.
     """
 
     title: str
     kind: Literal["scatter", "bars", "stacked", "heat", "histograms"]
     series: Sequence[Series]
-    labels: Sequence[str] = ()
+    labels: Sequence[str] = ()  # of the rows of "bars" and "heat"
     x_label: str = ""
     y_label: str = ""
     x_scale: Literal["linear", "log", "count"] = "linear"
     y_scale: Literal["linear", "log", "count"] = "linear"
-    unit: Kind = "number"
-    lines: Sequence[tuple[str, float]] = ()
+    unit: Kind = "number"  # of the values of "bars"
+    lines: Sequence[tuple[str, float]] = ()  # horizontal lines, as (name, y)
+    # Shaded intervals of x, as (name, start, end). Those of a histogram have the name of a dtype.
     spans: Sequence[tuple[str, float, float]] = ()
-    note: str = ""
+    note: str = ""  # for the page
     where: Where = "all"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A module in a tree.
+    """A module in a tree. `tag` is a mark such as "float32 island", `note` a remark on it."""
 
-    Attributes:
-        path: Its path: "blocks.0.attn"; "" as in `module_name`.
-        cells: Its values, one for each column of the tree.
-        bars: For each view of the tree, the parts of its bar with their widths: {"float32": 3, "bfloat16": 7}, or
-            {"heat": 0.4} for a bar whose length and colour show a position of `heat_shares`.
-        tag: A mark: "float32 island".
-        note: A remark on the mark.
-    """
-
-    path: str
-    cells: Sequence[Cell]
+    path: str  # "blocks.0.attn"; "" as in `module_name`
+    cells: Sequence[Cell]  # one for each column of the tree
+    # For each view of the tree, the parts of its bar with their widths: {"float32": 3, "bfloat16": 7}, or {"heat": 0.4}
+    # for a bar whose length and colour show a position of `heat_shares`.
     bars: Sequence[Mapping[str, float]]
     tag: str = ""
     note: str = ""
@@ -221,20 +168,13 @@ class Branch:
 class Tree:
     """The modules of a model with a bar for each, for the page.
 
-    Attributes:
-        title: Its title.
-        columns: Its columns, after the bar.
-        branches: Its modules in the order in which they are shown. A module without a branch that contains others gets
-            an empty one.
-        views: The names of the bars. With several, the page has a switch.
-        note: An explanation.
-        where: The renderers that show it.
+    Branches are shown in their order. A module without one that contains others gets an empty one.
     """
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[Column]  # after the bar
     branches: Sequence[Branch]
-    views: Sequence[str] = ("dtypes",)
+    views: Sequence[str] = ("dtypes",)  # the names of the bars; with several, the page has a switch
     note: str = ""
     where: Where = "page"
 
@@ -244,21 +184,13 @@ Part: TypeAlias = Table | Listing | Code | Chart | Tree
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report says.
+    """All that a report says."""
 
-    Attributes:
-        title: What it is, and of what: "trace: torch 2.13.0, 2 optimizer steps".
-        verdict: The result, in a sentence or two.
-        facts: Its most important numbers.
-        parts: Its tables, lists, charts, trees and texts to copy, most important first.
-        good: Whether the verdict is good, for its colour. None: neither.
-    """
-
-    title: str
-    verdict: str
-    facts: Sequence[Fact] = ()
-    parts: Sequence[Part] = ()
-    good: bool | None = None
+    title: str  # what it is, and of what: "trace: torch 2.13.0, 2 optimizer steps"
+    verdict: str  # the result, in a sentence or two
+    facts: Sequence[Fact] = ()  # its most important numbers
+    parts: Sequence[Part] = ()  # most important first
+    good: bool | None = None  # whether the verdict is good, for its colour; None: neither
 
     def parts_for(self, where: Where) -> list[Part]:
         """Returns the parts that a renderer shows."""
@@ -411,11 +343,7 @@ class Report:
 
 
 def load_renderer(name: Literal["terminal", "page", "plot"]) -> Any:
-    """Imports the module of a renderer.
-
-    Raises:
-        MissingPackageError: Its package is not installed. It is an ImportError.
-    """
+    """Imports the module of a renderer. Raises MissingPackageError if its package is not installed."""
     try:
         return importlib.import_module(f"torch_promote.report.{name}")
     except ModuleNotFoundError as error:
@@ -465,14 +393,7 @@ def texts_of(cell: Cell) -> list[tuple[str, int]]:
 
 
 def spell(value: Cell, kind: Kind) -> str:
-    """Returns a value as text; "" for None.
-
-    Example:
-        >>> spell(1536, "bytes"), spell(1200, "count"), spell("/home/a/train.py:41", "line")
-        ('1.5 KiB', '1,200', 'train.py:41')
-        >>> spell({"float32, int64 -> bfloat16": 3, "float32": 1}, "dtypes")
-        'fp32 -> bf16; 1 more'
-    """
+    """Returns a value as text; "" for None."""
     if value is None:
         return ""
     if isinstance(value, Mapping | list | tuple):
@@ -485,12 +406,7 @@ def spell(value: Cell, kind: Kind) -> str:
 
 
 def size(number: float) -> str:
-    """Spells a number of bytes.
-
-    Example:
-        >>> size(12), size(1536), size(52_428_800)
-        ('12 B', '1.5 KiB', '50 MiB')
-    """
+    """Spells a number of bytes."""
     units = ["B", "KiB", "MiB", "GiB"]
     power = min(max(0, int(number).bit_length() - 1) // 10, len(units) - 1)
     number /= 1024**power
@@ -499,12 +415,7 @@ def size(number: float) -> str:
 
 
 def percent(part: float, whole: float = 1.0) -> str:
-    """Spells a share: "0.4 %", "27 %".
-
-    Example:
-        >>> percent(1, 3), percent(1, 300), percent(1, 9000), percent(0, 0)
-        ('33 %', '0.3 %', '< 0.1 %', '0 %')
-    """
+    """Spells a share: "0.4 %", "27 %"."""
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.05:
         return "< 0.1 %"
@@ -512,12 +423,7 @@ def percent(part: float, whole: float = 1.0) -> str:
 
 
 def spell_number(value: float | None) -> str:
-    """Spells an error with two digits; "-" for None.
-
-    Example:
-        >>> [spell_number(value) for value in (0.0, 1.2e-5, 1e-3, 0.0123, 4.0, 1234.5, 3e7, float("inf"), None)]
-        ['0', '1.2e-5', '0.001', '0.012', '4', '1234', '3e+7', 'inf', '-']
-    """
+    """Spells an error with two digits; "-" for None."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
@@ -537,10 +443,6 @@ def heat_shares(values: Sequence[float]) -> list[float]:
     """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN.
 
     Infinity is beyond the scale, so that it has a colour of its own.
-
-    Example:
-        >>> heat_shares([1e-3, 1.0, math.inf, 0.0]), heat_shares([math.inf, math.nan])
-        ([0.05, 1.0, 1.5, 0.0], [1.5, 0.0])
     """
     powers = [math.log10(value) for value in values if 0 < value < math.inf]
     top = max(powers, default=0.0)
@@ -559,12 +461,7 @@ def heat_shares(values: Sequence[float]) -> list[float]:
 
 
 def module_name(path: str) -> str:
-    """Returns the name of a module in reports: "(model)" for "", the calls of the model itself and outside of modules.
-
-    Example:
-        >>> module_name("blocks.0"), module_name("")
-        ('blocks.0', '(model)')
-    """
+    """Returns the name of a module in reports: "(model)" for "", the model itself and what is outside of modules."""
     return path or "(model)"
 
 

@@ -57,15 +57,7 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
 
 
 def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
-    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again.
-
-    Example:
-        >>> @block
-        ... def counting():
-        ...     yield [1]
-        >>> counting()
-        <a counting, which `with counting(...) as report:` starts>
-    """
+    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again."""
 
     @functools.wraps(function)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> ReportBlock[_R]:

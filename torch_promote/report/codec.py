@@ -37,10 +37,6 @@ def encode(value: Any) -> Any:
     """Returns a value as JSON-compatible values. Infinite numbers and NaN become strings.
 
     A dataclass becomes a dict of its fields, and an object that has `to_dict`, such as a `Policy`, what it returns.
-
-    Example:
-        >>> encode({"errors": (0.5, float("inf"), float("nan")), "dtype": torch.float16})
-        {'errors': [0.5, 'inf', 'nan'], 'dtype': 'float16'}
     """
     if value is None or type(value) in (str, int, bool):
         return value
@@ -62,19 +58,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, data: Any) -> Any:
-    """Returns the value of a type from the data that `encode` returned.
+    """Returns the value of a type from the data that `encode` returned. Raises one of WRONG_DATA for other data.
 
-    Args:
-        kind: A dataclass, or any type that the field of one may have: numbers, texts, dtypes, enums, classes with
-            `from_dict`, and tuples, lists, mappings, unions and literals of these.
-        data: The data.
-
-    Raises:
-        KeyError, TypeError, ValueError: A field is missing, or has a value of another type.
-
-    Example:
-        >>> decode(tuple[float, ...], [1, "inf"]), decode(torch.dtype | None, "float16")
-        ((1.0, inf), torch.float16)
+    The type is a dataclass, or any that the field of one may have: numbers, texts, dtypes, enums, classes with
+    `from_dict`, and tuples, lists, mappings, unions and literals of these.
     """
     return _decoder(kind)(data)
 
@@ -85,16 +72,7 @@ def decode_fields(kind: Any, data: Mapping[str, Any]) -> Any:
 
 
 def decode_record(kinds: Mapping[str, Any], data: Any) -> dict[str, Any]:
-    """Returns some fields of a dict.
-
-    Args:
-        kinds: The names of the fields with their types.
-        data: The dict.
-
-    Example:
-        >>> decode_record({"op": str, "calls": int}, {"op": "aten::mm", "calls": 2, "more": None})
-        {'op': 'aten::mm', 'calls': 2}
-    """
+    """Returns the fields of a dict that have a type here."""
     return _read_fields([(name, _decoder(kind)) for name, kind in kinds.items()], data)
 
 
@@ -106,15 +84,7 @@ def decode_list(data: Any, name: str, decoder: Callable[[Any], _T]) -> list[_T]:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns the place of the data that an error of `decode` is about.
-
-    Example:
-        >>> try:
-        ...     decode_record({"sites": list[int]}, {"sites": [1, "2"]})
-        ... except TypeError as error:
-        ...     print(error, "at", place_of(error))
-        expected int, got '2' at sites[1]
-    """
+    """Returns the place of the data that an error of `decode` is about, such as "sites[1]"."""
     return "".join(reversed(getattr(error, "__notes__", ()))).removeprefix(".")
 
 

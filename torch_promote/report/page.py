@@ -54,30 +54,16 @@ def render_frame(content: Content) -> str:
 
 @dataclass
 class Node:
-    """A module in a tree, with those in it.
-
-    Attributes:
-        path: Its path.
-        name: The last part of the path.
-        branch: Its values; None if it only contains others.
-        children: The modules in it.
-    """
+    """A module in a tree, with those in it."""
 
     path: str
-    name: str
-    branch: Branch | None = None
+    name: str  # the last part of the path
+    branch: Branch | None = None  # None if it only contains others
     children: list[Node] = field(default_factory=list)
 
 
 def nodes_of(tree: Tree) -> tuple[list[Node], int]:
-    """Returns the outermost modules of a tree, and the number of modules left out (the deepest ones).
-
-    Example:
-        >>> branches = [Branch(path, (), ()) for path in ("blocks.0", "blocks.1", "head")]
-        >>> nodes, left_out = nodes_of(Tree("", (), branches))
-        >>> [(node.path, [child.name for child in node.children]) for node in nodes]
-        [('blocks', ['0', '1']), ('head', [])]
-    """
+    """Returns the outermost modules of a tree, and the number of modules left out (the deepest ones)."""
     by_path: dict[str, Node] = {}
     roots: list[Node] = []
     for branch in tree.branches:

@@ -58,11 +58,7 @@ class ReportFigure(Figure):
 
 
 def draw(charts: Sequence[Chart]) -> ReportFigure:
-    """Draws charts below each other.
-
-    Args:
-        charts: The charts.
-    """
+    """Draws charts below each other."""
     heights = [_height(chart) for chart in charts] or [1.0]
     figure = ReportFigure(figsize=(_WIDTH * 1.2, sum(heights)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)

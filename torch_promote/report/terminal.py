@@ -31,12 +31,7 @@ def render(content: Content) -> RenderableType:
 
 
 def to_text(content: Content | Table, width: int | None = 100) -> str:
-    """Returns a report, or a table of one, as plain text.
-
-    Args:
-        content: The content of the report, or the table.
-        width: The width of a line, in characters. Longer names are wrapped, and nothing is cut. None: no limit.
-    """
+    """Returns a report, or a table of one, as plain text. Long names are wrapped; if the width is None, nothing is."""
     text = io.StringIO()
     # In a notebook, rich would show the text instead of writing it.
     console = Console(
