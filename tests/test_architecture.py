@@ -31,7 +31,17 @@ ROOT_FILES = {
 }
 EXTENSION = "torch_promote._C"
 #: Rooms whose modules may import the extension.
-MAY_USE_EXTENSION = {"loader", "extension", "integrations", "regions", "observe", "checking", "numerics", "cli"}
+MAY_USE_EXTENSION = {
+    "loader",
+    "extension",
+    "integrations",
+    "regions",
+    "observe",
+    "recording",
+    "checking",
+    "numerics",
+    "cli",
+}
 
 
 def order(heading: str) -> list[list[str]]:

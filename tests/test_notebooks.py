@@ -14,7 +14,7 @@ from helpers.made_up_comparisons import small_comparison, small_tuning
 from helpers.made_up_traces import small_report
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.numerics.find_nonfinite import NonfiniteReport
-from torch_promote.observe.events import Unseen
+from torch_promote.observe.call import Unseen
 from torch_promote.reference.promotion_rules import RULE_NAMES, promotion_rule
 
 EVIL = "<script>&"
@@ -101,7 +101,7 @@ def test_lines_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     report, origin = names["report"], names["found"].origin
     assert [call.line for call in report.calls.where(op="mm")] == ["In[3]:3"]
     [log] = report.calls.where(line="In[7]:3").where(op="log")
-    assert log.said_by == "region at In[7]:2"
+    assert log.policy_source == "region at In[7]:2"
     assert dict(report.explain("In[3]").facts)["lines"] == "In[3]:3"
     assert origin.line == "In[7]:3"
     assert "In[7]:3" in str(names["found"])

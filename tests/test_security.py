@@ -17,7 +17,7 @@ from helpers.subprocesses import output_of
 PROGRAM = """
 import sys, torch, torch_promote as tp
 from torch_promote.numerics.tuning import Tuning
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
 load = {"policy": tp.Policy.load, "trace": TraceReport.load}[sys.argv[1]]
 print(load(sys.argv[2]))
 seen = []

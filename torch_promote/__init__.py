@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from torch_promote.numerics.compare import compare
     from torch_promote.numerics.find_nonfinite import find_nonfinite
     from torch_promote.numerics.tune import tune
-    from torch_promote.observe.trace import trace
-    from torch_promote.observe.trace_report import TraceReport, diff, load
+    from torch_promote.reading.trace import trace
+    from torch_promote.reading.trace_report import TraceReport, diff, load
     from torch_promote.reference.promotion_rules import make_rule
     from torch_promote.regions.installation import (
         install,
@@ -118,8 +118,8 @@ _LAZY_MODULES = (
     ("torch_promote.checking.why", "why"),
     ("torch_promote.reference.promotion_rules", "make_rule"),
     ("torch_promote.numerics.find_nonfinite", "find_nonfinite"),
-    ("torch_promote.observe.trace", "trace"),
-    ("torch_promote.observe.trace_report", "TraceReport diff load"),
+    ("torch_promote.reading.trace", "trace"),
+    ("torch_promote.reading.trace_report", "TraceReport diff load"),
     ("torch_promote.numerics.compare", "compare"),
     ("torch_promote.numerics.tune", "tune"),
     ("torch_promote.regions.installation", "install installed stock_autocast"),

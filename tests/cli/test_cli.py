@@ -85,7 +85,7 @@ def test_a_command_imports_no_other_command() -> None:
     assert len(own) <= 120
     commands = {f"torch_promote.cli.{name.replace('-', '_')}" for name in COMMANDS}
     assert own & commands == {"torch_promote.cli.why"}
-    assert not any(name.startswith(("torch_promote.numerics", "torch_promote.observe.trace")) for name in own)
+    assert not any(name.startswith(("torch_promote.numerics", "torch_promote.reading.trace")) for name in own)
 
 
 def test_importing_the_package_imports_no_rich() -> None:

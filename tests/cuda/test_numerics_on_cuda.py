@@ -7,7 +7,7 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.numerics.find_nonfinite import find_nonfinite
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 
 
 def small_model(device: torch.device) -> nn.Module:

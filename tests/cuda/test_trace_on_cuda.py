@@ -13,8 +13,8 @@ import torch_promote as tp
 from helpers.counting_mode import count_both_ways, counts_of
 from helpers.plan_from_report import differences
 from helpers.traced_programs import Block
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
 
 
 def _model() -> tuple[nn.Module, torch.Tensor]:
@@ -52,9 +52,9 @@ def _check_backward(report: TraceReport, *, recomputes: bool) -> None:
     assert len({call.thread for call in report.calls}) == 2
     recomputed = report.calls.where(phase="recompute", op="linear")
     assert bool(recomputed) == recomputes
-    forward = {(call.module, call.said_by, call.policy_name) for call in report.calls.where(op="linear")}
-    assert {(call.module, call.said_by, call.policy_name) for call in recomputed} <= forward
-    assert not any("before the trace" in call.said_by for call in report.calls)
+    forward = {(call.module, call.policy_source, call.policy_name) for call in report.calls.where(op="linear")}
+    assert {(call.module, call.policy_source, call.policy_name) for call in recomputed} <= forward
+    assert not any("before the trace" in call.policy_source for call in report.calls)
     assert not report.not_seen
 
 
@@ -62,7 +62,7 @@ def test_a_backward_inside_of_the_region() -> None:
     model, x = _model()
     with trace(model) as report, tp.my_autocast("cuda", overrides={"mm": "fp32"}):
         model(x).float().square().mean().backward()
-    said = {call.said_by for call in report.calls.where(op="aten::mm", phase="backward")}
+    said = {call.policy_source for call in report.calls.where(op="aten::mm", phase="backward")}
     assert len(said) == 1
     assert next(iter(said)).startswith(f"region at {__file__}:")
     assert list(differences(report.calls)) == []

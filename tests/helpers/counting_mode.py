@@ -14,8 +14,8 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_promote import _C
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
 
 __all__ = ["CountingMode", "count_both_ways", "counts_of"]
 

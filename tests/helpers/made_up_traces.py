@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from torch_promote.observe.events import Call, Cast, TensorInfo, Unseen
-from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import Values
+from torch_promote.observe.call import Call, Cast, TensorInfo, Unseen
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.values import Values
 
 __all__ = ["BF16", "F16", "F32", "START", "cast", "info", "linear", "made_up_call", "report_of", "small_report"]
 
@@ -35,7 +35,7 @@ def made_up_call(op: str = "aten::add", overload: str = "Tensor", **others: Any)
         "line": "/code/train.py:7",
         "casts": (),
         "policy": None,
-        "said_by": "",
+        "policy_source": "",
         "inputs": (info("self"),),
         "outputs": (info("0"),),
         "composite": False,
@@ -63,7 +63,7 @@ def linear(module: str, start: int, tensor: int, earlier: int = 0, **others: Any
             cast("weight", 100 + start, bytes=32_768, kind="weight", reused=others.pop("reused", False)),
         ),
         policy=CastPolicy.lower_precision_fp,
-        said_by="PyTorch's table",
+        policy_source="PyTorch's table",
         composite=True,
         autocast=(("cpu", BF16),),
         start=START + start,
@@ -100,7 +100,7 @@ def small_report(*, values: bool = False) -> TraceReport:
         "",
         module="blocks.0.norm",
         policy=CastPolicy.fp32,
-        said_by="region at /code/train.py:3",
+        policy_source="region at /code/train.py:3",
         autocast=(("cpu", BF16),),
         start=START,
         duration=200_000,
@@ -112,7 +112,7 @@ def small_report(*, values: bool = False) -> TraceReport:
         ran_with=(info("self", F32, 4), info("target", F32, 4)),
         casts=tuple(cast(name, from_dtype=BF16, to_dtype=F32, bytes=16) for name in ("self", "target")),
         policy=CastPolicy.fp32,
-        said_by="PyTorch's table",
+        policy_source="PyTorch's table",
         autocast=(("cpu", BF16),),
         start=START + 900_000,
         duration=50_000,

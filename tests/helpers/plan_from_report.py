@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.observe.events import Call, TensorInfo
+from torch_promote.observe.call import Call, TensorInfo
 from torch_promote.observe.ops import find_overload
 from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.op_table import CastPolicy
@@ -21,11 +21,11 @@ def differences(calls: list[Call]) -> Iterator[str]:
     """Yields the differences between the calls of a trace and the reference's plans."""
     for call in calls:
         plan = plan_of(call)
-        policy = CastPolicy.fallthrough if plan.policy is None and call.said_by else plan.policy
+        policy = CastPolicy.fallthrough if plan.policy is None and call.policy_source else plan.policy
         if call.policy is None:
             policy = plan.policy
         if policy != call.policy:
-            yield f"{call.name}: policy {call.policy} ({call.said_by}), the plan has {plan.policy}"
+            yield f"{call.name}: policy {call.policy} ({call.policy_source}), the plan has {plan.policy}"
         planned = [(cast.argument, cast.from_, cast.to) for cast in plan.all_casts()]
         made = [(cast.argument, cast.from_dtype, cast.to_dtype) for cast in call.casts]
         if planned != made and not call.error:
@@ -42,7 +42,7 @@ def plan_of(call: Call) -> AutocastPlan:
     on = dict(call.autocast)
     devices = {device: DeviceAutocast(device in on, on.get(device, torch.float16)) for device in TURNS}
     overrides: dict[str, Any] = {}
-    if call.policy is not None and call.said_by != STOCK:
+    if call.policy is not None and call.policy_source != STOCK:
         device = next(device for device in TURNS if device in on and any(_is_on(info, device) for info in call.inputs))
         overrides[call.name] = MappingProxyType({device: call.policy})
     state = AutocastState(devices, True, MappingProxyType(overrides))

@@ -178,10 +178,10 @@ def test_a_trace_shows_its_policy_and_casts() -> None:
         with tp.my_autocast("cpu", overrides={"flex_attention": HALF}):
             model(tensors()[0])
     [first, second] = [call for call in report.calls if call.op == "aten::flex_attention"]
-    assert (first.policy, first.said_by) == (tp.CastPolicy.lower_precision_fp, "PyTorch's table")
+    assert (first.policy, first.policy_source) == (tp.CastPolicy.lower_precision_fp, "PyTorch's table")
     assert [cast.argument for cast in first.casts] == ["query", "key", "value"]
     assert second.policy is HALF
-    assert second.said_by.startswith("region at ")
+    assert second.policy_source.startswith("region at ")
     assert {tensor.dtype for tensor in second.ran_with} == {HALF}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.counted_collectives import counted_collective
 from torch_promote.errors import StepError
-from torch_promote.numerics.call_observers import ForwardCalls
 from torch_promote.numerics.comparison import Comparison, Site
 from torch_promote.numerics.impacts import Errors, ErrorSums
 from torch_promote.numerics.step_runs import StepRuns
@@ -198,19 +196,19 @@ def test_error_sums_of_a_cast(numbers: list[float], dtype: torch.dtype) -> None:
 
 
 def effects(model: nn.Module, step: Callable[..., Any], sites: list[Site], batches: int) -> list[float]:
-    """The change of the loss if only one site runs in float16."""
+    """The change of the loss, or of the outputs, if only one site runs in float16."""
     all_wide = STOCK.override(dict.fromkeys({site.op for site in sites}, "fp32"))
     with StepRuns(step, model, batches=batches) as runs:
 
-        def losses(policy: tp.Policy) -> torch.Tensor:
-            return torch.stack([one["loss"].double() for one in runs.run(policy)])
+        def results(policy: tp.Policy) -> torch.Tensor:
+            return torch.stack([value.double() for one in runs.run(policy) for value in one.values()])
 
-        wide = losses(all_wide)
-        narrow = [losses(all_wide.override_modules({one.module: {one.op: torch.float16}})) for one in sites]
+        wide = results(all_wide)
+        narrow = [results(all_wide.override_modules({one.module: {one.op: torch.float16}})) for one in sites]
     return [float((one - wide).square().sum().sqrt()) for one in narrow]
 
 
-def random_network(seed: int, batches: int, zero_gradients: bool) -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
+def random_network(seed: int, batches: int, returns_outputs: bool) -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for number in range(5):
@@ -220,23 +218,20 @@ def random_network(seed: int, batches: int, zero_gradients: bool) -> tuple[nn.Mo
         layers += [nn.LayerNorm(16)] * (number % 2)
     model = nn.Sequential(*layers, nn.Linear(16, 4))
     inputs, labels = torch.randn(batches, 32, 16), torch.randint(4, (batches, 32))
-    targets = model(inputs).detach()
 
     def step(number: int) -> torch.Tensor:
         with half():
-            if not zero_gradients:
-                return nn.functional.cross_entropy(model(inputs[number]), labels[number])
-            outputs = model(inputs[number])
-        return nn.functional.mse_loss(outputs.double(), targets[number].double())
+            outputs: torch.Tensor = model(inputs[number])
+            return outputs if returns_outputs else nn.functional.cross_entropy(outputs, labels[number])
 
     return model, step
 
 
-@pytest.mark.parametrize(("seed", "batches", "zero"), [(0, 1, False), (2, 4, False), (0, 1, True), (1, 1, True)])
-def test_impacts_rank_like_the_effects_of_single_sites(seed: int, batches: int, zero: bool) -> None:
-    model, step = random_network(seed, batches, zero)
+@pytest.mark.parametrize(("seed", "batches", "outputs"), [(0, 1, False), (2, 4, False), (0, 1, True), (1, 1, True)])
+def test_impacts_rank_like_the_effects_of_single_sites(seed: int, batches: int, outputs: bool) -> None:
+    model, step = random_network(seed, batches, outputs)
     comparison = tp.compare(step, model=model, batches=batches)
-    assert comparison.random_cotangents is zero
+    assert comparison.random_cotangents is outputs
     sites = [site for site in comparison.sites if site.impact and site.module]
     assert len(sites) > 8
     ranks = [
@@ -353,42 +348,45 @@ def divergence(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.kl_div(log_p, target.log_softmax(-1), log_target=True, reduction="batchmean")
 
 
+def mean_of_squares(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (outputs - target).square().mean()  # the gradient of the square is not zero
+
+
 @pytest.mark.parametrize(
-    "loss_of",
+    ("loss_of", "outside"),
     [
-        nn.functional.mse_loss,
-        lambda outputs, target: (outputs - target).square().mean(),  # the gradient of the square is not zero
-        divergence,
-        lambda outputs, target: outputs,
+        (nn.functional.mse_loss, True),
+        (nn.functional.mse_loss, False),
+        (mean_of_squares, True),
+        (mean_of_squares, False),
+        (divergence, True),  # in a region, the error of its own log_softmax would explain the change
     ],
 )
-@pytest.mark.parametrize("outside", [True, False])
-def test_random_cotangents_replace_gradients_that_are_zero(loss_of: Callable[..., Any], outside: bool) -> None:
-    """Also if the model returns other objects as well."""
-    counts = torch.arange(3)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = chain(2, 4, {1: Cancels()})
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.inner(x), counts
-
-    model = Model()
-    target = model(INPUTS)[0].detach()
+def test_a_note_says_that_impacts_are_zero(loss_of: Callable[..., Any], outside: bool) -> None:
+    model = chain(2, 4, {1: Cancels()})
+    target = model(INPUTS).detach()
 
     def step() -> torch.Tensor:
         with half():
-            outputs, same = model(INPUTS)
-            assert same is counts
+            outputs = model(INPUTS)
             if not outside:
                 return loss_of(outputs, target)  # type: ignore[no-any-return]
         return loss_of(outputs.float(), target)  # type: ignore[no-any-return]
 
     comparison = tp.compare(step, model=model)
-    assert comparison.random_cotangents
-    assert comparison.backwards in (7, 8)
+    [note] = comparison.notes
+    assert note.startswith("The impacts on the loss are zero, or too small to explain its change")
+    assert note in " ".join(str(comparison).split())
+    assert comparison.to_dict()["notes"] == [note]
+    assert (comparison.runs, comparison.random_cotangents) == (3, False)
+    assert max(site.impact or 0.0 for site in comparison.sites if site.module) < 1e-6
+    assert not tp.compare(step_of(model), model=model).notes
+
+
+def test_impacts_on_the_outputs_of_a_step_without_a_loss() -> None:
+    model = chain(2, 4, {1: Cancels()})
+    comparison = tp.compare(half()(lambda: model(INPUTS)), model=model)
+    assert (comparison.random_cotangents, comparison.backwards, comparison.notes) == (True, 7, [])
     assert comparison.sites[0].op == CANCEL
     assert all(site.impact for site in comparison.sites if site.op in (CANCEL, "aten::linear"))
     assert {site.signed_impact for site in comparison.sites} == {None}
@@ -520,26 +518,6 @@ def test_results_for_which_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -
                 getattr(expected, "accumulated", None),
                 getattr(expected, "impact", None),
             )
-
-
-def test_ranks_make_the_same_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients of another rank are zero."""
-    model, asked = chain(0, 2), list[bool]()
-    others = iter([True, False])  # whether gradients are zero, and whether random cotangents are not
-
-    def gather(into: list[bool], here: bool) -> None:
-        asked.append(here)
-        into[:] = [here, next(others)]
-
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    assert tp.compare(step_of(model), model=model).runs == 3  # it does not communicate: this rank may be alone
-    communicates = property(lambda self: True, lambda self, value: None)
-    monkeypatch.setattr(ForwardCalls, "communicates", communicates, raising=False)
-    assert tp.compare(step_of(model), model=model).runs == 4
-    assert asked == [False, True]
 
 
 # --- calls that differ, or cannot run alone

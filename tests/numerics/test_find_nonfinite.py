@@ -25,7 +25,7 @@ from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
 
@@ -545,9 +545,9 @@ def test_files_pickles_and_copies(tmp_path: Path) -> None:
     assert [one["kind"] for one in data["benign"]] == ["mask"]
     with pytest.raises(OptionError, match=r"cannot save the .*nowhere"):
         report.save(tmp_path / "nowhere" / "nan.json")
-    loaded = NonfiniteReport.load(tmp_path / "report.json")
-    assert loaded.origin == report.origin
-    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report), loaded):
+    with pytest.raises(OptionError, match=r"json.load reads .*report.json"):
+        NonfiniteReport.load(tmp_path / "report.json")
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert again.to_dict() == report.to_dict()
         assert (str(again), again.text()) == (str(report), report.text())
         assert again.attempts == report.attempts

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import torch_promote as tp
 from helpers.writing_ops import copy_to, scale, store, two_of_three
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.values import Values
+from torch_promote.recording.values import Values
 
 aten = torch.ops.aten
 

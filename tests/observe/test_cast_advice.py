@@ -12,8 +12,8 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote import _C
-from torch_promote.observe.findings import savings
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.findings import savings
+from torch_promote.reading.trace_report import TraceReport
 
 X = torch.randn(3, 2, 4)
 

@@ -22,10 +22,10 @@ from torch.nn import functional
 import torch_promote as tp
 from torch_promote.cli.program import main
 from torch_promote.errors import OptionError
-from torch_promote.observe.alignment import align
-from torch_promote.observe.difference import Difference
-from torch_promote.observe.divergence import shapes_of
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.alignment import align
+from torch_promote.reading.difference import Difference
+from torch_promote.reading.divergence import shapes_of
+from torch_promote.reading.trace_report import TraceReport
 from torch_promote.report.base import Tree, spell
 
 BATCHES = 3

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from helpers.made_up_traces import made_up_call, report_of
 from torch_promote.errors import OptionError
-from torch_promote.observe.trace_report import TraceReport
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.trace_report import TraceReport
 
 X = torch.ones(2, 4)
 
@@ -211,7 +211,7 @@ def test_text_page_and_dict(report: TraceReport) -> None:
 
 @pytest.mark.parametrize("policy", [CastPolicy.promote, CastPolicy.lower_precision_fp])
 def test_no_advice_for_promote_and_ops_of_a_library_that_is_not_imported(policy: CastPolicy) -> None:
-    call = made_up_call("not_imported::op", "", policy=policy, said_by="register_policy")
+    call = made_up_call("not_imported::op", "", policy=policy, policy_source="register_policy")
     assert report_of(call).explain("not_imported::op").advice == ()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 import torch_promote as tp
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
 from torch_promote.report.base import Tree
 
 X = torch.randn(4, 8)

@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils import checkpoint, dlpack
 
 import torch_promote as tp
-from torch_promote.observe.difference import Difference
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.difference import Difference
+from torch_promote.reading.trace_report import TraceReport
 
 Program = Callable[[int], object]
 

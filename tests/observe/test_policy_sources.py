@@ -1,4 +1,4 @@
-"""The source of a policy (`Call.said_by`), and the overrides that no call of a trace used (`unused_overrides`)."""
+"""The source of a policy (`Call.policy_source`), and the overrides that no call of a trace used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
 
 X = torch.ones(2, 2)
 TABLE, BEFORE = "PyTorch's table", "a region that was open before the trace"
@@ -32,7 +32,7 @@ def _default_policy() -> Iterator[None]:
 
 def said(report: TraceReport, op: str, phase: Any = None) -> list[str]:
     """The sources of an op's policies, each "region at FILE:LINE" as the comment on that line."""
-    return [_by_comment(call.said_by) for call in report.calls.where(op=op, phase=phase)]
+    return [_by_comment(call.policy_source) for call in report.calls.where(op=op, phase=phase)]
 
 
 def _by_comment(source: str) -> str:
@@ -201,13 +201,13 @@ def test_autocast_switched_off_by_a_module_policy() -> None:
         net(torch.ones(2, 3))
     off = 'autocast off by module policy "1"'
     assert said(report, "linear") == [TABLE, off]
-    inner = [call.said_by for call in report.calls if call.module == "1" and call.op != "aten::linear"]
+    inner = [call.policy_source for call in report.calls if call.module == "1" and call.op != "aten::linear"]
     assert set(inner) == {""}, "what linear is made of"
     assert off in html.unescape(html.unescape(report._repr_html_()))
 
 
 def unused(report: TraceReport) -> list[tuple[str, str, str]]:
-    return [(one.op, one.policy, one.said_by.partition(" at ")[0]) for one in report.unused_overrides()]
+    return [(one.op, one.policy, one.policy_source.partition(" at ")[0]) for one in report.unused_overrides()]
 
 
 def _region(program: Callable[[], Any], times: int = 1, **overrides: Any) -> Callable[[], None]:
@@ -283,9 +283,9 @@ def test_unused_overrides_survive_a_file(tmp_path: Path) -> None:
         X.mm(X)
     [one] = report.unused_overrides()
     assert (one.op, one.device) == ("aten::exp.default", "cpu")
-    assert one.said_by.partition(" at ")[2].startswith(f"{__file__}:")
-    assert str(one) == f"aten::exp.default: fp32, asked for by {one.said_by}"
+    assert one.policy_source.partition(" at ")[2].startswith(f"{__file__}:")
+    assert str(one) == f"aten::exp.default: fp32, asked for by {one.policy_source}"
     report.save(tmp_path / "run.jsonl.gz")
     [again] = tp.load(tmp_path / "run.jsonl.gz").unused_overrides()
     assert (again.op, again.device, again.policy) == (one.op, one.device, one.policy)
-    assert again.said_by.startswith(f"region at {Path(__file__).name}:")
+    assert again.policy_source.startswith(f"region at {Path(__file__).name}:")

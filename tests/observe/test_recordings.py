@@ -23,14 +23,17 @@ from helpers.autoloading import entry_point, folder
 from helpers.subprocesses import Program, output_of
 from helpers.traced_commands import command_run, warm
 from torch_promote.errors import OptionError
-from torch_promote.observe import places, recording_file, values
-from torch_promote.observe.events import COMPILED_FUNCTION, Call, Recording, Source
+from torch_promote.observe import places
+from torch_promote.observe.call import COMPILED_FUNCTION, Call
 from torch_promote.observe.observer import OpenCall
-from torch_promote.observe.recorder import Recorder
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace import Tracer
-from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import Values, distance
+from torch_promote.reading.trace import Tracer
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording import file as recording_file
+from torch_promote.recording import values
+from torch_promote.recording.file import SUFFIX
+from torch_promote.recording.recorder import Recorder
+from torch_promote.recording.recording import Recording, Source
+from torch_promote.recording.values import Values, distance
 
 __all__ = ["entry_point", "folder", "warm"]  # fixtures
 

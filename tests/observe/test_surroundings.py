@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import torch_promote as tp
 from torch_promote.observe.surroundings import watch_steps
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
 
@@ -116,7 +116,7 @@ def test_what_a_trace_says_of_a_compiled_model(
     assert "autocast off by" not in text
     assert [one.partition(". ")[0] for one in report.not_seen] == ["Calls of compiled functions: 1"]
     (linear,) = report.calls.where(op="linear") or [None]
-    of_graph = [call for call in report.calls if call.said_by == "compiled code"]
+    of_graph = [call for call in report.calls if call.policy_source == "compiled code"]
     if backend == "eager":
         assert linear is not None
         assert linear.policy_name == "lower_precision_fp"

@@ -21,7 +21,7 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.thread_state import thread_state
 from helpers.traced_programs import PROGRAMS, Block
-from torch_promote.observe.trace import trace
+from torch_promote.reading.trace import trace
 
 REGIONS: dict[str, Callable[[], Any]] = {
     "my_autocast": lambda: tp.my_autocast("cpu"),

@@ -17,8 +17,8 @@ from helpers.comparison import assert_same
 from helpers.counting_mode import CountingMode, count_both_ways, counts_of
 from helpers.plan_from_report import differences
 from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
-from torch_promote.observe.trace import trace
 from torch_promote.parity.samples import op_database
+from torch_promote.reading.trace import trace
 
 OVERRIDES = {"linear": "fp32", "softmax": "lower_precision_fp", "add": "promote", "mm": torch.float16, "sum": "fp32"}
 NOTHING = {"linear": "fallthrough", "softmax": "keep", "layer_norm": "fallthrough", "addcmul": "promote"}

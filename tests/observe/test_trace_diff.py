@@ -8,8 +8,8 @@ from torch import nn
 
 import torch_promote as tp
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.difference import Difference
+from torch_promote.reading.trace_report import TraceReport
 from torch_promote.report.base import Table
 
 X = torch.ones(2, 4)
@@ -51,14 +51,14 @@ def test_an_override() -> None:
     difference = traced(model()).diff(traced(model(), overrides={"softmax": "fp32"}))
     assert difference
     found = rows(difference, "aten::softmax.int")
-    assert {name: value for name, value in found.items() if name != "said_by"} == {
+    assert {name: value for name, value in found.items() if name != "policy_source"} == {
         "ran_with": ("bfloat16", "float32"),
         "outputs": ("bfloat16", "float32"),
         "policy": ("none", "fp32"),
         "casts": ("none", "self: bfloat16 -> float32"),
     }
-    assert found["said_by"][0] == "none"
-    assert found["said_by"][1].startswith("region at ")
+    assert found["policy_source"][0] == "none"
+    assert found["policy_source"][1].startswith("region at ")
     assert difference.kind == "policy"
     first = difference.first
     assert first is not None

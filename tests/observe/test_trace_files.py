@@ -21,8 +21,8 @@ from rich.console import Console
 import torch_promote as tp
 from helpers.made_up_traces import linear, made_up_call, report_of, small_report
 from torch_promote.errors import OptionError
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import SUFFIX
 
 
 @pytest.fixture(scope="module")

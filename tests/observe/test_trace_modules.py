@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.traced_programs import Block
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
 
 
 def _modules(report: TraceReport, op: str, phase: Any = None) -> list[str]:

@@ -17,10 +17,10 @@ from helpers.traced_programs import PROGRAMS
 from torch_promote import _C
 from torch_promote.errors import DispatchObserverError, OptionError
 from torch_promote.observe import dispatch
+from torch_promote.observe.call import Call
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
 
 
 def _run(name: str, region: Callable[[], Any] = lambda: tp.my_autocast("cpu")) -> torch.Tensor:

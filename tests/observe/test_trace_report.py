@@ -18,7 +18,7 @@ from torchao.float8.float8_linear import Float8Linear
 import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
 from torch_promote.errors import RegionError
-from torch_promote.observe.findings import (
+from torch_promote.reading.findings import (
     by_weight,
     casts_chart,
     dtypes_chart,
@@ -27,9 +27,9 @@ from torch_promote.observe.findings import (
     savings,
     time_in_casts,
 )
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import TraceReport
-from torch_promote.observe.values import EMPTY
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.values import EMPTY
 from torch_promote.report import page
 
 

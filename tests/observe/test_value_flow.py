@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_promote as tp
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
 
 INF, HALF = float("inf"), torch.float16
 

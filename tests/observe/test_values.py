@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from torch_promote.observe.recorder import Recorder
-from torch_promote.observe.trace import trace
-from torch_promote.observe.values import EMPTY, Measurer, Values
+from torch_promote.reading.trace import trace
+from torch_promote.recording.recorder import Recorder
+from torch_promote.recording.values import EMPTY, Measurer, Values
 
 INTEGERS = {
     torch.float16: torch.int16,

@@ -239,6 +239,10 @@ def test_zero_dim_tensors_are_weak_over_pytorchs_rule() -> None:
         rule.common([Operand(F16, (2,)), Operand(BF16, (2,))])
 
 
+def test_jax_joins_integers_of_both_signs_to_a_float_that_gives_way() -> None:
+    assert promotion_rule("jax").common([torch.uint64, torch.int64, F16]) is F16
+
+
 def test_a_rule_over_numpys_still_promotes_three_as_numpy_does() -> None:
     rule = make_rule("mine", {(I32, F16): F32}, over="numpy")
     assert not rule.associative

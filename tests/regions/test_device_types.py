@@ -190,7 +190,7 @@ def test_tools(device: str) -> None:
         with tp.crosscheck() as checked, tp.trace() as traced, tp.my_autocast(device, overrides={"exp": "lower"}):
             (x @ x).softmax(-1).exp()
     assert not checked.mismatches
-    said = {call.op: (call.policy, call.said_by) for call in traced.calls}
+    said = {call.op: (call.policy, call.policy_source) for call in traced.calls}
     softmax = {"xpu": tp.CastPolicy.fp32_set_opt_dtype, "mps": tp.CastPolicy.fp32}[device]
     assert said["aten::matmul"] == (tp.CastPolicy.lower_precision_fp, "PyTorch's table")
     assert said["aten::softmax"] == (softmax, "PyTorch's table")

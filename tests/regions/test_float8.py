@@ -477,4 +477,8 @@ def test_tools_know_the_policy() -> None:
     with tp.trace(values=True) as report, region("float8:tensorwise"), torch.no_grad():
         F.linear(torch.tensor([[448.0, 2.0**-9, 2.0**-12, 0.0] * 4]), torch.ones(16, 16))
     first = next(call for call in report.calls if call.dtypes.endswith("float8_e4m3fn"))
-    assert [getattr(first.values[0], share) for share in ("saturated", "underflows", "zeros")] == [0.25, 0.25, 0.5]
+    assert [getattr(report.values_of(first)[0], share) for share in ("saturated", "underflows", "zeros")] == [
+        0.25,
+        0.25,
+        0.5,
+    ]

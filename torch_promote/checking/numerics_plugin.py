@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torch_promote.errors import OptionError, TorchPromoteError
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace import trace
-from torch_promote.observe.trace_report import diff
+from torch_promote.reading.trace import trace
+from torch_promote.reading.trace_report import diff
+from torch_promote.recording.file import SUFFIX
 
 if TYPE_CHECKING:
-    from torch_promote.observe.difference import Difference
-    from torch_promote.observe.events import Call
+    from torch_promote.observe.call import Call
+    from torch_promote.reading.difference import Difference
 
 __all__ = ["RecordedTest", "file_name", "recorded"]
 

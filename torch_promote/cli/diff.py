@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch_promote.cli.output import file, natural, say, show
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace_report import diff, load
+from torch_promote.reading.difference import Difference
+from torch_promote.reading.trace_report import diff, load
+from torch_promote.recording.file import SUFFIX
 from torch_promote.report.base import spell_number
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]

@@ -9,9 +9,9 @@ from torch_promote.cli.output import file, natural, say, show
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
 from torch_promote.errors import OptionError
 from torch_promote.numerics.traced_process import Request, named_after
-from torch_promote.observe.events import Unseen
-from torch_promote.observe.recording_file import SUFFIX
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.observe.call import Unseen
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import SUFFIX
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 

@@ -33,21 +33,13 @@ _NO_CHANGE = _C.register_change([], False)
 
 
 class _Captured(NamedTuple):
-    """The policy and cache mode at one point of the program.
+    """The policy and cache mode at one point of the program."""
 
-    Attributes:
-        active: Whether calls passed through our wrappers. If not, the policy is the one that a region starts from.
-        change: A change that results in this policy, independent of where it is entered.
-        stock: Whether the policy is stock's.
-        cache_mode: The mode of the cast cache.
-        kept: What the policy's module tables need.
-    """
-
-    active: bool
-    change: _C.HeldChange
-    stock: bool
+    active: bool  # whether calls passed through our wrappers; if not, the policy is the one that a region starts from
+    change: _C.HeldChange  # results in this policy, independent of where it is entered
+    stock: bool  # whether the policy is stock's
     cache_mode: str
-    kept: tuple[Any, ...] = ()
+    kept: tuple[Any, ...] = ()  # what the policy's module tables need
 
 
 class _PolicyRegion:
@@ -101,10 +93,8 @@ def stays_stocks(plain: bool) -> bool:
     """Whether a region that is being entered stays PyTorch's even while `torch_promote.install` is in force.
 
     This is the case for regions that checkpoint opens to mirror the forward, if the forward ran in PyTorch's own
-    region, or if a region of ours would change the forward's policy or cache mode.
-
-    Args:
-        plain: Whether the region, as one of ours, would take the policy and the cache mode from its surroundings.
+    region, or if a region of ours would change the forward's policy or cache mode. A `plain` one would take both from
+    its surroundings.
     """
     mirrors = _thread.mirrors
     if not mirrors or (plain and mirrors == "unless plain"):

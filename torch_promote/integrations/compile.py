@@ -190,8 +190,7 @@ _AOT_RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 def install(*region_types: Any) -> None:
     """Makes regions traceable, and completes AOTAutograd: now, or when the modules are imported.
 
-    Args:
-        region_types: The class that takes only a packed spec, and the subclasses of it in this package.
+    The first type is the class that takes only a packed spec, the others are the subclasses of it in this package.
     """
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
     run_after_import(_AOT_RUNTIME, _run_backwards_without_autocast)
@@ -200,16 +199,9 @@ def install(*region_types: Any) -> None:
 
 @contextlib.contextmanager
 def while_changing(what: str) -> Iterator[Callable[[], None]]:
-    """Keeps Dynamo from compiling while the installation changes.
+    """Keeps Dynamo from compiling while `what` changes the installation. Yields what discards Dynamo's compiled code.
 
-    Args:
-        what: The function that changes it, for the error.
-
-    Yields:
-        A function that discards Dynamo's compiled code.
-
-    Raises:
-        RegionError: This thread is compiling, and would compile one function for two policies.
+    Raises RegionError if this thread is compiling, since it would compile one function for two policies.
     """
     dynamo = sys.modules.get(DYNAMO)
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
@@ -253,13 +245,7 @@ _stock_type: Any = None
 
 
 def register(enter: Any, exit_: Any, stock_type: type) -> None:
-    """Registers our methods of torch.autocast with Dynamo, now or when it is imported.
-
-    Args:
-        enter: Our `__enter__`.
-        exit_: Our `__exit__`.
-        stock_type: The class whose regions stay PyTorch's.
-    """
+    """Registers our methods of torch.autocast with Dynamo, now or when it is imported."""
     global _stock_type
     _stock_type = stock_type
     run_after_import(DYNAMO, functools.partial(_register_installation, enter, exit_))

@@ -23,11 +23,7 @@ __all__ = ["record_enter", "record_exit", "refuse_policy"]
 def record_enter(packed: str) -> None:
     """Records the start of a region, which has been entered, with the active modes of torch.export.
 
-    Args:
-        packed: The region's packed spec.
-
-    Raises:
-        RegionError: The current policy is not stock's, so an exported graph cannot represent the region.
+    Raises RegionError if the current policy is not stock's, since an exported graph cannot represent the region then.
     """
     modes = _export_modes()
     if modes and not _C.policy_is_stock():

@@ -34,7 +34,7 @@ from torch_promote.numerics.step_state import (
     repeat,
     set_random_state,
 )
-from torch_promote.observe.events import Call
+from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
 from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
 from torch_promote.observe.places import RunningModules
@@ -121,7 +121,6 @@ class ForwardCalls:
     Attributes:
         observer: The observer of the calls.
         saw_backward: Whether a backward ran.
-        communicates: Whether a call communicates with other processes.
     """
 
     #: Whether `seen` gets the program's own results, on which it can register hooks.
@@ -131,7 +130,6 @@ class ForwardCalls:
         self.observer: CallObserver = CallObserver(modules, self.ended, self.begun, outermost_only=True)
         self._counts: Counter[tuple[str, str]] = Counter()
         self.saw_backward: bool = False
-        self.communicates: bool = False
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
         """Called before a call. Its result is passed to `seen`."""
@@ -141,7 +139,6 @@ class ForwardCalls:
 
     def begun(self, of: OpenCall) -> tuple[CallKey, Any] | None:
         """Called before a call. Returns its key, and what `about_to` returns; None if it is not processed."""
-        self.communicates |= of.facts.communicates
         if of.around is not None:
             return None
         if of.phase == "backward":
@@ -343,9 +340,6 @@ class CompareLocally(ForwardCalls):
                 self._impacts.watch_scalar(one)
         if begun is not None:
             self._compare(key, found, _floating(begun))
-        elif not differs and not key.module:  # the loss: to decide whether the gradients of the model are zero
-            for one in computed:
-                self._impacts.add(key[:2], one, torch.zeros((), device=one.device))
 
     def _differs(self, key: CallKey) -> bool:
         """Whether the candidate ran a call in other dtypes."""

@@ -27,12 +27,11 @@ from torch_promote.numerics.impacts import (
     Impact,
     Impacts,
     errors_of,
-    replace_gradients,
     watch_gradients,
 )
-from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, show_progress
+from torch_promote.numerics.step_runs import Results, StepRuns, current_policy, distances, show_progress
+from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import Call, Unseen
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
@@ -48,7 +47,7 @@ REFERENCE: Final = "off"
 DIFFER = "Two runs of the reference differ"
 
 _SiteKey = tuple[str, str]
-#: The number of random directions with which the effect of errors on outputs is estimated.
+#: The number of random directions with which the effect of errors on outputs is estimated, for a step without a loss.
 _BACKWARDS = 7
 
 
@@ -65,8 +64,8 @@ def compare(
 ) -> Comparison:
     """Runs a step under two policies, and reports the errors of the candidate for each op in each module.
 
-    It runs the reference twice and the candidate once, and the reference once more if the gradients of the loss are
-    zero. It keeps the results of the reference's calls for that. If memory has no room for all of them, a note says so.
+    It runs the reference twice and the candidate once. It keeps the results of the reference's calls for that. If
+    memory has no room for all of them, a note says so.
 
     Args:
         step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
@@ -157,7 +156,7 @@ class ComparedRuns:
         theirs, gradients = self._run_candidate()
         for one in self._kept.calls.values():
             one.results = []  # the candidate may have raised before it got there
-        second = self._estimate_impacts(_change(first, theirs))
+        second = self._estimate_impacts()
         noise = self._check(first, second)
         calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
         left_out = self._kept.room.left_out + self._local.room.left_out
@@ -180,7 +179,7 @@ class ComparedRuns:
             flops=sum(_flops_of(kept.call) for kept in calls.values()),
             not_aligned=_not_aligned(calls, there, only_there),
             not_seen=list(dict.fromkeys([*not_seen, *_not_compared(self._theirs.unread)])),
-            notes=self._all_notes(calls, there, bool(only_there)),
+            notes=self._all_notes(calls, there, bool(only_there), _change(first, theirs)),
             torch_version=str(torch.__version__),
         )
 
@@ -207,8 +206,8 @@ class ComparedRuns:
             self._notes.append(f"The step raised under the candidate: {type(error).__name__}: {error}")
             return [], backwards.gradients
 
-    def _estimate_impacts(self, change: float) -> Results:
-        """The second run of the reference, and a third one if the gradients are zero, or rounding errors of zero."""
+    def _estimate_impacts(self) -> Results:
+        """The second run of the reference, and a third one if it fails when its calls are recorded for a backward."""
         has_spare = self._runs.count + 1 < self._last
         with_grad = not self._kept.saw_backward and not self._kept.requires_grad and has_spare
         loss_scale = self._runs.state.loss_scale()
@@ -223,13 +222,6 @@ class ComparedRuns:
             )
             self._impacts, with_grad = Impacts(loss_scale), False
             second, self._local = self._run_locally(self._impacts, with_grad)
-        errs = any(sums.total().relative for sums in self._local.errors.values())
-        vanish = self._impacts.are_zero or not self._impacts.explain(change)
-        if self._on_any_rank(bool(self._impacts.totals) and errs and vanish) and self._runs.count < self._last:
-            replaced = Impacts(loss_scale, _BACKWARDS, random=True)
-            self._run_locally(replaced, with_grad)
-            if self._on_any_rank(replaced.nonzero):
-                self._impacts = replaced
         return second
 
     def _run_locally(self, impacts: Impacts, with_grad: bool) -> tuple[Results, CompareLocally]:
@@ -242,18 +234,11 @@ class ComparedRuns:
 
         with contextlib.ExitStack() as stack:
             stack.callback(impacts.drop)
-            if impacts.random:
-                generator = torch.Generator().manual_seed(0)
-                stack.callback(replace_gradients(self._model, generator).remove)
-            elif self._gradients:
+            if self._gradients:
                 stack.enter_context(watch_gradients(self._model, self._backwards))
             results = self._run(self._reference, local, after)
         local.finish()
         return results, local
-
-    def _on_any_rank(self, here: bool) -> bool:
-        """Whether a condition is true on any rank. All ranks have to make the same number of runs."""
-        return any(Ranks().gather(here)) if self._kept.communicates else here
 
     def _run(self, policy: Policy, calls: ForwardCalls, on_result: Any = None) -> Results:
         return self._runs.run(policy, around=observe_dispatch(calls.observer), on_result=on_result)
@@ -317,7 +302,9 @@ class ComparedRuns:
             in_region=any(bool(theirs.autocast) for _, theirs in pairs),
         )
 
-    def _all_notes(self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool) -> list[str]:
+    def _all_notes(
+        self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool, change: float
+    ) -> list[str]:
         notes = list(self._notes)
         if not others and not any(
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
@@ -332,10 +319,23 @@ class ComparedRuns:
             notes.append(
                 "The impacts are unknown: no gradient of a loss reached the calls. Return a loss that requires grad."
             )
+        elif self._impacts.totals and self._errs() and not self._impacts.explain(change):
+            notes.append(_ZERO)
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
         return notes
+
+    def _errs(self) -> bool:
+        return any(sums.total().relative for sums in self._local.errors.values())
+
+
+#: The note about impacts that do not explain the change of the loss.
+_ZERO = (
+    "The impacts on the loss are zero, or too small to explain its change: they do not rank the ops. A loss that "
+    "compares the outputs with the reference's own has a gradient of zero at the reference. Return the outputs instead "
+    "of the loss to get the impacts on them."
+)
 
 
 def _is_of_autocast(ours: Call, theirs: Call) -> bool:

@@ -56,9 +56,9 @@ class Site:
         accumulated_sqnr: The accumulated signal to quantization noise ratio in dB, like `local_sqnr`.
         impact: The change of the loss by the local errors, first order, in the loss's unit: abs(sum(g * d)) with the
             gradients g of the loss and the local errors d; for several batches, the root of the sum of squares.
-            Infinite if a non-finite error reaches the loss. None if unknown. With random cotangents instead of
-            gradients: the root mean square over the cotangents of the sum for each sample, which approximates the L2
-            norm of the change of the outputs; or `impact_spread` if there is one backward.
+            Infinite if a non-finite error reaches the loss. None if unknown. Of a step that returns no loss, from
+            random cotangents of its outputs: the root mean square over the cotangents of the sum for each sample, which
+            approximates the L2 norm of the change of the outputs; or `impact_spread` if there is one backward.
         signed_impact: sum(g * d) over all batches. None if unknown, and with random cotangents.
         impact_spread: sqrt(sum((g * d) ** 2)), in which the errors of elements do not cancel each other: the expected
             impact for other inputs if their roundings are independent.
@@ -149,7 +149,7 @@ class Comparison(Report):
         modules: The paths of all modules of the model, in its order.
         runs: The number of runs of the step.
         backwards: The number of backwards, including those of the step.
-        random_cotangents: Whether random cotangents replaced gradients that are zero.
+        random_cotangents: Whether the step returned no loss. Impacts are then on its outputs, from random cotangents.
         noise: The difference between two runs of the reference, for each name in `metrics`.
         flops: The floating point operations of all products in the forward, like `Site.flops`.
         not_aligned: Calls made in only one of the runs, one sentence for each op in a module.
@@ -298,7 +298,7 @@ _ABOUT_SITES = (
     "the first-order effect of its local error on the loss, in the loss's unit."
 )
 _ABOUT_COTANGENTS = (
-    " Here it is on the outputs, in their unit, from random cotangents, because the gradient at the reference is zero."
+    " Here it is on the outputs, in their unit, from random cotangents, because the step returned no loss."
 )
 _SITE_CELLS = ("calls", "dtypes", "local", "accumulated", "impact")
 _MEASURES = ("local", "accumulated", "impact")

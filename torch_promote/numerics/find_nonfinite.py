@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -18,15 +19,15 @@ from torch_promote.numerics.nonfinite_finder import (
     NonfiniteOrigin,
 )
 from torch_promote.numerics.scaler_steps import ScalerSteps
-from torch_promote.observe.events import Call, Unseen
+from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
-from torch_promote.report.base import Code, Content, Listing, Report, module_name
+from torch_promote.report.base import Code, Content, Listing, Report, module_name, to_json
 from torch_promote.report.block import block
-from torch_promote.report.codec import decode, encode
+from torch_promote.report.codec import encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite"]
 
@@ -110,7 +111,7 @@ class NonfiniteReport(Report):
         return [Attempt(code, "", tuple(names)), everywhere]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON-compatible values. `save("NAME.json")` writes them, and `load` reads them."""
+        """Returns the report as JSON-compatible values, as `save("NAME.json")` writes them."""
         ops = [[*place, list(names)] for place, names in self._seen.forward_ops.items()]
         return {
             "format": self.FORMAT,
@@ -128,30 +129,14 @@ class NonfiniteReport(Report):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the report whose `to_dict` returned the data.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is incomplete or was changed.
-        """
-        report = cls()
-        report.origin = decode(NonfiniteOrigin | None, data["origin"])
-        report.not_seen = decode(list[Unseen], data["not_seen"])
-        report.torch_version = decode(str, data["torch"])
-        benign = decode(list[BenignNonfinite], data["benign"])
-        ops = decode(list[tuple[str, str, list[str]]], data["forward_ops"])
-        report._seen = FinderState(
-            benign={(one.kind, one.op, one.module, one.line): one for one in benign},
-            checked=decode(int, data["checked"]),
-            forward_ops={(module, line): dict.fromkeys(names) for module, line, names in ops},
-            scaler=decode(ScalerSteps, data["scaler"]),
-            scaled=decode(NonfiniteOrigin | None, data["scaled"]),
-        )
-        return report
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Raises OptionError: the JSON is for other programs."""
+        raise OptionError(f"a report of find_nonfinite is not read again. json.load reads {os.fspath(path)!r}.")
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`."""
-        return {".txt": ("the text", lambda: f"{self}\n"), **super().formats()}
+        json_format = ("for other programs", lambda: to_json(self.to_dict()))
+        return {".txt": ("the text", lambda: f"{self}\n"), **super().formats(), ".json": json_format}
 
     def content(self) -> Content:
         """Returns what the report says to people."""

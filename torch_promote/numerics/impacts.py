@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
@@ -28,7 +27,6 @@ __all__ = [
     "Impact",
     "Impacts",
     "errors_of",
-    "replace_gradients",
     "watch_gradients",
 ]
 
@@ -116,9 +114,6 @@ def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo) -
     return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double(), largest])
 
 
-#: Sums of gradients below this, relative to those of the loss's own ops, count as rounding errors.
-_CANCELLED = 1e-5
-
 _Site = tuple[str, str]
 _Batch = dict[_Site, torch.Tensor]
 _keys: Any = torch._C
@@ -149,20 +144,16 @@ class Impacts:
         loss_scale: The scale of the step's GradScaler, for steps that return another number than the one they scale,
             such as a sum over several backwards.
         backwards: The number of backwards per batch if they start with random cotangents.
-        random: Whether random cotangents replace all gradients.
 
     Attributes:
         backwards: As above.
-        random: Whether the gradients come from random cotangents.
-        nonzero: Whether a tensor with an error has received a nonzero gradient.
+        random: Whether the gradients come from random cotangents, because the step returns no loss.
         totals: The impacts of the batches that have ended, by site.
     """
 
-    def __init__(self, loss_scale: float, backwards: int = 1, random: bool = False) -> None:
+    def __init__(self, loss_scale: float, backwards: int = 1) -> None:
         self.backwards: int = backwards
-        self.random: bool = random
-        self.nonzero: bool = False
-        self._slopes: dict[_Site, float] = {}
+        self.random: bool = False
         self._loss_scale = loss_scale
         self.totals: dict[_Site, Impact] = {}
         self._batch: _Batch = {}
@@ -185,16 +176,6 @@ class Impacts:
 
         self._hooks.append(result.register_hook(multiply))
 
-    @property
-    def are_zero(self) -> bool:
-        """Whether the gradients at errors are zero, or only rounding errors inside modules.
-
-        The gradients of a loss that compares the outputs with the reference's own outputs, such as KL, cancel.
-        """
-        inside = [size for (module, _), size in self._slopes.items() if module]
-        outside = max((size for (module, _), size in self._slopes.items() if not module), default=0.0)
-        return not self.nonzero or (bool(inside) and max(inside) < _CANCELLED * outside)
-
     def _multiply(self, site: _Site, gradient: torch.Tensor, error: torch.Tensor) -> None:
         slopes = as_reals(gradient.detach()).double()
         errors = as_reals(error).to(slopes.device).double()
@@ -203,13 +184,14 @@ class Impacts:
         lost = (~finite & (slopes != 0)).sum().double()
         # The random signs of different samples are independent, so the rows of a batch can be summed separately.
         rows = products.reshape(len(gradient) if gradient.dim() and len(gradient) else 1, -1).sum(1)
-        found = torch.stack([products.sum(), products.square().sum(), lost, rows.square().sum(), slopes.abs().sum()])
+        found = torch.stack([products.sum(), products.square().sum(), lost, rows.square().sum()])
         known = self._batch.get(site)
         self._batch[site] = found if known is None else known + found.to(known.device)
 
     def explain(self, change: float) -> bool:
-        """Whether the impacts can explain the change of the loss. Rounding errors in place of gradients cannot."""
-        return change <= _FARTHEST * sum(max(one.size, one.spread) for one in self.totals.values())
+        """Whether the impacts can explain the change of the loss. Zeros cannot, nor their rounding errors."""
+        known = sum(max(one.size, one.spread) for one in self.totals.values())
+        return known > 0 and change <= _FARTHEST * known
 
     def watch_scalar(self, tensor: torch.Tensor) -> None:
         """Records a number that the program computes. It may be the loss, whose gradient shows the scale."""
@@ -241,7 +223,6 @@ class Impacts:
             for site, sums in batch.items():
                 of_site.setdefault(site, []).append(sums.tolist())
         for site, several in of_site.items():
-            self._slopes[site] = self._slopes.get(site, 0.0) + sum(one[4] for one in several)
             impact = self._impact(several, len(self._ended), scale)
             before = self.totals.get(site, Impact(0.0, 0.0, 0.0))
             size, spread = math.hypot(impact.size, before.size), math.hypot(impact.spread, before.spread)
@@ -252,7 +233,6 @@ class Impacts:
         change = sum(one[0] for one in several) / number / scale
         size = math.sqrt(sum(one[3] if self.random else one[0] ** 2 for one in several) / number) / scale
         spread = math.sqrt(sum(one[1] for one in several) / number) / scale
-        self.nonzero |= any(one[1] != 0 or one[2] != 0 for one in several)
         if any(one[2] for one in several):
             size = spread = math.inf
         # A single random direction is too noisy an estimate of the sum.
@@ -286,19 +266,6 @@ def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generato
             torch.randint(0, 2, one.shape, generator=generator, dtype=torch.int8).to(one.device) for one in outputs
         ]
         return [(signs * 2 - 1).to(one.dtype) for signs, one in zip(drawn, outputs, strict=True)]
-
-
-def replace_gradients(model: nn.Module, generator: torch.Generator) -> Any:
-    """Replaces the gradients of a model's outputs by random signs. Returns the handle that ends it."""
-
-    def replace(value: Any) -> Any:
-        if not (isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()):
-            return value
-        view = value.view_as(value)  # the view's hooks run before those of the tensor itself
-        view.register_hook(lambda gradient: random_cotangents([gradient], generator)[0])
-        return view
-
-    return model.register_forward_hook(lambda module, args, output: tree_map(replace, output))
 
 
 class Backwards:

@@ -29,7 +29,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.amp import grad_scaler
@@ -37,7 +37,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
-from torch_promote.observe.events import Call, Phase
+from torch_promote.observe.call import Call, Phase
 from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall
 from torch_promote.observe.ops import (
     OpFacts,
@@ -49,8 +49,9 @@ from torch_promote.observe.ops import (
     written,
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
-from torch_promote.observe.values import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.report.base import module_name
+from torch_promote.report.codec import encode
 
 __all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]
 
@@ -75,36 +76,61 @@ BenignKind = Literal["mask", "GradScaler", "integers", "allowed"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NonfiniteOrigin:
+class _OfCall:
+    """What a call did. A subclass is a dataclass that holds the call, and names what its JSON contains."""
+
+    call: Call
+    _JSON: ClassVar[tuple[str, ...]]
+
+    @property
+    def op(self) -> str:
+        """The op that the program called: "aten::linear"."""
+        return self.call.op
+
+    @property
+    def module(self) -> str:
+        """The path of the module, as in `Call.module`."""
+        return self.call.module
+
+    @property
+    def phase(self) -> Phase:
+        """When it ran: "forward", "recompute", "backward" or "optimizer"."""
+        return self.call.phase
+
+    @property
+    def line(self) -> str:
+        """The line, "path:number", as in `Call.line`."""
+        return self.call.line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        return {name: encode(getattr(self, name)) for name in self._JSON}
+
+
+@dataclass(frozen=True)
+class NonfiniteOrigin(_OfCall):
     """The first call with finite inputs and a non-finite output.
 
     Attributes:
-        op: The op that the program called: "aten::linear".
+        call: The call.
+        kind: Why the output is not finite.
         inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
             composite; the conversion if a cast overflowed.
-        module: The path of the module, as in `Call.module`.
-        phase: "forward", "recompute", "backward" or "optimizer".
-        line: "path:number", as in `Call.line`.
-        kind: Why the output is not finite.
         inputs: The ranges of the arguments that the program passed, before the call.
         outputs: The ranges of the results, and of the arguments that the call wrote to and did not return.
         argument: The argument whose cast overflowed; "" for other kinds.
         node: In a backward, the name of the autograd node: "MmBackward0".
-        call: The call in full.
     """
 
-    op: str
-    inner: str
-    module: str
-    phase: Phase
-    line: str
+    call: Call
     kind: NonfiniteKind
+    inner: str
     inputs: tuple[TensorRange, ...]
     outputs: tuple[TensorRange, ...]
     argument: str
     node: str
-    call: Call
+
+    _JSON = ("op", "inner", "module", "phase", "line", "kind", "inputs", "outputs", "argument", "node", "call")
 
     def __str__(self) -> str:
         inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
@@ -114,7 +140,7 @@ class NonfiniteOrigin:
             _WHY[self.kind].format(argument=self.argument or "an argument"),
         ]
         if self.call.policy is not None:
-            lines.append(f"policy: {self.call.policy_name} ({self.call.said_by}); dtypes: {self.call.dtypes}")
+            lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
         if self.node:
             lines.append(f"autograd node: {self.node}")
         outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])
@@ -146,31 +172,32 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BenignNonfinite:
+@dataclass(frozen=True)
+class BenignNonfinite(_OfCall):
     """Benign non-finite values of the same kind and from the same place.
 
     Attributes:
+        call: The first call that made them.
         kind: Why they are benign.
-        op: The op's name, with its overload.
-        module: The path of the module.
-        phase: When it ran.
-        line: "path:number".
         count: The number of calls.
         scale: GradScaler's scale in the last call; None for other kinds.
         scaled: The largest magnitude of the result with the scale, computed in a wider dtype.
         unscaled: The same without the scale.
     """
 
+    call: Call
     kind: BenignKind
-    op: str
-    module: str
-    phase: Phase
-    line: str
     count: int = 1
     scale: float | None = None
     scaled: float | None = None
     unscaled: float | None = None
+
+    _JSON = ("kind", "op", "module", "phase", "line", "count", "scale", "scaled", "unscaled")
+
+    @property
+    def op(self) -> str:
+        """The op's name, with its overload."""
+        return self.call.name
 
     def __str__(self) -> str:
         text = f"{self.kind}: {self.op} in {module_name(self.module)}, {shorten(self.line)}, "
@@ -514,12 +541,9 @@ class NonfiniteFinder:
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         outs = watched.outs
         return NonfiniteOrigin(
-            op=call.op,
-            inner=verdict.inner,
-            module=call.module,
-            phase=call.phase,
-            line=call.line,
+            call=call,
             kind=verdict.kind,
+            inner=verdict.inner,
             inputs=tuple(
                 TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
                 for name, tensor in watched.tensors
@@ -530,7 +554,6 @@ class NonfiniteFinder:
             ),
             argument=verdict.argument,
             node="" if node is None else node.name(),
-            call=call,
         )
 
     def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
@@ -673,7 +696,7 @@ class NonfiniteFinder:
         unscaled = None if scale is None or scaled is None else scaled / scale
         with self._lock:
             if key in self.seen.benign or len(self.seen.benign) < _MOST_BENIGN:
-                new = BenignNonfinite(kind, call.name, call.module, call.phase, call.line, count=0)
+                new = BenignNonfinite(call, kind, count=0)
                 known = self.seen.benign.get(key, new)
                 count = known.count + 1
                 self.seen.benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)

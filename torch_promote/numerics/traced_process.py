@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_promote.errors import DispatchObserverError
-from torch_promote.observe.recording_file import SUFFIX, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import SUFFIX, RecordingFile
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.trace import Tracer
+    from torch_promote.reading.trace import Tracer
 
 __all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
 
@@ -138,7 +138,7 @@ class _Process:
 
             self._block = find_nonfinite(**self._request.options)
         else:
-            from torch_promote.observe.trace import Tracer
+            from torch_promote.reading.trace import Tracer
 
             self._file = self._name_file()
             options = self._request.options

@@ -296,7 +296,7 @@ class _Tuner:
             trials.reference = first.metrics
             judge.name_metrics(first.metrics)
             again = next(run for run in others if not run.error)
-            noise = judge.errors(again.metrics, first.metrics)  # in a third run, gradients may differ
+            noise = judge.errors(again.metrics, first.metrics)
             trials.state.check()
         except Exception as error:
             raised = error

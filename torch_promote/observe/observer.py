@@ -42,8 +42,8 @@ import torch
 
 from torch_promote import _C
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
+from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.dispatch import observe_dispatch
-from torch_promote.observe.events import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -112,7 +112,7 @@ class OpenCall:
     around: OpenCall | None
     start: int
     policy: CastPolicy | torch.dtype | None = None
-    said_by: str = ""
+    policy_source: str = ""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     policy_is_known: bool = False
     fallback: str = ""
@@ -306,7 +306,7 @@ class CallObserver:
         if asked is not None:
             call.autocast = asked.devices
         if is_compiled:
-            call.said_by, call.policy_is_known = COMPILED, True
+            call.policy_source, call.policy_is_known = COMPILED, True
         else:
             self._explain_policy(call, plan, asked)
         tokens.append(call)
@@ -366,7 +366,7 @@ class CallObserver:
     def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase, bool] | None:
         """The origin and the phase of a call, and whether it is compiled; None while PyTorch prints a tensor."""
         if around is not None:
-            return around.origin, around.phase, around.said_by == COMPILED
+            return around.origin, around.phase, around.policy_source == COMPILED
         found = place()
         if found is None:
             return None
@@ -385,10 +385,10 @@ class CallObserver:
         """Fills in the policy of a call, and its source or why there is none."""
         name = call.facts.name
         if plan is not None and plan.left_to_stock:
-            call.said_by = _OF_A_LIBRARY
+            call.policy_source = _OF_A_LIBRARY
         elif plan is not None and plan.policy is not None:
             assert plan.device is not None
-            call.policy, call.said_by = plan.policy, self.sources.of(name, plan.device, call.origin.module)
+            call.policy, call.policy_source = plan.policy, self.sources.of(name, plan.device, call.origin.module)
             if isinstance(call, CastingCall) and plan.policy in FLOAT8_POLICIES:
                 why = why_not(call.tensors["input"], call.tensors["weight"], call.tensors.get("bias"))
                 call.fallback = why or ""
@@ -396,15 +396,18 @@ class CallObserver:
             override = asked.state.override
             device = next((device for device, _ in asked.devices if override(name, device) is not None), None)
             if device is not None and any(info.device.startswith(device) for info in call.inputs):
-                call.policy, call.said_by = CastPolicy.fallthrough, self.sources.of(name, device, call.origin.module)
+                call.policy, call.policy_source = (
+                    CastPolicy.fallthrough,
+                    self.sources.of(name, device, call.origin.module),
+                )
         if not call.policy_is_known:
-            if call.policy is None and not call.said_by and _C.depth():
-                call.said_by = self.sources.switched_off(name, call.inputs, call.autocast)
-            call.policy_is_known = call.policy is not None or bool(call.said_by)
-        if call.policy is None and not call.said_by and call.facts.promotes(info.dtype for info in call.inputs):
+            if call.policy is None and not call.policy_source and _C.depth():
+                call.policy_source = self.sources.switched_off(name, call.inputs, call.autocast)
+            call.policy_is_known = call.policy is not None or bool(call.policy_source)
+        if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
-            call.said_by = f"promotion rule {rule if acts else 'torch'}"
+            call.policy_source = f"promotion rule {rule if acts else 'torch'}"
 
     def end(self, token: Token | _Through, results: list[Any]) -> None:
         """Called after a call."""
@@ -448,7 +451,7 @@ class CallObserver:
                 outputs=self._share(outputs),
                 casts=() if casting is None or casting.ran_with is call.inputs else tuple(self._casts(casting)),
                 policy=call.policy,
-                said_by=call.said_by,
+                policy_source=call.policy_source,
                 composite=call.composite,
                 thread=threading.get_native_id(),
                 error=error,

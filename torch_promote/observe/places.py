@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils import checkpoint
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import Phase
+from torch_promote.observe.call import Phase
 from torch_promote.reference.strides import contiguous_strides
 
 __all__ = [

@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.extension import RegionSpec
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
-from torch_promote.observe.events import AUTOCAST_OFF, CallGroup, Place, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.named_policies import RECOGNIZED
@@ -57,7 +57,7 @@ class UnusedOverride:
         op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
         device: Its device types: "cpu", "cpu, cuda, xpu, mps".
         policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
-        said_by: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
+        policy_source: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
 
     Example:
         >>> print(UnusedOverride("exp", "cpu", "fp32", 'module policy "blocks.3"'))
@@ -67,7 +67,7 @@ class UnusedOverride:
     op: str
     device: str
     policy: str
-    said_by: str
+    policy_source: str
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the override as JSON-compatible values."""
@@ -75,7 +75,7 @@ class UnusedOverride:
 
     def __str__(self) -> str:
         what = self.policy if self.op == "*" else f"{self.op}: {self.policy}"
-        return f"{what}, asked for by {self.said_by}"
+        return f"{what}, asked for by {self.policy_source}"
 
 
 class _OpenRegion(NamedTuple):
@@ -101,7 +101,7 @@ class PolicySources:
         # of this module's forward, or that of the regions that were open when the policy was entered.
         self._said: dict[tuple[int, str, str, str], str] = {}
         self._by_policy: dict[int, tuple[_OpenRegion, ...]] = {}
-        # The overrides that somebody asked for, with their overloads, and what `Call.said_by` is if they apply.
+        # The overrides that somebody asked for, with their overloads, and what `Call.policy_source` is if they apply.
         self._asked: dict[UnusedOverride, tuple[set[str], set[str]]] = {}
         self._asked_at: set[tuple[str, int]] = set()
         # A decorator's region is entered at each line that calls the function, and named after the first.
@@ -146,7 +146,7 @@ class PolicySources:
     def _ask(
         self,
         shown: str,
-        said_by: str,
+        policy_source: str,
         policy: Any,
         overrides: Mapping[Any, Any] | None = None,
         devices: str = _ALL_DEVICES,
@@ -168,28 +168,29 @@ class PolicySources:
             every.append((spell_key(written), devices, spell_policy(chosen), set(named)))
         for op, where, spelled, overloads in every:
             one = UnusedOverride(op, where, spelled, shown)
-            self._asked.setdefault(one, (overloads, set()))[1].add(said_by)
+            self._asked.setdefault(one, (overloads, set()))[1].add(policy_source)
 
-    def asked(self, groups: Mapping[Place, CallGroup]) -> list[dict[str, Any]]:
+    def asked(self, used: Collection[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Returns the collected overrides as JSON-compatible values, with whether a call used them.
 
         Args:
-            groups: The calls of the trace by op, module and line.
+            used: The ops of the calls, with their policies and the sources of these.
         """
-        used = {(op, *text.partition(": ")[::2]) for (op, _, _), group in groups.items() for text in group.policies}
         return [
             {
                 **asdict(one),
                 "used": any(
-                    op in overloads and said_by in sources and one.op in ("*", one.op if policy == one.policy else "")
-                    for op, policy, said_by in used
+                    op in overloads
+                    and policy_source in sources
+                    and one.op in ("*", one.op if policy == one.policy else "")
+                    for op, policy, policy_source in used
                 ),
             }
             for one, (overloads, sources) in self._asked.items()
         ]
 
     def of(self, name: str, device_type: str, module: str = "") -> str:
-        """Returns the source of an op's policy in this thread, as in `Call.said_by`.
+        """Returns the source of an op's policy in this thread, as in `Call.policy_source`.
 
         Args:
             name: The overload's full name, "aten::mm".

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_promote.extension import fork_safe_lock
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.observe.events import Unseen
+from torch_promote.observe.call import Unseen
 from torch_promote.observe.places import RunningModules
 
 __all__ = ["CompiledListener", "Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]

@@ -53,15 +53,7 @@ def close_dtype(name: str) -> str:
 
 
 def dtype_of_name(name: str) -> torch.dtype | None:
-    """Returns the dtype with a name, or None if there is none.
-
-    Args:
-        name: A name of PyTorch, with or without "torch.", or one of "bf16", "fp16", "fp32" and "fp64".
-
-    Example:
-        >>> dtype_of_name("bf16"), dtype_of_name("torch.half"), dtype_of_name("int8"), dtype_of_name("mm")
-        (torch.bfloat16, torch.float16, torch.int8, None)
-    """
+    """Returns the dtype with a name of PyTorch, or one of "bf16", "fp16", "fp32" and "fp64"; None if there is none."""
     short = name.removeprefix("torch.")
     found = _SHORT.get(short) or vars(torch).get(short)
     return found if isinstance(found, torch.dtype) else None
@@ -73,12 +65,7 @@ def operand_of_name(operand: Any) -> Any:
 
 
 def why_not_cast(dtype: torch.dtype) -> str | None:
-    """Returns why autocast does not cast to a dtype, or None if it does.
-
-    Example:
-        >>> why_not_cast(torch.int8)
-        'torch.int8 is not a floating dtype'
-    """
+    """Returns why autocast does not cast to a dtype, or None if it does."""
     if not dtype.is_floating_point:
         return f"{dtype} is not a floating dtype"
     if dtype.itemsize < 2:  # float8, float4
@@ -90,19 +77,7 @@ def why_not_cast(dtype: torch.dtype) -> str | None:
 
 
 def parse_dtype(value: object, what: str = "dtype") -> torch.dtype:
-    """Returns a dtype that is given as a dtype or by its name.
-
-    Args:
-        value: A dtype, or a name as in `dtype_of_name`.
-        what: What the dtype is for, which starts the error text.
-
-    Raises:
-        DtypeError: The value is neither, or no dtype has the name. It is a TypeError.
-
-    Example:
-        >>> parse_dtype("bfloat16"), parse_dtype(torch.int8)
-        (torch.bfloat16, torch.int8)
-    """
+    """Returns a dtype that is given as a dtype or by its name. `what` starts the error text."""
     if isinstance(value, torch.dtype):
         return value
     if not isinstance(value, str):

@@ -92,11 +92,8 @@ Pattern = tuple[str, str, Value]
 def to_data(changes: Iterable[Change], modules: Tables = (), patterns: Sequence[Pattern] = ()) -> dict[str, Any]:
     """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it.
 
-    Args:
-        changes: The changes.
-        modules: The tables.
-        patterns: The patterns of ops that they were made of, the latest last. Those that still describe the policy take
-            the place of single ops.
+    Of the patterns that the changes were made of, the latest last, those that still describe the policy take the place
+    of single ops.
     """
     sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     given = {(overload, device_type): value for overload, device_type, value in changes}
@@ -330,22 +327,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, 
 def write_atomically(path: str | os.PathLike[str], text: str, errors: str = "strict") -> None:
     """Writes a file in UTF-8. Whoever reads it meanwhile sees the old content or the new, never a part.
 
-    An existing file keeps its mode, and a symbolic link stays: the file that it points to is replaced.
-
-    Args:
-        path: The file.
-        text: Its new content; line ends are written as they are.
-        errors: What to do with what UTF-8 has no code for, as for `open`.
-
-    Raises:
-        OSError: The file cannot be written. It is then as before.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomically(file := Path(folder, "new.txt"), "all of it")
-        ...     file.read_text(), len(list(Path(folder).iterdir()))
-        ('all of it', 1)
+    An existing file keeps its mode, and a symbolic link stays: the file that it points to is replaced. Line ends are
+    written as they are.
     """
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")

@@ -40,20 +40,13 @@ _KEEPS_FLOAT32 = re.compile(r"aten::_(fused_(adam|adamw|adagrad|sgd)_?(\.|$)|amp
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
     """Returns the cast policies that the schema of a row, or of an overload with a full name, allows.
 
-    A floating dtype is legal wherever `CastPolicy.fp32` is.
-
-    Returns:
-        The policies, in the order of the enum. Empty for an overload that does not exist or takes no tensor.
+    A floating dtype is legal wherever `CastPolicy.fp32` is. An overload that does not exist has none.
     """
     return tuple(policy for policy in CastPolicy if why_illegal(op, policy) is None)
 
 
 def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
-    """Raises if a policy is not legal for an overload.
-
-    Raises:
-        PolicyError: The policy is not legal. The text says why, and which policies are.
-    """
+    """Raises PolicyError if a policy is not legal for an overload."""
     why = why_illegal(op, policy)
     if why is not None:
         name = op.name if isinstance(op, Row) else op
@@ -61,12 +54,7 @@ def check_legal(op: Row | str, policy: CastPolicy | torch.dtype) -> None:
 
 
 def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
-    """Returns why a policy is not legal for an overload, or None if it is.
-
-    Example:
-        >>> why_illegal("aten::mm", CastPolicy.match_self)
-        'it does not write to an argument, so there is no dtype to match'
-    """
+    """Returns why a policy is not legal for an overload, or None if it is."""
     schema = schema_of(op)
     if schema is None:
         return f"torch {torch.__version__} has no such overload"

@@ -129,12 +129,7 @@ def _column(device_type: str) -> Mapping[str, CastPolicy | None]:
 
 
 def closest_policy(name: str) -> str:
-    """Returns a hint with the names that a misspelt name of a policy is likely to mean, or "".
-
-    Example:
-        >>> closest_policy("fp32safe"), closest_policy("pytorch 2.11.0"), closest_policy("torch-2.7")
-        (' Closest: fp32_safe, fp32.', ' Closest: torch-2.11.', '')
-    """
+    """Returns a hint with the names that a misspelt name of a policy is likely to mean, or ""."""
     version = re.match(r"(?:(?:py)?torch)?\W*v?(\d+)\W(\d+)\b", name, re.IGNORECASE)
     if version is None:
         return did_you_mean(name, RECOGNIZED) or did_you_mean(name, MEANINGS, 1)

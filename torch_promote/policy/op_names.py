@@ -52,17 +52,7 @@ def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[
 
     A wrong suggestion is worse than none, so the limits are narrow, and narrower for an op of PyTorch that has no row
     in the op table, since few programs name these. A whole word at an end of a row's name counts, too: "attention".
-
-    Args:
-        name: The name, without a namespace and an overload.
-        ops: The names of the namespace's ops, without the namespace; or other names.
-        namespace: The namespace; "" for names that are not of ops.
-
-    Example:
-        >>> closest_ops("sofmax", ["softmax", "fmax", "trace"]), closest_ops("layernorm", ["layer_norm", "log_normal"])
-        (['softmax'], ['layer_norm'])
-        >>> closest_ops("torch", ["trace", "trunc"])
-        []
+    The names are without a namespace; `namespace` is "" for names that are not of ops.
     """
     if len(name) > LONGEST_NAME:
         return []
@@ -238,29 +228,14 @@ def _module_error(module: nn.Module | type[nn.Module]) -> PolicyError:
 
 
 def find_overloads(key: object) -> tuple[str, ...]:
-    """Returns the overloads that a name, an op object or a pattern selects.
+    """Returns the full names of the overloads that a name, an op object or a pattern selects, in `in_order`.
 
-    Args:
-        key: "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
-            "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the
-            overload without a name); what `torch.library.custom_op` returns; a function or method of PyTorch, or its
-            name in Python (`torch.mm`, `F.softmax`, "F.softmax", "torch.Tensor.softmax", "torch.ops.aten.mm"), which
-            selects every overload of the op that it calls; or a shell pattern ("linalg_*", "aten::linalg_*",
-            "mylib::*"), which has to match the op, the overload or the full name. The namespace defaults to aten.
-
-    Returns:
-        The full names of one or more registered overloads, in the order of `in_order`.
-
-    Raises:
-        PolicyError: No op has that name, or none matches the pattern; or a function of PyTorch calls several ops.
-
-    Example:
-        >>> find_overloads("mm.default"), find_overloads(torch.ops.aten.softmax.int)
-        (('aten::mm',), ('aten::softmax.int',))
-        >>> "aten::mm.out" in find_overloads("mm"), "aten::linalg_det" in find_overloads("linalg_*")
-        (True, True)
-        >>> find_overloads(torch.nn.functional.layer_norm)
-        ('aten::layer_norm',)
+    The key is "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
+    "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the overload
+    without a name); what `torch.library.custom_op` returns; a function or method of PyTorch, or its name in Python
+    (`torch.mm`, `F.softmax`, "F.softmax", "torch.Tensor.softmax", "torch.ops.aten.mm"), which selects every overload of
+    the op that it calls, and must call only one; or a shell pattern ("linalg_*", "aten::linalg_*", "mylib::*"), which
+    has to match the op, the overload or the full name. The namespace defaults to aten.
     """
     asked = spell_key(key)
     if len(asked) > LONGEST_NAME:
@@ -367,12 +342,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern, or a name as in `find_overloads`, matches an op: by its name, its overload or its full name.
-
-    Example:
-        >>> [matches("aten::softmax.int", pattern) for pattern in ("softmax", "softmax.*", "aten::*", "F.softmax", "s")]
-        [True, True, True, True, False]
-    """
+    """Whether a pattern, or a name as in `find_overloads`, matches an op by its name, overload or full name."""
     if is_python_name(pattern):
         pattern = spell_key(pattern)
     overload = name.partition("::")[2]

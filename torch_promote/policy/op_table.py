@@ -170,27 +170,16 @@ _ROW = re.compile(r"^ROW\((\w+), +(\w*), +(\w+), +(\w+), +(\w+), +(\w+)(?:, (\w+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the op table: an overload and its stock policy on each device type.
+    """One row of the op table: an overload and its stock policy on each device type in PyTorch 2.13."""
 
-    Attributes:
-        index: The position in the table, which is the op's number in C++.
-        op: The op's name without its namespace, such as `softmax`.
-        overload: The overload's name, `""` for the default one.
-        cpu: Policy on the CPU in PyTorch 2.13.
-        cuda: Policy on CUDA in PyTorch 2.13.
-        xpu: Policy on XPU, Intel's GPUs, in PyTorch 2.13.
-        mps: Policy on MPS, Apple's GPUs, in PyTorch 2.13.
-        redispatch_overload: The overload that `fp32_append_dtype` calls; `""` if there is none.
-    """
-
-    index: int
-    op: str
-    overload: str
+    index: int  # the position in the table, which is the op's number in C++
+    op: str  # without its namespace, such as `softmax`
+    overload: str  # "" for the default one
     cpu: CastPolicy
     cuda: CastPolicy
     xpu: CastPolicy
     mps: CastPolicy
-    redispatch_overload: str = ""
+    redispatch_overload: str = ""  # what `fp32_append_dtype` calls; "" if there is none
 
     @property
     def name(self) -> str:
@@ -205,12 +194,7 @@ class Row:
 
 @functools.cache
 def op_table() -> tuple[Row, ...]:
-    """Returns the rows of `op_policies.def`, in file order.
-
-    Example:
-        >>> next(row for row in op_table() if row.name == "aten::softmax.int").cuda
-        <CastPolicy.fp32_set_opt_dtype: 'fp32_set_opt_dtype'>
-    """
+    """Returns the rows of `op_policies.def`, in file order."""
     rows = _ROW.findall(_DEF_FILE.read_text(encoding="utf-8"))
     return tuple(
         Row(index, op, overload, CastPolicy(cpu), CastPolicy(cuda), CastPolicy(xpu), CastPolicy(mps), redispatch)

@@ -54,14 +54,8 @@ LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
     """Checks overrides, and returns pairs of an overload's full name and its policy, in the order of `in_order`.
 
-    Args:
-        overrides: Maps ops, named as in `find_overloads`, to policies: the name of a cast policy, a `CastPolicy`, a
-            floating `torch.dtype` or its name. If a key selects several overloads, those for which the
-            policy is legal get it. A name takes precedence over a pattern.
-
-    Example:
-        >>> [(name, policy.value) for name, policy in parse_overrides({"mm.out": "match_self", "mm.default": "lower"})]
-        [('aten::mm', 'lower_precision_fp'), ('aten::mm.out', 'match_self')]
+    The keys are as in `find_overloads`, the values as in `parse_policy`. If a key selects several overloads, those for
+    which the policy is legal get it. A name takes precedence over a pattern.
     """
     if not isinstance(overrides, Mapping):
         raise PolicyError(f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}.")
@@ -133,10 +127,6 @@ def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
 
     "fp16" and "fp32" are names of policies: "fp16" is another name of `lower_precision_fp`, as "lower" is. The op that
     the policy is for starts the error text.
-
-    Example:
-        >>> parse_policy("lower"), parse_policy("half"), parse_policy("bf16")
-        (<CastPolicy.lower_precision_fp: 'lower_precision_fp'>, torch.float16, torch.bfloat16)
     """
     where = f"{op}: " if op else ""
     if isinstance(value, CastPolicy):

@@ -524,13 +524,9 @@ PolicyOfModule = dict[str, str] | Policy | str
 
 
 class ModuleHandle:
-    """A handle that undoes what returned it. Also a context manager that does so.
+    """A handle that undoes what returned it. Also a context manager that does so."""
 
-    Attributes:
-        modules: The modules that have policies through it, by name, and these policies.
-    """
-
-    modules: Mapping[str, PolicyOfModule]
+    modules: Mapping[str, PolicyOfModule]  # those that have policies through it, by name
 
     def remove(self) -> None:
         """Undoes it. Repeating it does nothing."""

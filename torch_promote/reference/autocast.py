@@ -138,12 +138,7 @@ class AutocastState:
 
 
 def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in a value with their paths: the value itself, or tensors in lists, tuples and dicts.
-
-    Example:
-        >>> [path for path, _ in tensors_in("x", (torch.ones(1), [None, {"k": torch.ones(1)}]))]
-        ['x[0]', 'x[1][1][k]']
-    """
+    """Yields the tensors in a value with their paths, such as `x[1][k]`: itself, or in lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -155,17 +150,7 @@ def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def replace_tensors(path: str, value: Any, chosen: Mapping[str, Any]) -> Any:
-    """Returns a value with the tensors at some paths replaced.
-
-    Args:
-        path: The value's own path, such as an argument's name.
-        value: A tensor, a container, or anything else.
-        chosen: The replacement for each path.
-
-    Example:
-        >>> replace_tensors("x", [torch.ones(1), {"k": 2}], {"x[0]": 1, "y": 3})
-        [1, {'k': 2}]
-    """
+    """Returns a value, whose own path is `path`, with the tensors at some paths replaced."""
     if path in chosen:
         return chosen[path]
     if isinstance(value, Mapping):
@@ -495,16 +480,6 @@ def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.
 
 def has_policy(name: str, device: str, state: AutocastState) -> bool:
     """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's.
-
-    Args:
-        name: The overload's full name.
-        device: A key of `TURNS`.
-        state: The autocast state.
-
-    Example:
-        >>> state = AutocastState.region("cpu")
-        >>> has_policy("aten::mm", "cpu", state), has_policy("aten::relu", "cpu", state)
-        (True, False)
 
     Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
     """

@@ -88,10 +88,6 @@ def _named(name: str) -> torch.dtype | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns a dtype's name without its module.
 
-    Example:
-        >>> dtype_name(torch.half)
-        'float16'
-
     Source: c10/core/ScalarType.cpp, getDtypeNames (v2.13).
     """
     return str(dtype).removeprefix("torch.")
@@ -111,15 +107,7 @@ _CODE_OF = {dtype: code for code, dtype in TYPECODES.items()}
 
 
 def named_dtype(name: str) -> torch.dtype | None:
-    """Returns the dtype with a name, or None.
-
-    Args:
-        name: A name of PyTorch with or without "torch.", a short name such as "bf16", or a typecode such as "f2".
-
-    Example:
-        >>> named_dtype("bf16"), named_dtype("f2"), named_dtype("torch.half"), named_dtype("softmax")
-        (torch.bfloat16, torch.float16, torch.float16, None)
-    """
+    """Returns the dtype of a typecode such as "f2", or of a name as in `dtype_of_name`; None if there is none."""
     return TYPECODES.get(name) or dtype_of_name(name)
 
 
@@ -149,12 +137,6 @@ def typecode(dtype: torch.dtype) -> str | None:
 
 def family(dtype: torch.dtype) -> Family:
     """Returns a dtype's family.
-
-    Example:
-        >>> family(torch.uint64)
-        <Family.BAREBONES_UNSIGNED: 'barebones unsigned'>
-        >>> family(torch.qint8), family(torch.float8_e5m2)
-        (<Family.QUANTIZED: 'quantized'>, <Family.FLOAT8: 'float8'>)
 
     Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13); c10/core/ScalarType.h, isBitsType (v2.13);
     c10/core/ScalarType.h, isFloat8Type (v2.13); c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
@@ -188,14 +170,6 @@ def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
 
     As in PyTorch, int1 to int7 and uint1 to uint7 are not integral.
 
-    Args:
-        dtype: The dtype.
-        include_bool: Whether bool counts.
-
-    Example:
-        >>> is_integral(torch.uint16), is_integral(torch.bool), is_integral(torch.bool, include_bool=True)
-        (True, False, True)
-
     Source: c10/core/ScalarType.h, isIntegralType (v2.13).
     """
     return dtype in _INTEGRAL or (include_bool and dtype is torch.bool)
@@ -204,15 +178,7 @@ def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
 def to_complex(dtype: torch.dtype) -> torch.dtype | None:
     """Returns the complex dtype whose parts have a floating dtype. A complex dtype is returned unchanged.
 
-    Args:
-        dtype: A dtype.
-
-    Returns:
-        The complex dtype, or None if PyTorch has none: for integers, bool, float8, float4.
-
-    Example:
-        >>> to_complex(torch.float16), to_complex(torch.float64), to_complex(torch.float8_e5m2)
-        (torch.complex32, torch.complex128, None)
+    None: PyTorch has none, as for integers, bool, float8 and float4.
 
     Source: c10/core/ScalarType.h, toComplexType (v2.13).
     """

@@ -63,17 +63,7 @@ def listed(items: Sequence[str]) -> str:
 def explain_plan(op: str, plan: AutocastPlan, overridden: bool, names: Mapping[str, str]) -> str:
     """Returns the step that says what autocast does with a call that has a policy.
 
-    Args:
-        op: The op's name.
-        plan: The plan, with a policy.
-        overridden: Whether the policy is an override.
-        names: The tensors as the expression spells them, by their paths. Those that it does not spell are missing.
-
-    Example:
-        >>> from torch_promote.reference import AutocastState, autocast_plan
-        >>> plan = autocast_plan(torch.ops.aten.mm.default, [torch.ones(1, 1)] * 2, {}, AutocastState.region("cpu"))
-        >>> print(explain_plan("aten::mm", plan, False, {"self": "x"}))
-        Autocast has the policy lower_precision_fp for aten::mm: self (x) and mat2 are cast from float32 to bfloat16.
+    `names` has the tensors that the expression spells, by their paths, as it spells them.
     """
     policy = plan.policy.value if isinstance(plan.policy, CastPolicy) else f"to run in {_names([plan.policy])}"
     casts: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
@@ -98,19 +88,7 @@ def explain_plan(op: str, plan: AutocastPlan, overridden: bool, names: Mapping[s
 def explain_inference(
     op: str, inference: Inference, operands: Sequence[str], default_dtype: torch.dtype, dtype_given: bool = False
 ) -> str:
-    """Returns the step for an op whose rule is not a promotion, in the words of the rule's docstring.
-
-    Args:
-        op: The op's name.
-        inference: Its results.
-        operands: Its tensors as the expression spells them.
-        default_dtype: The dtype of Python floats.
-        dtype_given: Whether the call has a dtype argument.
-
-    Example:
-        >>> print(explain_inference("aten::sum", Inference("sum", (torch.int64,)), ["x"], torch.float32))
-        aten::sum of x returns int64. Sums of integers and bools are int64.
-    """
+    """Returns the step for an op whose rule is not a promotion, in the words of the rule's docstring."""
     rule = re.split(r"\W", inference.rule)[0]
     function = DTYPE_RULES.get(rule) or ELEMENTWISE_RULES.get(rule)
     if dtype_given:
@@ -125,38 +103,15 @@ def explain_inference(
 
 def explain_promotion(
     op: str,
-    operands: Sequence[tuple[str, Operand | Number]],
+    operands: Sequence[tuple[str, Operand | Number]],  # with their names in the expression
     results: Sequence[torch.dtype | None],
     rule: PromotionRule,
     *,
-    divides: bool = False,
-    symbol: str = "",
-    refused: bool = False,
+    divides: bool = False,  # whether the op computes in floating point
+    symbol: str = "",  # the operator of Python that calls the op, if one does
+    refused: bool = False,  # whether PyTorch refuses the call
 ) -> Iterator[str]:
-    """Yields the steps of an op that promotes its operands.
-
-    Args:
-        op: The op's name, such as `aten::add.Tensor`.
-        operands: Its operands, as the expression spells them.
-        results: The dtypes of its results.
-        rule: The promotion rule.
-        divides: Whether the op computes in floating point.
-        symbol: The operator of Python that calls the op, if one does.
-        refused: Whether PyTorch refuses the call.
-
-    Raises:
-        PromotionError: PyTorch has no common dtype for the operands.
-        PromotionRuleError: The rule has none.
-
-    Example:
-        >>> from torch_promote.reference import promotion_rule
-        >>> operands = [("x", Operand(torch.int8, (2,))), ("y", Operand(torch.int16, (2,)))]
-        >>> for step in explain_promotion("aten::add.Tensor", operands, [torch.int16], promotion_rule("torch")):
-        ...     print(step)
-        x is a tensor with dimensions: state dim, int8.
-        y is a tensor with dimensions: state dim, int16.
-        Both are in state dim, so the two are promoted. The table has int16 for them (row i1, column i2).
-        aten::add.Tensor computes in int16 and returns int16.
+    """Yields the steps of an op that promotes its operands. Raises if the rule, or PyTorch, has no common dtype.
 
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """

@@ -219,27 +219,11 @@ class Operand(NamedTuple):
 
 
 def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """Joins the dtype of a state with the dtype of the next weaker one.
+    """Joins the dtype of a state with the dtype of the next weaker one. None: no operand has this state.
 
     The weaker dtype only matters if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but
-    a 0-dim float makes it floating, and a 0-dim complex makes it complex.
-
-    Args:
-        higher: The dtype of the stronger state. None: no operand has this state.
-        lower: The dtype of the weaker state, or None.
-
-    Returns:
-        The joined dtype. None if both are undefined, or if only one of them is a bits dtype.
-
-    Raises:
-        PromotionError: One dtype is complex, and the other is a floating dtype without a complex counterpart (float8,
-            float4); or `promote_types` raises.
-
-    Example:
-        >>> combine_categories(torch.int8, torch.int64), combine_categories(torch.int8, torch.float64)
-        (torch.int8, torch.float64)
-        >>> combine_categories(torch.float16, torch.complex128)
-        torch.complex32
+    a 0-dim float makes it floating, and a 0-dim complex makes it complex. If only one is a bits dtype,
+    the result is None. A complex dtype raises beside one without a complex counterpart (float8, float4).
 
     Source: aten/src/ATen/native/TypeProperties.cpp, combine_categories (v2.13).
     """
@@ -263,17 +247,7 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
 
 
 def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> torch.dtype:
-    """Returns the dtype that promotion uses for a Python number.
-
-    Args:
-        number: The number.
-        default_dtype: The default dtype. None: the current one.
-
-    Returns:
-        bool, int64 (uint64 if the number only fits that), the default dtype, or its complex dtype.
-
-    Raises:
-        PromotionError: The int fits neither int64 nor uint64, or the value is not a number.
+    """Returns the dtype that promotion uses for a Python number. An int is an int64, or a uint64 if it only fits that.
 
     Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
     update_result_type_state (v2.13).

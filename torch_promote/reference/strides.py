@@ -177,19 +177,6 @@ class ShapeError(TorchPromoteError, ValueError):
 def broadcast_shapes(*shapes: Sizes) -> Sizes:
     """Returns the shape that several shapes broadcast to.
 
-    Args:
-        shapes: Any number of shapes.
-
-    Returns:
-        The common shape. Dimensions are aligned at the last one, and sizes of 1 are expanded.
-
-    Raises:
-        ShapeError: Two sizes differ, and neither is 1.
-
-    Example:
-        >>> broadcast_shapes((2, 1, 4), (3, 1))
-        (2, 3, 4)
-
     Source: aten/src/ATen/ExpandUtils.cpp, infer_size (v2.13).
     """
     result: Sizes = ()
@@ -214,14 +201,7 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
     It is an insertion sort that starts from the order of a contiguous tensor. Two dimensions are compared operand by
     operand, and the first operand whose strides differ decides. If none does, the dimensions keep their order and the
     insertion continues past them. The comparison is not transitive, so another sort would give another order.
-
-    Args:
-        shape: The broadcast shape.
-        operands: The strides of each operand, broadcast to `shape`: 0 in expanded dimensions.
-
-    Example:
-        >>> reorder_dimensions((2, 3), [(1, 2)])
-        [0, 1]
+    The strides of the operands are broadcast to `shape`: 0 in expanded dimensions.
 
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     """
@@ -259,14 +239,7 @@ def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) 
 def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
     """Returns the strides of the result that TensorIterator allocates.
 
-    Args:
-        shape: The broadcast shape.
-        operands: The shape and strides of each operand, in order. For an input that the CPU first converts to another
-            dtype, those of the copy: see `temporary_strides`.
-
-    Example:
-        >>> output_strides((2, 3, 4, 5), [((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 4, 5), (20, 5, 1))])
-        (60, 1, 15, 3)
+    For an input that the CPU first converts to another dtype, the operand is the copy: see `temporary_strides`.
 
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::fast_set_up (v2.13); aten/src/ATen/TensorIterator.cpp,
     TensorIteratorBase::allocate_or_resize_outputs (v2.13).
@@ -315,10 +288,6 @@ def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
 
 def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
     """Returns the strides of `tensor.to(dtype)` for another dtype.
-
-    Example:
-        >>> temporary_strides((2, 3), (0, 1)), temporary_strides((2, 3), (1, 2))
-        ((3, 1), (1, 2))
 
     Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13); aten/src/ATen/ExpandUtils.cpp,
     infer_dense_strides (v2.13).

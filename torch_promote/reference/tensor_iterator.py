@@ -253,12 +253,6 @@ def _as_operand(value: torch.Tensor | Number | Operand) -> Operand:
 def wrap_number(number: Number) -> Operand:
     """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype differs from that of `number_dtype`.
 
-    Args:
-        number: The number.
-
-    Raises:
-        PromotionError: The value is not a number, or is an int that fits no dtype.
-
     Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
     """
     return Operand(number_dtype(number, torch.float64), (), (), "cpu", True)

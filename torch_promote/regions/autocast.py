@@ -484,10 +484,7 @@ def _warn(message: str) -> None:
 def policy_change(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> _C.HeldChange:
     """Returns what a region does to the policy, for the extension; equal arguments get one number.
 
-    Args:
-        policy: As for `my_autocast`.
-        overrides: As for `my_autocast`.
-        tables: The number of the policy's tables for modules, for the model that the region names. 0: it names none.
+    `tables` is the number of the policy's tables for the model that the region names; 0: it names none.
     """
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     if chosen is not None and not tables:

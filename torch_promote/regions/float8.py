@@ -48,15 +48,10 @@ _LEAST_AMAX = 1e-12
 
 
 class _Scaled(NamedTuple):
-    """A matrix in float8: `data / scale` is about the matrix that it was made of.
+    """A matrix in float8: `data / scale` is about the matrix that it was made of."""
 
-    Attributes:
-        data: The matrix, (m, n).
-        scale: In float32, (1, 1), or (m, 1) or (1, n) with one for each row or column.
-    """
-
-    data: Tensor
-    scale: Tensor
+    data: Tensor  # (m, n)
+    scale: Tensor  # in float32, (1, 1), or (m, 1) or (1, n) with one for each row or column
 
     @property
     def T(self) -> _Scaled:  # noqa: N802 (as in PyTorch)
@@ -64,28 +59,18 @@ class _Scaled(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """What distinguishes the policies.
-
-    Attributes:
-        policy: The policy.
-        rowwise: Whether each row has a scale, which is a power of two.
-        gradient: The dtype of the output's gradient.
-        float8_grad_weight: Whether the weight's gradient is a product in float8.
-    """
+    """What distinguishes the policies."""
 
     policy: CastPolicy
-    rowwise: bool
-    gradient: torch.dtype
-    float8_grad_weight: bool
+    rowwise: bool  # whether each row has a scale, which is a power of two
+    gradient: torch.dtype  # the dtype of the output's gradient
+    float8_grad_weight: bool  # whether the weight's gradient is a product in float8
 
     def in_float8(self, matrix: Tensor, dtype: torch.dtype, dim: int | None) -> _Scaled:
         """A matrix in float8. observe/findings.py, `float8_table`, recognizes the last ops.
 
-        Args:
-            matrix: The matrix.
-            dtype: The float8 dtype.
-            dim: The dimension that the product sums over, whose elements share a scale if the policy is rowwise. None:
-                all elements do.
+        `dim` is the dimension that the product sums over; its elements share a scale if the policy is rowwise. None:
+        all elements do.
         """
         largest = torch.finfo(dtype).max
         amax = matrix.abs().amax(dim if dim is not None and self.rowwise else (0, 1), keepdim=True)
@@ -115,17 +100,10 @@ def recipe(policy: CastPolicy) -> _Recipe:
 
 
 def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Computes `linear` in float8, with autocast off.
+    """Computes `linear` in float8, with autocast off; None if the call does not fit (`why_not`).
 
-    Args:
-        byte: The byte of the policy.
-        lower: The autocast dtype.
-        x: A tensor of shape (..., in_features), before autocast's cast.
-        weight: A tensor of shape (out_features, in_features).
-        bias: A tensor of shape (out_features,), or None.
-
-    Returns:
-        A tensor of shape (..., out_features) in the autocast dtype; None if the call does not fit (`why_not`).
+    The byte is the policy's. `x`, (..., in_features), is as before autocast's cast. The result has the autocast dtype,
+    `lower`.
     """
     if why_not(x, weight, bias) is not None:
         return None
@@ -143,13 +121,7 @@ def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tenso
 
 
 def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    """Returns why a call of `linear` under a float8 policy runs as under lower_precision_fp; None if it does not.
-
-    Args:
-        x: The call's input, before autocast's cast.
-        weight: The call's weight.
-        bias: The call's bias.
-    """
+    """Returns why a call of `linear` under a float8 policy runs as under lower_precision_fp; None if it does not."""
     for tensor in (x, weight) if bias is None else (x, weight, bias):
         if not tensor.is_floating_point() or tensor.dtype is torch.float64:
             return f"autocast does not cast {str(tensor.dtype).removeprefix('torch.')}"
@@ -201,15 +173,7 @@ def _unpack(packed: Tensor, shape: torch.Size) -> _Scaled:
 
 
 def multiply(recipe: _Recipe, a: _Scaled, b: _Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """The product of two matrices in float8.
-
-    Args:
-        recipe: Of the policy.
-        a: The first matrix, (m, k).
-        b: The second matrix, (k, n).
-        dtype: The dtype of the result.
-        fast: Whether a GPU may add up faster, in fewer bits.
-    """
+    """The product of two matrices in float8, (m, k) and (k, n). `fast`: a GPU may add up faster, in fewer bits."""
     scales = a.scale.reciprocal(), b.scale.reciprocal()
     if not recipe.rowwise:
         one, other = (scale.reshape(()) for scale in scales)

@@ -227,15 +227,12 @@ def _end(objects: _Objects, region: object) -> int | None:
 
 
 class _Method:
-    """A method of the class that we replace.
-
-    Attributes:
-        before: The method that was in the class, PyTorch's or another replacement. It handles the calls that we don't.
-    """
+    """A method of the class that we replace."""
 
     def __init__(self, name: str, ours: Callable[..., Any]) -> None:
         self.name = name
         self.ours = ours
+        # `before` is PyTorch's method or another replacement. It handles the calls that we don't.
         self.stock = self.before = getattr(_Autocast, name)
         self.is_placed = False
 

@@ -55,26 +55,17 @@ __all__ = [
 
 
 class ModulePolicy:
-    """The policy of a module.
-
-    Args:
-        value: As in `set_module_policy`.
-
-    Attributes:
-        value: The policy. The ops and cast policies of a mapping are names; a file is replaced by its policy.
-        change: The number of the change to the surrounding policy; None: the region disables autocast.
-        below: After the removal of the handle of `set_module_policy` that set it: the module, and the policy that it
-            had replaced there. A copy of the module may have the same object, for which nothing was removed.
-
-    Raises:
-        PolicyError: The policy does not exist, or is not legal.
-    """
+    """The policy of a module. Raises PolicyError if the policy does not exist, or is not legal."""
 
     __slots__ = ("_held", "below", "change", "value")
 
     def __init__(self, value: object) -> None:
+        # As in `set_module_policy`. The ops and cast policies of a mapping are names; a file is replaced by its policy.
         self.value: PolicyOfModule
+        # The number of the change to the surrounding policy. None: the region disables autocast.
         self.change: int | None = None
+        # After the removal of the handle of `set_module_policy` that set it: the module, and the policy that it had
+        # replaced there. A copy of the module may have the same object, for which nothing was removed.
         self.below: tuple[weakref.ref[nn.Module], ModulePolicy | None] | None = None
         if isinstance(value, str) and value in ("fp32", "off"):
             self.value = value
@@ -245,9 +236,7 @@ class _Bound:
 class PolicyForward(_Bound):
     """The attribute `forward` of a module with a policy. Looks like a bound method.
 
-    Args:
-        module: The module. None: it no longer exists.
-        inner: The attribute `forward` that the module had before. None: the forward of its class.
+    `module` is None if it no longer exists. `inner` is the `forward` that it had before; None: that of its class.
     """
 
     def __init__(self, module: nn.Module | None, inner: Callable[..., Any] | None = None) -> None:

@@ -340,13 +340,7 @@ _changes: collections.deque[tuple[Callable[..., None], int, Mapping[nn.Module, M
 
 
 class Binding:
-    """Has modules follow the tables with a number, as long as the object lives.
-
-    Attributes:
-        tables: The tables.
-        number: Their number.
-        policies: The modules, which it does not keep alive, and their policies.
-    """
+    """Has modules follow the tables with a number, as long as the object lives. It does not keep the modules alive."""
 
     __slots__ = ("__weakref__", "number", "policies", "tables")
 

@@ -129,17 +129,13 @@ def kinds_of(kinds: object) -> int:
 
 
 class Lint:
-    """The lint of one `promotion` object.
-
-    Attributes:
-        handler: What the region was given to call.
-        seen: The lines of Python, and the kind of promotion, that were reported.
-    """
+    """The lint of one `promotion` object."""
 
     __slots__ = ("__weakref__", "handler", "seen")
 
     def __init__(self, handler: Callable[[PromotionEvent], object] | None) -> None:
-        self.handler: Callable[[PromotionEvent], object] | None = handler
+        self.handler: Callable[[PromotionEvent], object] | None = handler  # what the region was given to call
+        # The lines of Python, and the kind of promotion, that were reported.
         self.seen: set[tuple[str, int, PromotionKind]] = set()
 
 

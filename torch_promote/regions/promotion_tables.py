@@ -96,28 +96,18 @@ _OPERATORS = {"__ilshift__": "__lshift__", "__irshift__": "__rshift__"}
 
 
 class PromotingOp(NamedTuple):
-    """An overload that promotes.
+    """An overload that promotes."""
 
-    Attributes:
-        name: The overload, such as `aten::add.Tensor`.
-        functional: For an op that writes: the overload that computes the same without writing. For an op on numbers
-            alone: the overload that takes tensors for them. Otherwise "".
-        participants: The places of the arguments that take part.
-        computes: COMMON, FLOATS or BOOLEAN.
-        rounding_mode: The place of the argument that makes a quotient whole; -1 if there is none.
-        each: Whether its lists go in step: each element is a call of its own.
-        matmul: Whether it is a matrix product.
-        real: Whether its result is real, also of complex operands.
-    """
-
-    name: str
+    name: str  # such as `aten::add.Tensor`
+    # For an op that writes: the overload that computes the same without writing. For an op on numbers alone: the
+    # overload that takes tensors for them. Otherwise "".
     functional: str
-    participants: tuple[int, ...]
-    computes: int
-    rounding_mode: int = -1
-    each: bool = False
+    participants: tuple[int, ...]  # the places of the arguments that take part
+    computes: int  # COMMON, FLOATS or BOOLEAN
+    rounding_mode: int = -1  # the place of the argument that makes a quotient whole; -1 if there is none
+    each: bool = False  # whether its lists go in step: each element is a call of its own
     matmul: bool = False
-    real: bool = False
+    real: bool = False  # whether its result is real, also of complex operands
 
 
 @functools.cache
@@ -280,19 +270,12 @@ _CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
 
 
 class _Known(NamedTuple):
-    """A rule with options, which stays registered with the extension as long as the process lives: 9 KB for each.
-
-    Attributes:
-        rule: The rule.
-        matmul: Whether the rule acts on matrix products.
-        kinds: The kinds of promotion that the lint looks for, as bits; 0 for none.
-        mode: What the lint does with them.
-    """
+    """A rule with options, which stays registered with the extension as long as the process lives: 9 KB for each."""
 
     rule: PromotionRule
-    matmul: bool
-    kinds: int
-    mode: int
+    matmul: bool  # whether the rule acts on matrix products
+    kinds: int  # the kinds of promotion that the lint looks for, as bits; 0 for none
+    mode: int  # what the lint does with them
 
 
 _lock = fork_safe_lock()
@@ -415,10 +398,6 @@ class _Hooks:
 
         These are the tensors and numbers that the outermost such function was given; None if the user calls the op. See
         NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack tell.
-
-        Example:
-            >>> print(_Hooks.caller())
-            None
         """
         found = None
         frame: FrameType | None = sys._getframe()

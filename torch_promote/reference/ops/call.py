@@ -26,23 +26,15 @@ _TENSORS = ("List[Tensor]", "Optional[List[Tensor]]", "List[Optional[Tensor]]")
 class Argument:
     """One argument of a schema.
 
-    Attributes:
-        name: Its name.
-        type: Its type as the schema prints it, such as `Optional[Tensor]`.
-        default: Its default value, or None.
-        alias: The names of its alias sets; empty for most arguments.
-        written: Whether the op writes to it.
-        is_out: Whether it only receives the result, like `out`.
-
     Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
     """
 
     name: str
-    type: str
+    type: str  # as the schema prints it, such as `Optional[Tensor]`
     default: Any
-    alias: frozenset[str]
-    written: bool
-    is_out: bool
+    alias: frozenset[str]  # the names of its alias sets; empty for most arguments
+    written: bool  # whether the op writes to it
+    is_out: bool  # whether it only receives the result, like `out`
 
     @property
     def is_tensor(self) -> bool:
@@ -59,16 +51,12 @@ class Argument:
 class Signature:
     """The schema of an overload.
 
-    Attributes:
-        name: The overload's name, such as `aten::add.Tensor`; the default overload's is `aten::mm`.
-        arguments: Its arguments, in order.
-        returns: The type of each result, and the name of the written argument that is returned, if any.
-
     Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
     """
 
-    name: str
+    name: str  # such as `aten::add.Tensor`, or `aten::mm` for the default overload
     arguments: tuple[Argument, ...]
+    # each result's type, and the name of the written argument that is returned, if any
     returns: tuple[tuple[str, str | None], ...]
 
 
@@ -114,21 +102,10 @@ def strides_of(tensor: TensorLike) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Call(Mapping[str, Any]):
-    """A call of an op, as a mapping of argument names to values.
-
-    Attributes:
-        signature: The overload's schema.
-        bound: The arguments, including the schema's defaults.
-        default_dtype: The default dtype.
-
-    Example:
-        >>> call = Call.of(torch.ops.aten.add.Tensor, (torch.ones(2), 3), {}, torch.float32)
-        >>> call["other"], call["alpha"], len(list(call.operands()))
-        (3, 1, 2)
-    """
+    """A call of an op, as a mapping of argument names to values."""
 
     signature: Signature
-    bound: dict[str, Any] = field(repr=False)
+    bound: dict[str, Any] = field(repr=False)  # includes the schema's defaults
     default_dtype: torch.dtype
 
     @classmethod
@@ -136,12 +113,6 @@ class Call(Mapping[str, Any]):
         cls, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], default_dtype: torch.dtype
     ) -> Call:
         """Binds arguments as the dispatcher does: by position, by name, then by default.
-
-        Args:
-            op: The overload.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            default_dtype: The default dtype.
 
         Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
         """
@@ -165,15 +136,6 @@ class Call(Mapping[str, Any]):
 
         The elements of lists are yielded one by one; absent tensors are skipped. A Python number may be passed for a
         tensor: PyTorch's wrapped number.
-
-        Args:
-            names: The arguments. None given: all tensor arguments that are not `out`.
-
-        Example:
-            >>> x, y = torch.ones(1), torch.ones(2)
-            >>> call = Call.of(torch.ops.aten.addcmul.out, (x, y, 3), {"out": torch.ones(2)}, torch.float32)
-            >>> [*call.operands()], [*call.operands("tensor2")]
-            ([tensor([1.]), tensor([1., 1.]), 3], [3])
         """
         chosen = names or tuple(a.name for a in self.signature.arguments if (a.is_tensor or a.is_list) and not a.is_out)
         for name in chosen:
@@ -187,13 +149,6 @@ class Call(Mapping[str, Any]):
         """Returns the named tensor, the first of a list of them, or the first tensor of the call.
 
         For a Python number passed for a tensor, this is the 0-dim operand that PyTorch wraps it in.
-
-        Args:
-            name: The argument. None: the first that contains a tensor.
-
-        Example:
-            >>> Call.of(torch.ops.aten.pow.Scalar, (2, torch.ones(3)), {}, torch.float32).tensor()
-            tensor([1., 1., 1.])
         """
         operand = next(self.operands(*(() if name is None else (name,))))
         return operand if isinstance(operand, TensorLike) else wrap_number(operand)

@@ -40,11 +40,6 @@ def _rule(function: _Rule) -> _Rule:
 def _with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
     """A TensorIterator with one of the `PRESETS`.
 
-    Example:
-        >>> from torch_promote.reference import infer
-        >>> infer(torch.ops.aten.eq.Tensor, [torch.ones(2, 1), torch.ones(3).double()])
-        Inference(rule='comparison', dtypes=(torch.bool,), shape=(2, 3), strides=(3, 1))
-
     Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
     """
     operands = tuple(call.operands(*names))

@@ -50,12 +50,7 @@ _TERM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 
 @dataclass(frozen=True)
 class Term:
-    """The rule for one result: its name, and the names of the arguments that it uses.
-
-    Attributes:
-        rule: The name of a rule or of a dtype.
-        names: The names in parentheses.
-    """
+    """The rule for one result: its name, or that of a dtype, and the names of the arguments that it uses."""
 
     rule: str
     names: tuple[str, ...]
@@ -66,17 +61,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        op: The overload's name, such as `aten::add.Tensor`.
-        terms: One for each result.
-        family: The name of the file, such as `elementwise`.
-    """
-
-    op: str
-    terms: tuple[Term, ...]
-    family: str
+    op: str  # such as `aten::add.Tensor`
+    terms: tuple[Term, ...]  # one for each result
+    family: str  # the name of the file, such as `elementwise`
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.terms))
@@ -84,11 +73,7 @@ class Entry:
 
 @functools.cache
 def rule_table() -> dict[str, Entry]:
-    """Returns the lines of all `.rules` files, and those of overloads that take numbers for tensors, by overload.
-
-    Raises:
-        ValueError: A line is neither a comment nor a rule, or an overload has two lines.
-    """
+    """Returns the lines of all `.rules` files, and those of overloads that take numbers for tensors, by overload."""
     table: dict[str, Entry] = {}
     for path in sorted((Path(__file__).parent / "rules").glob("*.rules")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -137,10 +122,6 @@ def is_registered(overload: str, key: str) -> bool:
     `infer` uses it to distinguish out= ops with a kernel of their own from those that copy. `autocast_plan` uses it to
     find the rows that this PyTorch registers on a device type, and other ops that autocast handles. The result is not
     cached, since a library may register a kernel at any time.
-
-    Args:
-        overload: An overload that exists, such as `aten::add.out`.
-        key: A dispatch key's name.
 
     Source: aten/src/ATen/core/dispatch/OperatorEntry.h, hasKernelForDispatchKey (v2.13).
     """
@@ -311,12 +292,7 @@ def _written(op: torch._ops.OpOverload, call: Call) -> Inference:
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def functional_of(op: torch._ops.OpOverload) -> str | None:
-    """Returns the overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out.
-
-    Example:
-        >>> functional_of(torch.ops.aten.add_.Tensor), functional_of(torch.ops.aten.__ilshift__.Tensor)
-        ('aten::add.Tensor', 'aten::__lshift__.Tensor')
-    """
+    """Returns the overload that computes the same without writing, or None: `aten::add.Tensor` for add_ and add.out."""
     signature = signature_of(op)
     namespace, name = signature.name.split(".")[0].split("::")
     name = _IN_PLACE_OPERATOR.sub(r"__\1__", name)

@@ -79,15 +79,7 @@ _JOINS = {pair: _join(pair) for pair in itertools.product(LATTICE, repeat=2)}
 def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns JAX's rule with 64-bit dtypes enabled and PyTorch's default dtype for Python floats.
 
-    Args:
-        default_dtype: The dtype that a join of float* stands for; complex* stands for its complex dtype.
-
-    Example:
-        >>> rule = jax_rule(torch.float32)
-        >>> rule.tensors[torch.float16, torch.bfloat16], rule.numbers[float, torch.int64]
-        (torch.float32, torch.float32)
-        >>> rule.common([torch.uint64, torch.int64, torch.float16])
-        torch.float16
+    A join of float* stands for the default dtype, one of complex* for its complex dtype.
 
     Source: jax/_src/dtypes.py, _type_promotion_lattice (v0.10).
     """

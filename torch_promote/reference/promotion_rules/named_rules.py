@@ -62,9 +62,6 @@ __all__ = [
 def torch_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns PyTorch's rule for every dtype of the running PyTorch.
 
-    Args:
-        default_dtype: The dtype of Python floats, and of integers in true division.
-
     Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     """
     pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
@@ -136,16 +133,6 @@ _IN_BFLOAT16 = (torch.bool, torch.int8, torch.uint8)
 @functools.cache
 def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns NumPy 2's rule. It does not depend on PyTorch's default dtype, since NumPy's is float64.
-
-    Args:
-        default_dtype: The default dtype.
-
-    Example:
-        >>> rule = numpy_rule(torch.float32)
-        >>> rule.tensors[torch.int32, torch.float32], rule.numbers[float, torch.int8]
-        (torch.float64, torch.float64)
-        >>> rule.common([torch.int16, torch.uint16, torch.float32])
-        torch.float32
 
     Source: numpy/_core/src/multiarray/common_dtype.c, PyArray_PromoteDTypeSequence (v2.4).
     """
@@ -240,9 +227,6 @@ _COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns the standard's rule. Dtypes outside the standard promote only with themselves and with numbers.
 
-    Args:
-        default_dtype: The default dtype. The rule does not depend on it.
-
     Source: array_api_strict/_dtypes.py, _result_type (v2.6).
     """
     return PromotionRule(
@@ -290,9 +274,6 @@ def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns the strict rule for every dtype of the running PyTorch.
 
     A call whose tensors have one dtype never raises. Integers still divide to the default dtype.
-
-    Args:
-        default_dtype: The dtype of integers in true division.
     """
     return PromotionRule(
         name="strict",

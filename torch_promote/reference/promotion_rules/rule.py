@@ -40,24 +40,12 @@ NUMBER_TYPES: tuple[type, ...] = (bool, int, float, complex)
 
 
 def fits(number: type, dtype: torch.dtype) -> bool:
-    """Whether tensors keep their dtype when combined with a Python number, which must not be of a higher kind.
-
-    Args:
-        number: bool, int, float or complex.
-        dtype: The tensors' dtype.
-    """
+    """Whether tensors keep their dtype when combined with a Python number, which must not be of a higher kind."""
     return kind(dtype) is not Kind.OPAQUE and NUMBER_TYPES.index(number) <= kind(dtype)
 
 
 def number_type(operand: OperandLike) -> type | None:
-    """Returns the type of an operand that is a Python number, or None for a tensor.
-
-    Args:
-        operand: The operand. A wrapped `Operand` is a number of its dtype's kind.
-
-    Raises:
-        TypeError: The value is not an operand.
-    """
+    """Returns the type of a Python number, or of the number that a wrapped `Operand` stands for; None for a tensor."""
     if isinstance(operand, torch.Tensor | torch.dtype):
         return None
     if isinstance(operand, Operand):
@@ -86,20 +74,7 @@ def describe(operand: OperandLike) -> str:
 
 
 def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: torch.dtype) -> str:
-    """Returns a sentence that describes an entry of a table.
-
-    Args:
-        table: The name of the table.
-        a: A dtype, or the type of a Python number.
-        b: Another dtype.
-        common: Their common dtype.
-
-    Example:
-        >>> words_of_table("The table", torch.int8, torch.uint8, torch.int16)
-        'The table has int16 for int8 with uint8.'
-        >>> words_of_table("The table", float, torch.float16, torch.float16)
-        'A Python float is not of a higher kind than float16, so float16 stays.'
-    """
+    """Returns a sentence that describes an entry of a table, for two dtypes or for the type of a number and a dtype."""
     if not isinstance(a, type):
         return f"{table} has {dtype_name(common)} for {dtype_name(a)} with {dtype_name(b)}."
     if common is b:

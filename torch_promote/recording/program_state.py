@@ -22,9 +22,10 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from torch_promote import _C
-from torch_promote.observe.events import Argument, OptimizerState, TensorInfo
+from torch_promote.observe.call import Argument, TensorInfo
 from torch_promote.observe.ops import argument_of, unnoticed
-from torch_promote.observe.values import Values
+from torch_promote.recording.recording import OptimizerState
+from torch_promote.recording.values import Values
 
 __all__ = ["OptimizerStates", "environment", "generator_states", "state_drawn_from"]
 

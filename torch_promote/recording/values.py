@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_promote import _C
-from torch_promote.observe import measure
-from torch_promote.observe.measure import (
+from torch_promote.observe.ops import stored_values, unnoticed
+from torch_promote.recording import measure
+from torch_promote.recording.measure import (
     BITS,
     Numbers,
     format_of,
@@ -23,7 +24,6 @@ from torch_promote.observe.measure import (
     split,
     unpack_sketch,
 )
-from torch_promote.observe.ops import stored_values, unnoticed
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.codec import decode
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.events import Call, CallGroup, Place
-from torch_promote.observe.findings import savings
+from torch_promote.observe.call import Call
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.reading.findings import savings
+from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
     Column,
@@ -32,7 +33,7 @@ from torch_promote.report.base import (
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
+    from torch_promote.recording.recording import Recording
 
 __all__ = ["Explanation", "ExplanationRow", "describe_call", "explain"]
 
@@ -215,7 +216,7 @@ class _Explainer:
         yield "product", _counts(products)
         # Why calls had no policy, as far as it is known.
         reasons = Counter(whole.rules)
-        without = [call for call in self.stored if call.policy is None and not call.said_by]
+        without = [call for call in self.stored if call.policy is None and not call.policy_source]
         reasons["autocast was off"] = sum(not call.autocast for call in without)
         reasons["autocast has none for the op"] = len(without) - reasons["autocast was off"]
         reasons["not known, beyond max_calls"] = whole.calls - whole.policies.total() - reasons.total()
@@ -246,9 +247,12 @@ class _Explainer:
 
     def _other_policy(self, op: str) -> str:
         group = self.ops[op]
-        policy, _, said_by = group.policies.most_common(1)[0][0].partition(": ")
-        if said_by.startswith(("region at", "module policy", "install,")) or said_by == "the default policy":
-            return f"The policy of {op} was set by: {_short(said_by)}. Change it there."
+        policy, _, policy_source = group.policies.most_common(1)[0][0].partition(": ")
+        if (
+            policy_source.startswith(("region at", "module policy", "install,"))
+            or policy_source == "the default policy"
+        ):
+            return f"The policy of {op} was set by: {_short(policy_source)}. Change it there."
         other, effect = _OTHER_POLICY.get(policy, ("", ""))
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid

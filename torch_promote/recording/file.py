@@ -26,19 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.events import (
-    TENSORS,
-    Call,
-    OptimizerState,
-    Read,
-    Recording,
-    Source,
-    Step,
-    TensorInfo,
-    Unseen,
-    arguments_of,
-)
-from torch_promote.observe.values import NonfiniteValues, Values
+from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
+from torch_promote.recording.recording import OptimizerState, Read, Recording, Source, Step
+from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
@@ -170,7 +160,7 @@ class RecordingFile:
         self.flush(report)
         if self._file is not None and os.getpid() == self._process:
             end = {name: encode(getattr(report, name)) for name in _END if name != "asked"}
-            asked = [{**one, "said_by": self._portable(one["said_by"])} for one in report.asked]
+            asked = [{**one, "policy_source": self._portable(one["policy_source"])} for one in report.asked]
             self._lines.append(_json({**end, "asked": asked}))
             self._put(zlib.Z_FINISH)
             self._file.close()
@@ -219,7 +209,7 @@ class RecordingFile:
 
     def _kind(self, call: Call) -> dict[str, Any]:
         data = call.to_dict(self._number_of_tensor)
-        data |= {name: self._portable(data[name]) for name in ("line", "said_by")}
+        data |= {name: self._portable(data[name]) for name in ("line", "policy_source")}
         return {name: value for name, value in data.items() if name not in _OWN_FIELDS}
 
     def _number_of_tensor(self, info: TensorInfo) -> int:
@@ -268,7 +258,7 @@ _END = {
     "asked": list[Any],
 }
 #: The fields of an override that was asked for.
-_ASKED = {**dict.fromkeys(("op", "device", "policy", "said_by"), str), "used": bool}
+_ASKED = {**dict.fromkeys(("op", "device", "policy", "policy_source"), str), "used": bool}
 
 
 def _prefixes() -> list[str]:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from torch_promote.errors import OptionError, check_flag
-from torch_promote.observe.events import Call
+from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.places import RunningModules
-from torch_promote.observe.recorder import Recorder
-from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.observe.surroundings import watch_steps
-from torch_promote.observe.trace_report import TraceReport
+from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.recording.recorder import Recorder
 from torch_promote.report.block import block
 
 __all__ = ["Tracer", "trace"]
@@ -129,7 +129,7 @@ class Tracer:
                 self._recorder.close()
             for module, path in self._modules.named():  # those that did not run, too
                 self._observer.sources.ask_module(module, path)
-            report.asked = self._observer.sources.asked(report.groups())
+            report.asked = self._observer.sources.asked(report.used_policies())
             report.name_devices()
             if self._file is not None:
                 self._file.close(report)

@@ -39,25 +39,14 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.extension import fork_safe_lock
-from torch_promote.observe.events import (
-    COMPILED,
-    COMPILED_FUNCTION,
-    Call,
-    Read,
-    Recording,
-    Source,
-    Step,
-    TensorInfo,
-    Unseen,
-    infos_of,
-    records_of,
-)
+from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
-from torch_promote.observe.program_state import OptimizerStates, environment, generator_states, state_drawn_from
-from torch_promote.observe.recording_file import CALLS_TO_WRITE, RecordingFile
-from torch_promote.observe.values import EMPTY, Measurer, Values
+from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.recording.program_state import OptimizerStates, environment, generator_states, state_drawn_from
+from torch_promote.recording.recording import Read, Recording, Source, Step
+from torch_promote.recording.values import EMPTY, Measurer, Values
 
 __all__ = ["Recorder"]
 
@@ -189,7 +178,7 @@ class Recorder:
         if call.around is not None:
             mine: _Open = call.around.mine
             return mine
-        found = _Open(is_compiled=call.said_by == COMPILED)
+        found = _Open(is_compiled=call.policy_source == COMPILED)
         self._begin(call, found)
         return found
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torch_promote.observe.events import COMPILED, Call
+from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.values import EMPTY, Values, distance
+from torch_promote.recording.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Read, Recording, Source
+    from torch_promote.recording.recording import Read, Recording, Source
 
 __all__ = ["Run", "is_unfinished", "relative_error"]
 
@@ -99,10 +99,10 @@ class Run:
         self.own: list[int] = [
             i
             for i, call in enumerate(self.calls[:end])
-            if call.own and call.said_by != COMPILED and i not in self.undefined
+            if call.own and call.policy_source != COMPILED and i not in self.undefined
         ]
         self.compiled: bool = any(one.kind == "compiled" for one in recording.not_seen) or any(
-            call.said_by == COMPILED for call in self.calls
+            call.policy_source == COMPILED for call in self.calls
         )
         self.named: dict[str, Source] = {
             source.name: source

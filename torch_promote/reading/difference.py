@@ -12,7 +12,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.divergence import (
+from torch_promote.observe.call import Argument, Call, Phase
+from torch_promote.reading.divergence import (
     Fact,
     Kind,
     Pair,
@@ -21,8 +22,8 @@ from torch_promote.observe.divergence import (
     differing_attributes,
     shapes_of,
 )
-from torch_promote.observe.events import Argument, Call, Phase, Step
-from torch_promote.observe.run import Run, is_unfinished, relative_error
+from torch_promote.reading.run import Run, is_unfinished, relative_error
+from torch_promote.recording.recording import Step
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Branch,
@@ -44,8 +45,8 @@ from torch_promote.report.base import Fact as ReportFact
 from torch_promote.report.codec import encode
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
-    from torch_promote.observe.values import Values
+    from torch_promote.recording.recording import Recording
+    from torch_promote.recording.values import Values
 
 __all__ = ["Difference", "DifferingCall", "ModuleGrowth", "StepDifference", "compare_recordings"]
 
@@ -122,7 +123,7 @@ class DifferingCall:
                 "shapes": shapes_of(one),
                 "arguments": encode(dict(one.arguments)),
                 "policy": one.policy_name,
-                "said_by": one.said_by,
+                "policy_source": one.policy_source,
                 "line": one.line,
             }
             for name, one in (("a", self.a), ("b", self.b))
@@ -187,8 +188,8 @@ class Change:
     Attributes:
         one: The call in the first run; None if only the second made it.
         other: The call in the second run.
-        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "said_by", "casts", "arguments",
-            "error"; or "only before", "only after".
+        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "policy_source", "casts",
+            "arguments", "error"; or "only before", "only after".
         before: Its value in the first run, as text; "" if the call is not in it.
         after: Its value in the second run.
     """
@@ -438,7 +439,12 @@ class Difference(Report):
         def shown(one: Call | None) -> dict[str, str]:
             if one is None:
                 return {}
-            known = {"dtypes": one.dtypes, "shapes": shapes_of(one), "policy": one.policy_name, "set by": one.said_by}
+            known = {
+                "dtypes": one.dtypes,
+                "shapes": shapes_of(one),
+                "policy": one.policy_name,
+                "set by": one.policy_source,
+            }
             arguments = {name: argument_text(value) for name, value in one.arguments}
             return {"op": one.name, **known, "line": one.line, **arguments}
 
@@ -505,7 +511,7 @@ class Difference(Report):
     def _changes_table(self) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
         as_called = {(id(one.one), one.before, one.after) for one in self.changes if one.what == "inputs"}
-        decided = {one.call.name for one in self.changes if one.what in ("policy", "said_by")}
+        decided = {one.call.name for one in self.changes if one.what in ("policy", "policy_source")}
         for change in self.changes:
             call = change.call
             if change.what in (ONLY_BEFORE, ONLY_AFTER) or (

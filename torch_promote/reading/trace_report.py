@@ -8,16 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
-from torch_promote.observe.difference import Difference, compare_recordings
-from torch_promote.observe.events import (
-    COMPILED,
-    CallGroup,
-    Phase,
-    Recording,
-    TensorInfo,
-)
-from torch_promote.observe.explanation import Explanation, describe_call, explain
-from torch_promote.observe.findings import (
+from torch_promote.observe.call import COMPILED, Phase, TensorInfo
+from torch_promote.observe.policy_sources import UnusedOverride
+from torch_promote.reading.difference import Difference, compare_recordings
+from torch_promote.reading.explanation import Explanation, describe_call, explain
+from torch_promote.reading.findings import (
     OPTIMIZER,
     by_weight,
     casts_chart,
@@ -30,8 +25,8 @@ from torch_promote.observe.findings import (
     savings,
     time_in_casts,
 )
-from torch_promote.observe.policy_sources import UnusedOverride
-from torch_promote.observe.recording_file import SUFFIX, read_recording, write_recording
+from torch_promote.recording.file import SUFFIX, read_recording, write_recording
+from torch_promote.recording.recording import CallGroup, Recording
 from torch_promote.report.base import (
     Column,
     Content,
@@ -127,7 +122,7 @@ class TraceReport(Recording, Report):
 
         An override that repeats the op's existing policy counts as unused.
         """
-        names = ("op", "device", "policy", "said_by")
+        names = ("op", "device", "policy", "policy_source")
         return [UnusedOverride(*(one[name] for name in names)) for one in self.asked if not one["used"]]
 
     def content(self) -> Content:
@@ -205,7 +200,7 @@ class TraceReport(Recording, Report):
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
-        unused = [(one.op, one.policy, one.device, one.said_by) for one in self.unused_overrides()]
+        unused = [(one.op, one.policy, one.device, one.policy_source) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)

@@ -28,15 +28,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from torch_promote.observe.alignment import align
-from torch_promote.observe.events import COMPILED_FUNCTION, TENSORS
-from torch_promote.observe.run import Run, relative_error
-from torch_promote.observe.values import EMPTY
+from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
+from torch_promote.reading.alignment import align
+from torch_promote.reading.run import Run, relative_error
+from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name, spell_number
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Argument, Call, OptimizerState, Source
+    from torch_promote.observe.call import Argument, Call
+    from torch_promote.recording.recording import OptimizerState, Source
 
 __all__ = ["Fact", "Gap", "Kind", "Pair", "Walk", "argument_text", "shapes_of"]
 
@@ -973,10 +974,11 @@ def shapes_of(call: Call) -> str:
 
 
 def _policies(one: Call, other: Call) -> str:
-    if (one.policy, one.said_by) == (other.policy, other.said_by):
+    if (one.policy, one.policy_source) == (other.policy, other.policy_source):
         return ""
     texts = [
-        f"{call.policy_name or 'no policy'}{f' ({call.said_by})' if call.said_by else ''}" for call in (one, other)
+        f"{call.policy_name or 'no policy'}{f' ({call.policy_source})' if call.policy_source else ''}"
+        for call in (one, other)
     ]
     return f"; {texts[0]} in A, {texts[1]} in B"
 
@@ -1002,7 +1004,7 @@ def _attributes(call: Call) -> dict[str, str]:
     return {
         **dtypes,
         "policy": call.policy_name or "none",
-        "said_by": call.said_by or "none",
+        "policy_source": call.policy_source or "none",
         "casts": "; ".join(casts) or "none",
         "arguments": ", ".join(f"{name} {argument_text(value)}" for name, value in call.arguments) or "none",
         "error": "it raised" if call.error else "it returned",

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch_promote.observe.events import AUTOCAST_OFF, Call, CallGroup, Cast
+from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast
 from torch_promote.observe.ops import facts_of
+from torch_promote.recording.recording import CallGroup
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent
 
 if TYPE_CHECKING:
-    from torch_promote.observe.events import Recording
-    from torch_promote.observe.values import Values
+    from torch_promote.recording.recording import Recording
+    from torch_promote.recording.values import Values
 
 __all__ = [
     "Saving",

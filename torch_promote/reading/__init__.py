@@ -1,0 +1,1 @@
+"""Readers of recordings: trace, its report and explanations, and the comparison of two runs."""

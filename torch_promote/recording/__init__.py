@@ -1,0 +1,1 @@
+"""What a block has run: calls, values, states, and the file that holds them."""
