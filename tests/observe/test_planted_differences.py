@@ -425,6 +425,12 @@ PLANTED: dict[str, Planted] = {
         }.items()
     },
     "a seed": Planted(another_seed, "input", "aten::dropout", "", state="the generator cpu"),
+    "an initialization by another seed": Planted(
+        lambda k: [torch.manual_seed(k), nn.init.normal_(torch.empty(8, 8))],
+        "input",
+        "aten::normal_",
+        state="generator cpu",
+    ),
     "a seed of a generator": Planted(another_generator, "input", "aten::randn", state="its own generator"),
     "numbers that were drawn before": Planted(drawn_once_more, "input", "aten::dropout", state="the generator cpu"),
     "a batch that Python draws": Planted(drawn_by_python, "input", "aten::linear", "0", says="generator python"),

@@ -534,6 +534,50 @@ def test_settings_are_those_that_the_program_runs_with(path: Path) -> None:
     assert [one["float32 matmul precision"] for one in found] == ["high", "medium", "medium"]
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["cuda.matmul.fp32_precision = 'tf32'", "mkldnn.matmul.fp32_precision = 'bf16'", "fp32_precision = 'tf32'"],
+)
+def test_a_program_may_set_precisions_in_the_new_way(setting: str, path: Path) -> None:
+    """The functions that tell of the older settings raise then."""
+    output = output_of(
+        f"""
+        import torch, torch_promote as tp
+        with tp.trace(record={str(path)!r}):
+            torch.backends.{setting}
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        with tp.trace(values=True) as report:
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        print(tp.load({str(path)!r}).environment == report.environment)
+        """
+    )
+    assert output.splitlines()[-1] == "True"
+    with tp.trace(values=True) as report:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    name, value = setting.replace("'", "").split(" = ")
+    assert tp.diff(report, path).environment[f"backends.{name}"][1] == value
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_a_tensor_that_is_read_before_it_is_one_of_a_model(kind: str, path: Path) -> None:
+    reports = []
+    weight = torch.randn(8, 8)
+    for _ in range(2):
+        torch.manual_seed(0)
+        with tp.trace(record=path):
+            weight.norm()
+            model = nn.Linear(8, 8, bias=False)
+            if kind == "parameter":
+                model.weight = nn.Parameter(weight)
+            else:
+                del model.weight
+                model.register_buffer("weight", weight)
+            model(torch.ones(4, 8)).sum()
+        reports.append(tp.load(path))
+    assert [(one.kind, one.name) for one in reports[0].sources][-1] == (kind, "weight")
+    assert reports[0].diff(reports[1]).equal
+
+
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
     output = output_of(
         f"""

@@ -518,12 +518,6 @@ class Walk:
     def _explain_results(self, pair: Pair, call: Call, other: Call, error: float | None) -> None:
         """Adds why a call with equal inputs and arguments has other results."""
         step, place = self._step_of(*pair), self.place(*pair)
-        for run, k in zip(self.runs, pair, strict=True):
-            writers = [one for read in run.reads(k) for one in read.written_by]
-            if not run.undefined.isdisjoint(writers) and not call.op.startswith("c10d::"):
-                text = f"{place} reads memory that no call has written."
-                self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
-                return
         draws = [run.recording.draws.get(k, "") for run, k in zip(self.runs, pair, strict=True)]
         inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
         if draws[0] and draws[1] and draws[0] != draws[1]:
@@ -531,6 +525,14 @@ class Walk:
             generator = f"the generator {name}" if name != "its own" else "its own generator"
             text = f"{place} draws other random numbers: the states of {generator} differ before it."
             self._add(Fact("input", text, *pair, step, error, state=(generator,)), ("draw", name))
+        elif not call.op.startswith("c10d::") and any(
+            writer in run.undefined
+            for run, k in zip(self.runs, pair, strict=True)
+            for read in run.reads(k)
+            for writer in read.written_by
+        ):
+            text = f"{place} reads memory that no call has written."
+            self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
         elif call.dtypes != other.dtypes:
             text = f"{place}, on equal inputs: {call.dtypes} in A, {other.dtypes} in B{_policies(call, other)}."
             self._add(Fact("policy", text, *pair, step, error), ("policy", call.name, call.dtypes, other.dtypes))

@@ -173,6 +173,9 @@ class Values(_Lazy):
         above, counts = decode(list[int], above), decode(list[int], counts)
         if len(above) != len(format_of(torch.float32).bounds) or not sum(counts) or min(*counts, 0) < 0:
             raise ValueError(f"there are no such counts: {above!r}, {counts!r}")
+        ends = sorted((largest, smallest))
+        if not dtype.is_complex and not 0 <= ends[0] <= ends[1] <= format_of(dtype).infinity:
+            raise ValueError(f"there are no such magnitudes: {largest!r}, {smallest!r}")
         sum_of_squares = math.inf if squares is None else squares
         return _lazy(digest, join(largest, smallest, above, first, counts, sum_of_squares, sketch), dtype)
 
