@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import os
+import random
 import threading
 import types
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording import file as recording_file
 from torch_promote.recording import values
 from torch_promote.recording.file import SUFFIX
+from torch_promote.recording.program_state import generator_states
 from torch_promote.recording.recorder import Recorder
 from torch_promote.recording.recording import Recording, Source
 from torch_promote.recording.values import Values, distance
@@ -576,6 +578,13 @@ def test_a_tensor_that_is_read_before_it_is_one_of_a_model(kind: str, path: Path
         reports.append(tp.load(path))
     assert [(one.kind, one.name) for one in reports[0].sources][-1] == (kind, "weight")
     assert reports[0].diff(reports[1]).equal
+
+
+def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> None:
+    random.seed(1)
+    assert generator_states()["python"] == "265af31fc9e366b9"
+    random.gauss()
+    assert generator_states()["python"] == "0205a65a28c7fe9d"
 
 
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
