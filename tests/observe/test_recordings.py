@@ -607,15 +607,26 @@ def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 def test_each_rank_has_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "prog.py").write_text("import torch\ntorch.ones(2).exp()\n")
+    """A process that a rank has started, and that inherits its RANK, leaves the file alone."""
+    (folder / "prog.py").write_text(
+        "import subprocess, sys, torch\n"
+        "weight = torch.nn.Parameter(torch.ones(2))\n"
+        "weight.exp().sum().backward() if sys.argv[1:] else weight.sin().sum().backward()\n"
+        "torch.optim.SGD([weight], lr=0.1).step()\n"
+        "if sys.argv[1:]:\n"
+        "    subprocess.run([sys.executable, __file__], check=True)\n"
+    )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.chdir(folder)
-    status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py")
+    status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py", "starts another")
     assert status == 0
     assert f"recorded run.rank1{SUFFIX}" in errors
     assert not (folder / f"run{SUFFIX}").exists()
-    assert "aten::exp" in [call.op for call in TraceReport.load(folder / f"run.rank1{SUFFIX}").calls]
+    report = TraceReport.load(folder / f"run.rank1{SUFFIX}")
+    assert report.calls.where(op="exp")
+    assert not report.calls.where(op="sin")
+    assert report.not_seen == []
 
 
 @pytest.mark.parametrize(
