@@ -587,15 +587,33 @@ def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> N
     assert generator_states()["python"] == "0205a65a28c7fe9d"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
+@pytest.mark.parametrize("with_values", [True, False])
+def test_a_program_goes_on_if_the_disk_is_full(path: Path, with_values: bool) -> None:
+    path.symlink_to("/dev/full")
+    with Tracer(None, with_values, False, 1000, recording_file.RecordingFile(path)) as report:
+        torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1).step()
+        torch.ones(2).exp()
+    assert report.not_seen == [f"The file of the recording ends before the run: {os.strerror(errno.ENOSPC)}."]
+    assert report.calls.where(op="exp")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        recording_file.write_recording(path, report)
+
+
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
     output = output_of(
         f"""
-        import os, torch, torch_promote as tp
+        import gc, os, torch, torch_promote as tp
+        from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
         with tp.trace(record={str(path)!r}):
             torch.ones(2).exp()
             child = os.fork()
             if not child:
-                torch.ones(2).sin()
+                x = torch.ones(2)
+                for _ in range(CALLS_TO_WRITE):
+                    x.sin()
+                (file,) = (one for one in gc.get_objects() if type(one) is RecordingFile)
+                assert len(file._lines) < 100  # it keeps nothing that will not be written
                 raise SystemExit(0)
             os.waitpid(child, 0)
             torch.ones(2).cos()

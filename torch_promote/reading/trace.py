@@ -132,7 +132,7 @@ class Tracer:
             report.asked = self._observer.sources.asked(report.used_policies())
             report.name_devices()
             if self._file is not None:
-                self._file.close(report)
+                self._file.flush(report, last=True)
 
     def forget(self, path: str | None) -> None:
         """Begins again in a forked process, whose parent reports what there is.

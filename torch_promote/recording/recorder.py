@@ -159,15 +159,10 @@ class Recorder:
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Says what the recording lacks, once for each error, and stops to write if the disk refuses."""
-        if isinstance(error, OSError) and self._file is not None:
-            self._file.abandon()
-            self._file = None
-            text = f"The file of the recording ends before the run: {error.strerror or error}."
-        else:
-            text = f"Parts of the recording are unknown ({what}): {type(error).__name__}: {error}."
-        if text not in self._report.not_seen:
-            self._report.not_seen.append(Unseen("unknown", 0, text))
+        """Says what the recording lacks, once for each kind of error: texts may have ever new numbers."""
+        start = f"Parts of the recording are unknown ({what}): {type(error).__name__}"
+        if not any(one.startswith(start) for one in self._report.not_seen):
+            self._report.not_seen.append(Unseen("unknown", 0, f"{start}: {error}."))
 
     def forget(self) -> None:
         """Begins again, with an empty report: what is known of memory refers to calls of another process."""
