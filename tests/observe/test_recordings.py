@@ -178,6 +178,29 @@ def test_values_belong_to_their_calls_if_two_threads_add_some(monkeypatch: pytes
     assert [values[0].amax for values in report.values.values()] == [7.0, 5.0]
 
 
+def test_sources_have_their_numbers_if_two_threads_read_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, values_of, others, fives = Recorder.begun, Recorder._values_of, [], torch.full((2,), 5.0)
+
+    def begins(recorder: Recorder, call: OpenCall) -> Any:
+        def measured(recorder: Recorder, tensor: torch.Tensor) -> Values:
+            if not others:
+                others.append(threading.Thread(target=begun, args=(recorder, replace(call, args=[fives]))))
+                others[0].start()
+                others[0].join(0.1)  # it waits for this call to have begun
+            return values_of(recorder, tensor)
+
+        monkeypatch.setattr(Recorder, "_values_of", measured)
+        return begun(recorder, call)
+
+    sevens = torch.full((2,), 7.0)
+    monkeypatch.setattr(Recorder, "begun", begins)
+    with tp.trace(values=True) as report:
+        sevens.exp()
+        others[0].join()
+    assert [source.values.amax for source in report.sources] == [7.0, 5.0]
+    assert report.reads[0][0].written_by == (-1,)
+
+
 def test_memory_that_changed_unseen_is_read_anew() -> None:
     x = torch.ones(2)
 
@@ -585,6 +608,26 @@ def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> N
     assert generator_states()["python"] == "265af31fc9e366b9"
     random.gauss()
     assert generator_states()["python"] == "0205a65a28c7fe9d"
+
+
+def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file counts calls: one that it lacked would make others read what they do not."""
+    measure = Recorder._measure
+
+    def refusing(recorder: Recorder, call: Call, *args: Any) -> tuple[Values, ...]:
+        if call.op == "aten::tan":
+            raise RuntimeError("no")
+        return measure(recorder, call, *args)
+
+    monkeypatch.setattr(Recorder, "_measure", refusing)
+    with tp.trace(record=path) as report:
+        x = torch.ones(2).exp()
+        x.tan()
+        x.sin()
+    again = TraceReport.load(path)
+    assert [call.op for call in again.calls] == [call.op for call in report.calls]
+    assert (again.reads, again.values) == (report.reads, report.values)
+    assert "Parts of the recording are unknown (_record): RuntimeError: no." in again.not_seen
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
