@@ -196,15 +196,15 @@ class RecordingFile:
 
     def _number_of_kind(self, call: Call) -> int:
         tensors = id(call.inputs), id(call.ran_with), id(call.outputs)  # shared records, whose hashes would take long
-        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], bool(call.casts)
-        known = self._kinds.get(key) if not call.casts else None
+        casts = [(one.argument, one.to_dtype, one.reused, one.cache, one.avoidable) for one in call.casts]
+        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], *casts
+        known = self._kinds.get(key)
         if known is not None:
             return known[0]
-        casts = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
-        kind = dataclasses.replace(call, casts=casts, **_OWN_FIELDS)
+        unnumbered = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
+        kind = dataclasses.replace(call, casts=unnumbered, **_OWN_FIELDS)
         number = self._number("kind", kind, lambda: self._kind(kind))
-        if not casts:  # which would have to be compared
-            _keep(self._kinds, key, (number, call))
+        _keep(self._kinds, key, (number, call))
         return number
 
     def _kind(self, call: Call) -> dict[str, Any]:
