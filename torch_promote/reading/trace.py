@@ -73,11 +73,7 @@ def trace(
 
 
 class Tracer:
-    """The block of `trace`. See there for the arguments.
-
-    Attributes:
-        report: The report.
-    """
+    """The block of `trace`. See there for the arguments."""
 
     def __init__(
         self, model: nn.Module | None, values: bool, only_casting: bool, max_calls: int, file: RecordingFile | None
@@ -135,11 +131,7 @@ class Tracer:
                 self._file.close(report)
 
     def forget(self, path: str | None) -> None:
-        """Begins again in a forked process, whose parent reports what there is.
-
-        Args:
-            path: The file of this process, in place of its parent's.
-        """
+        """Begins again in a forked process, whose parent reports what there is. `path` is the file of this process."""
         vars(self.report).update(vars(TraceReport(self.report._max_calls)))
         if self._file is not None and path is not None:
             self._file.__init__(path)  # type: ignore[misc]  # what the parent has defined is not in this file

@@ -54,14 +54,7 @@ _MOST_KNOWN = 8192
 
 
 class RecordingFile:
-    """Writes a recording. It keeps no more than the definitions that it has written last.
-
-    Args:
-        path: The file. It replaces an existing one when something is first written to it.
-
-    Raises:
-        OptionError: The file cannot be written. It is a ValueError.
-    """
+    """Writes a recording, of which it keeps no more than the last definitions. The first write replaces a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -270,11 +263,7 @@ _json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
-    """Writes a report whose block has ended.
-
-    Raises:
-        OptionError: The file cannot be written, or calls are missing in the report, beyond `max_calls`.
-    """
+    """Writes a report whose block has ended; raises OptionError if the report lacks calls, beyond `max_calls`."""
     if report.dropped:
         raise OptionError(
             f"cannot save {report.dropped:,} calls beyond `max_calls`, which this report only sums up. Record them "
@@ -297,10 +286,8 @@ def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     """Fills an empty report from a file.
 
-    Raises:
-        OSError: The file cannot be read.
-        OptionError: It is not a recording, or of another version.
-        KeyError, TypeError, ValueError: It was changed.
+    Raises OptionError for a file that is not a recording, or one of another version; KeyError, TypeError or ValueError
+    for one that was changed.
     """
     decompressor = zlib.decompressobj(wbits=_GZIP)
     try:

@@ -94,12 +94,7 @@ def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
 
 
 class OptimizerStates:
-    """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first.
-
-    Args:
-        name_of: Returns the name of a parameter; "" if it has none.
-        values_of: Measures a tensor.
-    """
+    """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first."""
 
     def __init__(self, name_of: Callable[[torch.Tensor], str], values_of: Callable[[torch.Tensor], Values]) -> None:
         self._name_of = name_of
