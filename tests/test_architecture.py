@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from torch_promote.policy import module_tables
+from torch_promote.regions import module_policies
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_promote"
 CSRC = ROOT / "csrc"
@@ -116,6 +119,14 @@ def test_imports_follow_the_arrows() -> None:
     edges = [(module, target) for module, targets in imports().items() for target in targets - {EXTENSION}]
     assert len(edges) > 300
     assert list(against_the_arrows(edges, IMPORTS_ORDER, room_of)) == []
+
+
+def test_regions_say_how_policies_find_modules() -> None:
+    """What a lower room calls in a higher one is registered there, where the import is an arrow like the others."""
+    assert "torch_promote.regions.module_policies" in imports()["torch_promote.regions"]
+    (registered,) = module_tables._registered
+    assert registered.__module__ == "torch_promote.regions"
+    assert registered() is module_policies
 
 
 def test_the_extension_is_imported_where_it_may_be() -> None:

@@ -27,7 +27,6 @@ from torch_promote.errors import PolicyError, TorchPromoteError
 from torch_promote.integrations import cast_invalidation as _cast_invalidation
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations import flex_attention as _flex_attention
-from torch_promote.policy import module_tables as _module_tables
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
@@ -69,7 +68,6 @@ if is_first_import():
     _cast_invalidation.install()
     pass_over(AUTOCAST_KEY)
     _flex_attention.install()
-    _module_tables.set_library(lambda: importlib.import_module("torch_promote.regions.module_policies"))
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.nn import functional
 from torch.utils import checkpoint, dlpack
 
 import torch_promote as tp
+from helpers.subprocesses import run_python
 from torch_promote.reading.difference import Difference
 from torch_promote.reading.trace_report import TraceReport
 
@@ -56,21 +56,23 @@ def recorded(program: Program, run: int) -> TraceReport:
     return report
 
 
-def in_a_file(program: Program, run: int, folder: Path) -> TraceReport:
-    """The recording of a forked process."""
+def in_a_file(name: str, run: int, folder: Path) -> TraceReport:
+    """The recording of another process."""
     path = folder / f"{run}.jsonl.gz"
-    child = os.fork()
-    if not child:
-        status = 1
-        with contextlib.suppress(Exception), seeded():
-            parts = iter(parts_of(program, run))
-            next(parts)
-            with tp.trace(record=path):
-                next(parts, None)
-            status = 0
-        os._exit(status)
-    assert not os.waitpid(child, 0)[1]
+    code = (
+        "import runpy, sys; runpy.run_path(sys.argv[1])['record_in_a_file'](sys.argv[2], int(sys.argv[3]), sys.argv[4])"
+    )
+    done = run_python(code, __file__, name, str(run), str(path))
+    assert done.returncode == 0, done.stderr
     return tp.load(path)
+
+
+def record_in_a_file(name: str, run: int, path: str) -> None:
+    with seeded():
+        parts = iter(parts_of(PLANTED[name].program, run))
+        next(parts)
+        with tp.trace(record=path):
+            next(parts, None)
 
 
 def batch(seed: int = 1, *shape: int) -> Tensor:
@@ -574,7 +576,7 @@ def test_a_planted_difference_is_found(name: str) -> None:
 )
 def test_a_planted_difference_is_found_in_files_of_two_processes(name: str, tmp_path: Path) -> None:
     planted = PLANTED[name]
-    difference = in_a_file(planted.program, 0, tmp_path).diff(in_a_file(planted.program, 1, tmp_path))
+    difference = in_a_file(name, 0, tmp_path).diff(in_a_file(name, 1, tmp_path))
     check(planted, difference)
     memory = recorded(planted.program, 0).diff(recorded(planted.program, 1))
     assert [fact.text for fact in difference.facts] == [fact.text for fact in memory.facts]

@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import os
+import random
 import threading
 import types
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording import file as recording_file
 from torch_promote.recording import values
 from torch_promote.recording.file import SUFFIX
+from torch_promote.recording.program_state import generator_states
 from torch_promote.recording.recorder import Recorder
 from torch_promote.recording.recording import Recording, Source
 from torch_promote.recording.values import Values, distance
@@ -578,6 +580,13 @@ def test_a_tensor_that_is_read_before_it_is_one_of_a_model(kind: str, path: Path
     assert reports[0].diff(reports[1]).equal
 
 
+def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> None:
+    random.seed(1)
+    assert generator_states()["python"] == "265af31fc9e366b9"
+    random.gauss()
+    assert generator_states()["python"] == "0205a65a28c7fe9d"
+
+
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
     output = output_of(
         f"""
@@ -598,15 +607,26 @@ def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 def test_each_rank_has_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "prog.py").write_text("import torch\ntorch.ones(2).exp()\n")
+    """A process that a rank has started, and that inherits its RANK, leaves the file alone."""
+    (folder / "prog.py").write_text(
+        "import subprocess, sys, torch\n"
+        "weight = torch.nn.Parameter(torch.ones(2))\n"
+        "weight.exp().sum().backward() if sys.argv[1:] else weight.sin().sum().backward()\n"
+        "torch.optim.SGD([weight], lr=0.1).step()\n"
+        "if sys.argv[1:]:\n"
+        "    subprocess.run([sys.executable, __file__], check=True)\n"
+    )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.chdir(folder)
-    status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py")
+    status, _, errors = command_run(capfd, "trace", "--record", f"run{SUFFIX}", "prog.py", "starts another")
     assert status == 0
     assert f"recorded run.rank1{SUFFIX}" in errors
     assert not (folder / f"run{SUFFIX}").exists()
-    assert "aten::exp" in [call.op for call in TraceReport.load(folder / f"run.rank1{SUFFIX}").calls]
+    report = TraceReport.load(folder / f"run.rank1{SUFFIX}")
+    assert report.calls.where(op="exp")
+    assert not report.calls.where(op="sin")
+    assert report.not_seen == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.process
 import os
+import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,10 @@ from torch.optim import optimizer as torchs
 from torch.utils.data import DataLoader
 
 import torch_promote as tp
+from torch_promote.observe import surroundings
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace import trace
+from torch_promote.recording import recorder
 
 _get_hook = torch._C._dynamo.eval_frame.set_guard_complete_hook
 
@@ -79,6 +83,53 @@ def test_compiled_functions() -> None:
     assert report.not_seen[0].startswith("Calls of compiled functions: 3.")
     assert inner.not_seen[0].startswith("Calls of compiled functions: 2.")
     assert _get_hook(None) is None
+
+
+#: PyTorch's wrapper of compiled functions, with the variables that the trace reads.
+WRAPPER = """
+def wrap(fn):
+    def compile_wrapper(*args, **kwargs):
+        cleanups = []
+        compiled_code_ran(True)
+        result = fn(*args, **kwargs)
+        for one in cleanups:
+            one()
+        return result
+    return compile_wrapper
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [
+        ("", None),
+        ("fn", "read"),
+        ("args", "read"),
+        ("kwargs", "read"),
+        ("cleanups", "return"),
+        ("result", "return"),
+        ("compile_wrapper", "read and return"),
+    ],
+)
+def test_what_pytorch_does_not_say_of_compiled_functions_is_unknown(name: str, unknown: str | None) -> None:
+    made: dict[str, Any] = {"compiled_code_ran": surroundings._compiled_code_ran}
+    source = re.sub(rf"\b{name}\b", "renamed", WRAPPER) if name else WRAPPER
+    exec(compile(source, surroundings._COMPILING, "exec"), made)
+    with trace(values=True) as report:
+        made["wrap"](torch.exp)(torch.ones(2))
+    said = [str(one).partition(":")[0] for one in report.not_seen if one.kind == "unknown"]
+    assert said == ([] if unknown is None else [f"What compiled functions {unknown} is unknown"])
+
+
+def test_a_compiled_function_runs_on_if_its_arguments_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("no")
+
+    function = torch.compile(lambda x: x + 1, backend="aot_eager")
+    monkeypatch.setattr(recorder, "_referred_to", refuse)
+    with trace(values=True) as report:
+        assert function(torch.ones(2)).tolist() == [2, 2]
+    assert "Parts of the recording are unknown (begin_compiled): RuntimeError: no." in report.not_seen
 
 
 @pytest.mark.parametrize("place", ["around", "inside"])

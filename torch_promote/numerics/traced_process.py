@@ -13,7 +13,7 @@ import json
 import multiprocessing.util
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ class Request:
     finds_nonfinite: bool = False
     first: int = 0  # the first optimizer step to observe; 0 for the start of the program
     end: int | None = None  # the step before which to stop; None for the end of the program
+    # Set by a rank whose trace has begun, for the processes that it starts: they inherit RANK.
+    rank: int | None = None
 
     def to_text(self) -> str:
         """Returns the value of the variable."""
@@ -96,7 +98,7 @@ class _Process:
         self._tracer: Tracer | None = None
         self._file = ""
         self._inherited: Any = None  # the origin that the parent found
-        self._rank_before: int | None = None  # of the process that was forked
+        self._rank_before = _rank()  # at the start, or at the fork
         self._watching = watch_steps(self._stepped)
         self._watching.__enter__()
         if request.first == 0:
@@ -122,14 +124,18 @@ class _Process:
         self._report = self._block.__enter__()
 
     def _name_file(self) -> str:
-        """The file of this process: the one that was asked for, or one in the folder for a process that is no rank."""
+        """The file of this process: the one that was asked for, or one in the folder for a worker, say."""
         record, rank = self._request.options["record"], _rank()
-        if record is not None and rank is not None:
-            return named_after(record, SUFFIX, f"rank{rank}")
-        if record is not None:  # the first process is the program; a later one is a worker, say
+        if record is not None and rank is None:  # the first process is the program
             with contextlib.suppress(OSError):
                 Path(self._request.folder, "first").touch(exist_ok=False)
                 return str(record)
+        elif record is not None and rank != self._request.rank:
+            os.environ[VARIABLE] = replace(self._request, rank=rank).to_text()
+            return named_after(record, SUFFIX, f"rank{rank}")
+        return self._own_file()
+
+    def _own_file(self) -> str:
         return str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
 
     def _end(self) -> None:
@@ -150,7 +156,7 @@ class _Process:
         self._steps = 0
         self._rank_before = _rank()
         if self._tracer is not None:
-            self._file = str(Path(self._request.folder, f"{os.getpid()}{SUFFIX}"))
+            self._file = self._own_file()
             self._tracer.forget(self._file)
         elif self._report is not None:
             self._inherited = self._report.to_dict()["origin"]
@@ -161,7 +167,7 @@ class _Process:
         if self._tracer is not None:
             if os.path.exists(self._file):
                 record.recording = self._file
-                if record.rank != self._rank_before and self._file != self._name_file():
+                if record.rank != self._rank_before and self._file == self._own_file():
                     record.recording = self._name_file()  # a launcher that forks says the rank afterwards
                     shutil.move(self._file, record.recording)
         elif self._report is not None:

@@ -31,7 +31,7 @@ __all__ = ["CompiledListener", "Listener", "tell_of_compiled", "watch_steps", "w
 
 
 Listener = Callable[[Optimizer], None]
-CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None]]
+CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None] | None]
 """Gets a compiled function as the program wrote it, and its arguments, before a call of it. What it returns is called
 with the result, or with None if the call raised, or if PyTorch does not say: PyTorch 2.11."""
 
@@ -100,7 +100,7 @@ class _Block:
     compiled: int = 0  # the number of lookups of compiled code
     # Those of PyTorch's wrapper in the open calls of which `tell` knows.
     frames: list[Any] = field(default_factory=list)
-    has_results: bool = True  # whether PyTorch tells what they return
+    untold: set[str] = field(default_factory=set)  # what PyTorch does not tell of them: "read" or "return"
 
 
 @contextmanager
@@ -148,9 +148,14 @@ def watch_unseen(
                 f"Calls of compiled functions: {block.compiled}. Modules in them have no paths. Unless the backend is "
                 '"eager", casts are part of the graph, whose calls have no policies, and Inductor'
                 "'s own kernels are not in the trace. To see all, call the uncompiled function."
-                + ("" if block.has_results else f" PyTorch {torch.__version__} does not say what they return.")
             )
             sentences.append(Unseen("compiled", block.compiled, text))
+        if block.untold:
+            text = (
+                f"What compiled functions {' and '.join(sorted(block.untold))} is unknown: PyTorch "
+                f"{torch.__version__} does not say it where this package looks."
+            )
+            sentences.append(Unseen("unknown", 0, text))
         if threads:
             text = f"Threads started in the block: {threads}. {_NOT_TRACED} Open a block in each thread."
             sentences.append(Unseen("threads", threads, text))
@@ -208,14 +213,15 @@ def _compiled_code_ran(hit: bool) -> Any:
     for block in tuple(_blocks):
         if block.thread == here:
             block.compiled += 1
-    tell_of_compiled()
+    tell_of_compiled(is_compiled=True)
     return hit if _before is None else _before(hit)
 
 
-def tell_of_compiled() -> None:
+def tell_of_compiled(is_compiled: bool = False) -> None:
     """Tells the blocks of this thread of the compiled function that runs, or that is being compiled.
 
-    The first call, which compiles, looks nothing up. So observers call this as well if they see an op that is traced.
+    The first call, which compiles, looks nothing up. So observers call this as well if they see an op that is traced,
+    perhaps by something else; `is_compiled`: it is known that a compiled function runs.
     """
     here = threading.get_ident()
     blocks = [block for block in _blocks if block.thread == here and block.tell is not None]
@@ -227,6 +233,8 @@ def tell_of_compiled() -> None:
                     _CompiledCall(block, frame)
             return
         frame = frame.f_back
+    for block in blocks if is_compiled else ():
+        block.untold |= {"read", "return"}
 
 
 class _CompiledCall:
@@ -240,12 +248,13 @@ class _CompiledCall:
         known = frame.f_locals
         self._block, self._frame = block, frame
         assert block.tell is not None
-        self._end: Callable[[Any], None] | None = block.tell(
-            known.get("fn"), [*known.get("args", ()), *known.get("kwargs", {}).values()]
-        )
+        self._end = block.tell(known.get("fn"), [*known.get("args", ()), *known.get("kwargs", {}).values()])
         block.frames.append(frame)
-        block.has_results &= "result" in frame.f_code.co_varnames  # the wrapper's own variable
         cleanups = known.get("cleanups")
+        if not all(name in known for name in ("fn", "args", "kwargs")):
+            block.untold.add("read")
+        if "result" not in frame.f_code.co_varnames or not isinstance(cleanups, list):
+            block.untold.add("return")
         if isinstance(cleanups, list):
             cleanups.append(self)
         else:
@@ -253,6 +262,7 @@ class _CompiledCall:
 
     def __call__(self) -> None:
         frame, end, self._frame, self._end = self._frame, self._end, None, None  # which the frame refers to
-        if end is not None and self._block in _blocks:
+        if frame is not None and self._block in _blocks:
             self._block.frames.remove(frame)
-            end(frame.f_locals.get("result"))
+            if end is not None:
+                end(frame.f_locals.get("result"))

@@ -23,12 +23,12 @@ __all__ = [
     "Table",
     "Tables",
     "entries_of",
-    "library",
     "merged",
+    "module_finder",
     "parse_tables",
     "quoted",
+    "register_module_finder",
     "section_of",
-    "set_library",
     "spell_table",
 ]
 
@@ -123,14 +123,14 @@ def quoted(text: str) -> str:
     return "".join(map(spelled, json.dumps(text, ensure_ascii=False)))
 
 
-_library: list[Callable[[], Any]] = []
+_registered: list[Callable[[], Any]] = []
 
 
-def set_library(load: Callable[[], Any]) -> None:
-    """Sets a function that imports torch_promote/regions/module_policies.py, which this folder may not import."""
-    _library[:] = [load]
+def register_module_finder(load: Callable[[], Any]) -> None:
+    """For torch_promote/regions, which says how to get `module_policies`: this folder may not import it."""
+    _registered[:] = [load]
 
 
-def library() -> Any:
+def module_finder() -> Any:
     """Returns that module, whose `apply` and `bind` find the modules of a model."""
-    return _library[0]()
+    return _registered[0]()

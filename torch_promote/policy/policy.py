@@ -346,7 +346,7 @@ class Policy:
             ...     head(head.weight.new_ones(1, 3)).dtype
             torch.float32
         """
-        handle: AppliedPolicy = module_tables.library().apply(self, model)
+        handle: AppliedPolicy = module_tables.module_finder().apply(self, model)
         return handle
 
     def diff(self, other: PolicyLike) -> PolicyDiff:

@@ -57,7 +57,9 @@ def generator_states() -> dict[str, str]:
     found = {"cpu": _of_generator(torch.default_generator)}
     if torch.cuda.is_initialized() and not _is_capturing():
         found |= {f"cuda:{i}": _of_generator(one) for i, one in enumerate(torch.cuda.default_generators)}
-    found["python"] = f"{hash(random.getstate()) & (1 << 64) - 1:016x}"  # that of numbers is the same everywhere
+    version, numbers, gauss = random.getstate()
+    # The hash of numbers is the same in each process; that of None is its address before Python 3.12.
+    found["python"] = f"{hash((version, numbers, () if gauss is None else gauss)) & (1 << 64) - 1:016x}"
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         parts: dict[str, Any] = _ask(lambda: numpy.get_state(legacy=False)["state"], {})

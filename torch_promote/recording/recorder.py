@@ -32,7 +32,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -115,17 +115,19 @@ class _Open:
 
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-def _goes_on(method: Callable[Concatenate[Recorder, _P], None]) -> Callable[Concatenate[Recorder, _P], None]:
+def _goes_on(method: Callable[Concatenate[Recorder, _P], _T]) -> Callable[Concatenate[Recorder, _P], _T | None]:
     """Lets the program go on if PyTorch, an optimizer or the disk refuses what a method asks for."""
 
     @functools.wraps(method)
-    def call(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def call(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         try:
-            method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except Exception as error:
             self._fail(method.__name__, error)
+            return None
 
     return call  # type: ignore[return-value]  # functools.wraps
 
@@ -427,6 +429,7 @@ class Recorder:
             found.append(values)
         return tuple(found)
 
+    @_goes_on
     def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
         """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
 
@@ -438,19 +441,20 @@ class Recorder:
         inputs = _infos_of(tensors)
         of = _Open()
         of.reads = tuple(self._read(one, info, True, of) for one, info in zip(tensors, inputs, strict=True))
-        line = innermost_line()
+        return functools.partial(self._end_compiled, of, args, inputs, path, innermost_line())
 
-        def end(result: Any) -> None:
-            results = tensors_in([result])
-            written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
-            known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
-            of.writes = frozenset(written) - known
-            call = Call(
-                COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
-            )
-            self._add(of, call, args, results)
-
-        return end
+    @_goes_on
+    def _end_compiled(
+        self, of: _Open, args: list[Any], inputs: tuple[TensorInfo, ...], path: str, line: str, result: Any
+    ) -> None:
+        results = tensors_in([result])
+        written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
+        known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
+        of.writes = frozenset(written) - known
+        call = Call(
+            COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
+        )
+        self._add(of, call, args, results)
 
     def _follow(
         self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]

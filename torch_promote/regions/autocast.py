@@ -32,7 +32,7 @@ from torch_promote.errors import (
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
 from torch_promote.policy.dtype_names import FLOAT8_REMEDY, parse_dtype, why_not_cast
-from torch_promote.policy.module_tables import library
+from torch_promote.policy.module_tables import module_finder
 from torch_promote.policy.op_names import exact_key, spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, DeviceTypes, OpPolicy, rows_by_name
 from torch_promote.policy.overrides import LEGAL_DEVICES, parse_overrides, select, spell_overrides
@@ -341,7 +341,7 @@ def bind_model(model: object, policy: PolicyLike | None) -> Any:
 
 
 def _bind(policy: Policy, model: torch.nn.Module) -> Any:
-    return library().bind(policy, model)
+    return module_finder().bind(policy, model)
 
 
 # Has Dynamo break the graph here, and say why.
