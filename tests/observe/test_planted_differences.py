@@ -67,9 +67,9 @@ def in_a_file(name: str, run: int, folder: Path) -> TraceReport:
     return tp.load(path)
 
 
-def record_in_a_file(name: str, run: int, path: str) -> None:
+def record_in_a_file(name: str, run: str, path: str) -> None:
     with seeded():
-        parts = iter(parts_of(PLANTED[name].program, run))
+        parts = iter(parts_of(PLANTED[name].program, int(run)))
         next(parts)
         with tp.trace(record=path):
             next(parts, None)
