@@ -625,6 +625,11 @@ class Walk:
             a, b = (k, None) if side == 0 else (None, k)
             self._add(Fact("structure", text, a, b, step), ("view", self.runs[side].calls[k].name))
             return True
+        a, b = writers
+        if a is not None and b is not None and a >= 0 and self._partners[0].get(a) == b:
+            results = self.one.results(a), self.other.results(b)
+            if results[0] != results[1]:
+                return True  # it has several writers, of which one explains it
         if what[0] == what[1]:
             text = f"{self.place(*pair)} reads other elements of {what[0]} ({name}) in the two runs."
             self._add(Fact("input", text, *pair, step), ("elements", one.name, what[0]))

@@ -24,9 +24,8 @@ _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 
 
 def _is_copy(call: Call) -> bool:
-    """Whether a call returns the elements of its argument, perhaps in another dtype, in memory of its own."""
-    facts = facts_of(call.name)
-    return call.op == "aten::clone" or (facts.keeps_elements and not facts.is_view)
+    """Whether what a call has written are the elements of its argument, perhaps in another dtype."""
+    return call.op == "aten::clone" or facts_of(call.name).keeps_elements
 
 
 def _is_undefined(call: Call) -> bool:
