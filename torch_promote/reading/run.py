@@ -131,6 +131,15 @@ class Run:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
         return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
+    def updates(self, i: int) -> bool:
+        """Whether a call writes to its arguments."""
+        call = self.calls[i]
+        return (
+            call.op.endswith("_")
+            or call.overload.endswith("out")
+            or any(not info.name.isdigit() for info in call.outputs)
+        )
+
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
