@@ -31,7 +31,7 @@ SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/polic
 BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
-.PHONY: demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-cpus test-installed test-compilers \
+.PHONY: walks demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-cpus test-installed test-compilers \
 	cross-aarch64 coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
@@ -126,6 +126,9 @@ lint: build ## run ruff, mypy, pyright and clang-format
 
 size: build ## print lines by folder, and the modules that one other imports (ARGS=--json)
 	$(PY) tools/size.py $(ARGS)
+
+walks: build ## count the files that diff, tune and a trace run through (ARGS=-v names them)
+	$(PY) tools/walks.py $(ARGS)
 
 docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
 	$(PY) docs/generators/promotion_page.py $(ARGS)

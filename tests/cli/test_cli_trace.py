@@ -93,7 +93,7 @@ def test_losses_that_are_nan(script: Path, capfd: Capture) -> None:
     assert what in " ".join(out.split())
 
 
-@pytest.mark.parametrize(("steps", "count", "between"), [("1:3", 2, 2), ("3:", 1, 2)])
+@pytest.mark.parametrize(("steps", "count", "between"), [("1:3", 2, 2), ("3:", 1, 2), ("2", 1, 1)])
 def test_steps(script: Path, capfd: Capture, steps: str, count: int, between: int) -> None:
     """A step is what runs after the one before, up to the end of its optimizer's step.
 

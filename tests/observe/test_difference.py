@@ -510,6 +510,10 @@ def test_the_alignment_is_a_longest_common_subsequence() -> None:
         assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(pairs))
 
 
+def test_calls_with_equal_results_are_aligned_first() -> None:
+    assert align(["mul", "add"], ["mul", "mul", "add"], (["a", "b"], ["c", "a", "b"])) == [(0, 1), (1, 2)]
+
+
 def attended(backend: torch.nn.attention.SDPBackend) -> TraceReport:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 33, 16).unbind()

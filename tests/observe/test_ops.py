@@ -155,3 +155,11 @@ def test_a_tensor_that_is_overwritten_is_not_read(name: str) -> None:
     assert not found.found
     (number,) = (number for number, call in enumerate(report.calls) if call.op == name)
     assert report.reads[number][0].written_by == ()
+
+
+def test_arguments_are_values_of_json() -> None:
+    with tp.trace() as report:
+        torch.full((2,), float("-inf"), dtype=torch.float16)
+    (call,) = (call for call in report.calls if call.op == "aten::full")
+    found = dict(call.arguments)
+    assert (found["size"], found["fill_value"], found["dtype"], found["layout"]) == ((2,), "-inf", "float16", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.nn import functional
 from torch.utils import checkpoint, dlpack
 
 import torch_promote as tp
+from helpers.subprocesses import run_python
 from torch_promote.reading.difference import Difference
 from torch_promote.reading.trace_report import TraceReport
 
@@ -56,21 +56,23 @@ def recorded(program: Program, run: int) -> TraceReport:
     return report
 
 
-def in_a_file(program: Program, run: int, folder: Path) -> TraceReport:
-    """The recording of a forked process."""
+def in_a_file(name: str, run: int, folder: Path) -> TraceReport:
+    """The recording of another process."""
     path = folder / f"{run}.jsonl.gz"
-    child = os.fork()
-    if not child:
-        status = 1
-        with contextlib.suppress(Exception), seeded():
-            parts = iter(parts_of(program, run))
-            next(parts)
-            with tp.trace(record=path):
-                next(parts, None)
-            status = 0
-        os._exit(status)
-    assert not os.waitpid(child, 0)[1]
+    code = (
+        "import runpy, sys; runpy.run_path(sys.argv[1])['record_in_a_file'](sys.argv[2], int(sys.argv[3]), sys.argv[4])"
+    )
+    done = run_python(code, __file__, name, str(run), str(path))
+    assert done.returncode == 0, done.stderr
     return tp.load(path)
+
+
+def record_in_a_file(name: str, run: str, path: str) -> None:
+    with seeded():
+        parts = iter(parts_of(PLANTED[name].program, int(run)))
+        next(parts)
+        with tp.trace(record=path):
+            next(parts, None)
 
 
 def batch(seed: int = 1, *shape: int) -> Tensor:
@@ -272,6 +274,37 @@ def call_of(function: Callable[[Tensor, Any], object], one: Any, other: Any) -> 
     return program
 
 
+def a_slot_of_a_cache(k: int) -> Iterator[None]:
+    rows = [batch(i, 1, 4) for i in range(4)]
+    yield
+    cache = torch.zeros(1, 8, 4)
+    for i in range(4):
+        place = i + (k if i > 1 else 0)
+        cache[:, place] = rows[i]
+        (cache @ cache[:, place].unsqueeze(-1)).softmax(1)
+
+
+def another_average(k: int) -> None:
+    """Of the weights, from which the average is evaluated at the end."""
+    model = net()
+    average = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update(step: int) -> None:
+        for one, other in zip(average.parameters(), model.parameters(), strict=True):
+            one.mul_(0.99 - 0.09 * k).add_(other, alpha=0.01)
+
+    train(model, before=update)
+    average(batch(9))
+
+
+def parts_of_a_batch(k: int) -> Iterator[None]:
+    x = batch(0, 24, 8)
+    yield
+    starts = [8 * ((step + k) % 3) for step in range(3)]
+    train(net(), batches=lambda step: x[starts[step] : starts[step] + 8])
+
+
 # --- shapes, dtypes, structure
 
 
@@ -293,6 +326,27 @@ def another_batch_size(k: int) -> None:
 def wider(k: int) -> None:
     torch.manual_seed(0)
     train(nn.Sequential(nn.Linear(8, 16 + 8 * k), nn.GELU(), nn.Linear(16 + 8 * k, 8)))
+
+
+def twice(k: int) -> None:
+    model = net()
+    x = model(batch())
+    (model(x) if k else x).sum().backward()
+
+
+def swapped(k: int) -> None:
+    model = net()
+    a, b = model(batch()), model(batch(2))
+    (b - a if k else a - b).relu().sum().backward()
+
+
+def two_models(k: int) -> None:
+    """Are trained in another order."""
+    models = nn.Linear(8, 4), net()
+    x, optimizers = torch.ones(8, 8), [torch.optim.Adam(model.parameters(), 1e-2) for model in models]
+    for place in ((0, 1), (1, 0))[k]:
+        models[place](x).square().mean().backward()
+        optimizers[place].step()
 
 
 def in_bfloat16(k: int) -> None:
@@ -490,6 +544,16 @@ PLANTED: dict[str, Planted] = {
     "negative slope": arguments(
         call_of(functional.leaky_relu, 0.01, 0.2), "aten::leaky_relu", negative_slope=(0.01, 0.2)
     ),
+    "experts": arguments(call_of(lambda x, k: x.softmax(-1).topk(k)[1], 1, 2), "aten::topk", k=(1, 2)),
+    "a slot of a cache": arguments(a_slot_of_a_cache, "aten::select", index=(2, 3)),
+    "an average": Planted(another_average, "arguments", "aten::mul_", step=0, never=("another input", "parameter")),
+    "parts of a batch": Planted(parts_of_a_batch, "arguments", "aten::slice", step=0, never=("relative L2 0)",)),
+    "a target": Planted(
+        lambda k: functional.cross_entropy(net()(batch()), torch.tensor([0, 1 + k] * 4)),
+        "input",
+        "aten::cross_entropy_loss",
+        says="(target) reads another input",
+    ),
     "micro-batches": Planted(in_micro_batches, "shape", says="[8, 10]", never=("equal inputs", "equal bits")),
     "a batch size": Planted(another_batch_size, "shape", says="[8, 8]", never=("equal inputs",)),
     "a width": Planted(wider, None, says="[16, 8]", never=("equal inputs",)),
@@ -503,6 +567,9 @@ PLANTED: dict[str, Planted] = {
     "a module less": Planted(
         with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"
     ),
+    "a model twice": Planted(twice, "structure", says="Only B calls aten::linear", never=("has the shape",)),
+    "swapped operands": Planted(swapped, "structure", "aten::sub", says="of another call", never=("other elements",)),
+    "two models": Planted(two_models, None, never=("has the shape", "has other contents")),
     "dropout in eval, last": Planted(
         with_modules([nn.Dropout], [nn.Dropout], True),
         "arguments",
@@ -574,7 +641,7 @@ def test_a_planted_difference_is_found(name: str) -> None:
 )
 def test_a_planted_difference_is_found_in_files_of_two_processes(name: str, tmp_path: Path) -> None:
     planted = PLANTED[name]
-    difference = in_a_file(planted.program, 0, tmp_path).diff(in_a_file(planted.program, 1, tmp_path))
+    difference = in_a_file(name, 0, tmp_path).diff(in_a_file(name, 1, tmp_path))
     check(planted, difference)
     memory = recorded(planted.program, 0).diff(recorded(planted.program, 1))
     assert [fact.text for fact in difference.facts] == [fact.text for fact in memory.facts]
@@ -680,6 +747,30 @@ def shifted(parameter: Tensor) -> None:
 
 def shifted_by_numpy(parameter: Tensor) -> None:
     parameter.detach().numpy()[:] += 0.5
+
+
+def test_the_calls_of_experts_are_aligned_by_their_number() -> None:
+    def program(k: int) -> None:
+        model = Experts()
+        with torch.no_grad():
+            model.router.bias[0] += k
+        train(model)
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    check(Planted(program, "weight", parameter="router.bias", never=("aten::eq",)), difference)
+
+
+def test_what_follows_from_a_mask_is_no_fact() -> None:
+    def program(k: int) -> Iterator[None]:
+        mask = nn.Transformer.generate_square_subsequent_mask(5)
+        mask[0, 1] = mask[0, 1] if not k else 0.0
+        yield
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        layer(batch(0, 2, 5, 8), src_mask=mask).sum().backward()
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    check(Planted(program, "input", says="(attn_mask)", never=("other elements",)), difference)
+    assert len(difference.facts) == 1
 
 
 @pytest.mark.parametrize(("change", "at"), [(shifted, 0), (shifted_by_numpy, 1)])

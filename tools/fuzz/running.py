@@ -116,16 +116,20 @@ def namespace(device: str) -> dict[str, Any]:
 
 def check(program: Program, ours: Maker = calls.Ours) -> Verdict:
     """Runs a program under both. Raises `Unfit` if it is not correct under stock."""
-    code = compile(function_of(program), "<program>", "exec")
+    return check_function(compiled(program), program.device, ours)
+
+
+def compiled(program: Program) -> Any:
+    """Returns a program as a function of the autocast to use and of what notes its losses."""
     names = namespace(program.device)
-    exec(code, names)
-    return check_function(names["program"], program.device, ours)
+    exec(compile(function_of(program), "<program>", "exec"), names)
+    return names["program"]
 
 
 def check_function(function: Any, device: str, ours: Maker = calls.Ours) -> Verdict:
     """Runs a program that is compiled."""
-    expected = _outcome(function, calls.Stock(device), device)
-    got = _outcome(function, ours(device), device)
+    expected = outcome_of(function, calls.Stock(device), device)
+    got = outcome_of(function, ours(device), device)
     verdict = _compared(expected, got)
     verdict.losses = sum(1 for bits in got.notes[: verdict.compared] if bits is not None and not bits[1])
     return verdict
@@ -142,7 +146,8 @@ def _reset_nesting() -> int:
     return nesting
 
 
-def _outcome(function: Any, autocast: Any, device: str) -> Outcome:
+def outcome_of(function: Any, autocast: Any, device: str) -> Outcome:
+    """Runs a program that is compiled under an autocast."""
     outcome = Outcome()
     try:
         with getattr(autocast, "around", contextlib.nullcontext)():

@@ -134,11 +134,7 @@ def _status(difference: Difference, tolerance: float | None) -> int:
 
 
 def _find(name: str, rank: int | None) -> Path:
-    """Returns the file of a run, for one rank.
-
-    Raises:
-        OptionError: There is none, a folder has several, or the name is not that of a recording.
-    """
+    """Returns the file of a run, for one rank. Raises OptionError if there is none, or a folder has several."""
     path = Path(name)
     if path.is_dir():
         names = sorted(one.name for one in path.iterdir() if one.name.endswith(SUFFIX))

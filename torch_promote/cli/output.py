@@ -91,14 +91,10 @@ def show(data: Any, parts: Iterable[Part], as_json: bool, status: int = 0) -> in
 
 
 def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
-    """Renders parts for a stream: in colour and as wide as the terminal, if the stream is one.
+    """Renders parts for a stream, stdout if None: in colour and as wide as the terminal, if it is one. Writes nothing.
 
     Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width of
-    both.
-
-    Args:
-        parts: What to draw, with an empty line between each two. Empty ones are left out.
-        stream: The stream; None: stdout. Nothing is written.
+    both. An empty line is between each two parts that are not empty.
     """
     from rich.console import Console
 
@@ -160,8 +156,7 @@ def width_of_output(stream: TextIO | None = None) -> int | None:
 def write(text: str) -> None:
     """Writes text to stdout. It is not an error if the reader of a pipe (head, less) has exited.
 
-    Raises:
-        TorchPromoteError: stdout is closed, or its disk is full.
+    Raises TorchPromoteError if stdout is closed, or its disk is full.
     """
     if sys.stdout is None:
         raise TorchPromoteError("cannot write: stdout is closed.")
@@ -191,13 +186,7 @@ def say(part: str | Report) -> None:
 def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Shows progress on stderr while the block runs: a bar on a terminal, at most a line every 30 s elsewhere.
 
-    Args:
-        what: The name of the work.
-        total: The number of steps.
-        quiet: Print no lines if stderr is not a terminal.
-
-    Yields:
-        A function to call after each step, with a remark to show.
+    It yields a function to call after each step, with a remark to show. `quiet` prints no lines elsewhere.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -136,11 +136,7 @@ def _find_ops(pattern: str | None) -> tuple[str, ...]:
 
 
 def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
-    """Returns the names that --op selects.
-
-    Raises:
-        OptionError: There are none.
-    """
+    """Returns the names that --op selects, or raises OptionError."""
     names = list(names)
     chosen = [name for name in names if pattern is None or matches(name, pattern)]
     chosen = chosen or [name for name in _find_ops(pattern) if name in names]
@@ -325,12 +321,9 @@ def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[st
 
 
 def _other_ops(pattern: str | None, devices: Sequence[str], policy: Policy | None) -> list[dict[str, Any]]:
-    """Returns what a region does with the ops that a name or pattern selects, none of which has a row.
+    """Returns what a region does with the ops that a name or pattern of --op selects, none of which has a row.
 
-    Args:
-        pattern: The value of --op.
-        devices: The device types.
-        policy: The policy of the region. None: the default policy.
+    Without a policy, the region has the default policy.
     """
     ops: dict[str, list[str]] = {}
     for overload in _find_ops(pattern):

@@ -118,21 +118,10 @@ def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line, by default that of the process, and returns the exit status.
 
-    Args:
-        argv: The arguments, without the program name. None: those of the process.
-
-    Returns:
-        The exit status: 0 success, 1 the command found something, 2 the command line is invalid or cannot be carried
-        out, 130 interrupted.
-
-    Raises:
-        SystemExit: Raised by argparse, with 2 for an invalid command line and 0 after `--help` and `--version`.
-
-    Example:
-        >>> main(["policies", "--op", "sofmax", "--json"])
-        2
+    0 is success; 1, the command found something; 2, the command line is invalid or cannot be carried out; 130,
+    interrupted. argparse raises SystemExit, with 2 for an invalid command line and 0 after `--help` and `--version`.
     """
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)

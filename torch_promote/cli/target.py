@@ -117,10 +117,6 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
 
     The target's folder is on sys.path to the end of the block. What the target prints goes to stderr if stdout is for
     JSON alone.
-
-    Raises:
-        OptionError: There is no such file, module or function, or it returns something else.
-        TargetError: The file, the function or the step raised an error.
     """
     text = what = arguments.target
     place, _, name = text.rpartition(":")

@@ -89,11 +89,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
-    """Returns the command that runs the program, its environment, and a description of what that installs.
-
-    Raises:
-        OptionError, PolicyError: The command line cannot be carried out, or torch_promote would not be loaded.
-    """
+    """Returns the command that runs the program, its environment, and a description of what that installs."""
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     word = arguments.program[0]
@@ -192,13 +188,7 @@ def _in_foreground() -> bool:
 def end_as(status: int, is_process: bool) -> int:
     """Returns the exit status for a program's status. If a signal ended the program, it also ends this process.
 
-    Args:
-        status: The return code of the program, negative for a signal.
-        is_process: Whether this process is the command's alone. Otherwise it stays alive.
-
-    Example:
-        >>> end_as(3, False), end_as(-15, False)
-        (3, 143)
+    A negative status is that of a signal. A process that is not the command's alone stays alive.
     """
     if status >= 0:
         return status
@@ -214,17 +204,11 @@ def end_as(status: int, is_process: bool) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        status: Its status, negative if a signal ended it.
-        process: Its process id.
-        records: The records of its processes, by process id.
-    """
-
-    status: int
+    status: int  # negative if a signal ended it
     process: int
-    records: Mapping[int, Record]
+    records: Mapping[int, Record]  # by process
 
     def named(self) -> dict[str, Record]:
         """Returns the records that count, by what is put into the names of their files.
@@ -267,12 +251,7 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:
-    """Returns the first of the steps, and the one before which they end, None for the end of the program.
-
-    Example:
-        >>> parse_steps("2:5"), parse_steps("2:"), parse_steps(":5"), parse_steps("2")
-        ((2, 5), (2, None), (0, 5), (2, 3))
-    """
+    """Returns the first of the steps, and the one before which they end, None for the end of the program."""
     match = re.fullmatch(r"(\d*)(:?)(\d*)", text)
     if match is None or not (match[1] or match[3]):
         raise argparse.ArgumentTypeError(
@@ -302,13 +281,10 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
 
 
 def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[str, str | None]) -> int:
-    """Prints the reports of the processes, and writes their files.
+    """Prints the reports of the processes, and writes their files. Returns the exit status: the program's, or 1.
 
-    `files` are those that were asked for, by their suffix; None is none.
-
-    Returns:
-        The exit status: the program's. 1 if the program succeeded, and it left no report, a file was not written, or
-        a record has an origin of inf or NaN.
+    `files` are those that were asked for, by their suffix; None is none. The status is 1 if the program succeeded, and
+    it left no report, a file was not written, or a record has an origin of inf or NaN.
     """
     from torch_promote.numerics.traced_process import named_after
 

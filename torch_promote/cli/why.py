@@ -67,19 +67,7 @@ def _dtype(text: str) -> torch.dtype:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command.
-
-    Example:
-        >>> parser = argparse.ArgumentParser()
-        >>> add_arguments(parser)
-        >>> _ = run(parser.parse_args(["int8[3] + int8[3]"]))
-        int8[3] + int8[3]
-        1. int8[3] is a tensor with dimensions: state dim, int8.
-        2. int8[3] is a tensor with dimensions: state dim, int8.
-        3. Both are int8 in state dim: nothing is promoted.
-        4. + computes in int8 and returns int8.
-        Result: int8 of shape [3]
-    """
+    """Adds the options of the command."""
     # argparse would take -int8[3] for an option.
     parser._negative_number_matcher = re.compile(r"-(?=[^-])[^=]*[\[(\d]")  # type: ignore[assignment]
     parser.add_argument("expression", nargs="+", help='such as "int32[2, 3] + 5.5" or "cat([int8[2], f2[2]])"')

@@ -59,31 +59,21 @@ __all__ = [
 
 
 class CallKey(NamedTuple):
-    """Identifies a call across runs of a program.
-
-    Attributes:
-        module: The path of the module that made it.
-        name: The overload's full name.
-        number: The number of earlier calls of the overload by the module.
-    """
+    """Identifies a call across runs of a program."""
 
     module: str
-    name: str
-    number: int
+    name: str  # with the overload
+    number: int  # the number of earlier calls of the overload by the module
 
     def __str__(self) -> str:
         return f"{self.name} in {module_name(self.module)}, call {self.number + 1}"
 
 
 class Room:
-    """Keeps tensors: in a quarter of the free memory of their device, then in half of the host's.
-
-    Attributes:
-        left_out: The bytes of tensors for which there was no room.
-    """
+    """Keeps tensors: in a quarter of the free memory of their device, then in half of the host's."""
 
     def __init__(self) -> None:
-        self.left_out: int = 0
+        self.left_out: int = 0  # the bytes of tensors for which there was no room
         self._left: dict[str, int] = {}
 
     def keep(self, tensor: torch.Tensor, copy: bool = False) -> torch.Tensor | None:
@@ -113,15 +103,7 @@ def _free_bytes(device: str) -> int:
 
 
 class ForwardCalls:
-    """A listener for the calls of a forward. Subclasses process the calls.
-
-    Args:
-        modules: Tracks which module runs.
-
-    Attributes:
-        observer: The observer of the calls.
-        saw_backward: Whether a backward ran.
-    """
+    """A listener for the calls of a forward. Subclasses process the calls."""
 
     #: Whether `seen` gets the program's own results, on which it can register hooks.
     wants_real_results = False
@@ -172,23 +154,14 @@ def _why_unread(tensor: torch.Tensor) -> str:
 
 @dataclass(slots=True, eq=False)
 class KeptCall:
-    """A call of the reference.
-
-    Attributes:
-        call: The tracer's record of it.
-        bytes: The size of its floating point results.
-        shapes: The shape of each.
-        fingerprint: A hash of the bits of each.
-        random: The state of the generators before the call; None if it does not draw random numbers.
-        results: Copies of the results, until the candidate has been compared; None for those without room.
-    """
+    """A call of the reference."""
 
     call: Call
-    bytes: int
+    bytes: int  # the size of its floating point results
     shapes: list[torch.Size]
-    fingerprint: list[torch.Tensor]
-    random: RandomState | None
-    results: list[torch.Tensor | None]
+    fingerprint: list[torch.Tensor]  # a hash of the bits of each
+    random: RandomState | None  # the state of the generators before the call; None if it draws no random numbers
+    results: list[torch.Tensor | None]  # copies, until the candidate has been compared; None for those without room
 
 
 class KeepReference(ForwardCalls):
@@ -220,20 +193,15 @@ class KeepReference(ForwardCalls):
 
 
 class CompareCandidate(ForwardCalls):
-    """The listener of the candidate. It drops the results of the reference's calls after use.
-
-    Attributes:
-        calls: The candidate's calls.
-        errors: The accumulated errors, by module and overload.
-        only_here: The number of calls that the reference did not make, by module and overload.
-        unread: The overloads in regions with outputs that cannot be compared, by the reason.
-    """
+    """The listener of the candidate. It drops the results of the reference's calls after use."""
 
     def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
         super().__init__(modules)
         self.calls: dict[CallKey, Call] = {}
-        self.errors: dict[tuple[str, str], ErrorSums] = {}
+        self.errors: dict[tuple[str, str], ErrorSums] = {}  # accumulated, by module and overload
+        # Calls that the reference did not make, by module and overload.
         self.only_here: Counter[tuple[str, str]] = Counter()
+        # The overloads in regions with outputs that cannot be compared, by the reason.
         self.unread: dict[str, dict[str, None]] = {}
         self._reference = reference
 
@@ -263,22 +231,7 @@ class CompareCandidate(ForwardCalls):
 
 
 class CompareLocally(ForwardCalls):
-    """The listener of the reference's second run.
-
-    Args:
-        modules: Tracks which module runs.
-        reference: The reference's calls in its first run.
-        candidate: The candidate's calls.
-        policy: The candidate's policy.
-        impacts: Gets the local errors.
-        with_grad: Whether to record calls for a backward although the program disables gradients.
-
-    Attributes:
-        errors: The local errors, by module and overload.
-        refused: Why calls could not be run alone, by overload.
-        different: The first call that differs from the first run, as text; "".
-        room: Keeps the errors until the backward.
-    """
+    """The listener of the reference's second run. `impacts` gets the local errors."""
 
     wants_real_results = True
 
@@ -289,13 +242,13 @@ class CompareLocally(ForwardCalls):
         candidate: dict[CallKey, Call],
         policy: Policy,
         impacts: Impacts,
-        with_grad: bool = False,
+        with_grad: bool = False,  # whether to record calls for a backward although the program disables gradients
     ) -> None:
         super().__init__(modules)
-        self.errors: dict[tuple[str, str], ErrorSums] = {}
-        self.refused: dict[str, str] = {}
-        self.different: str = ""
-        self.room: Room = Room()
+        self.errors: dict[tuple[str, str], ErrorSums] = {}  # local, by module and overload
+        self.refused: dict[str, str] = {}  # why calls could not be run alone, by overload
+        self.different: str = ""  # the first call that differs from the first run
+        self.room: Room = Room()  # keeps the errors until the backward
         self._reference = reference
         self._candidate = candidate
         self._policy = policy.without_modules()

@@ -77,8 +77,9 @@ def compare(
             None: the current policy, set by `install` or `set_default_policy`, or PyTorch's.
         gradients: Whether to compare the gradients of the parameters, too.
         batches: How many times a run calls the step.
-        restore: What else the step changes: see `StepState`. Parameters, buffers, gradients, random numbers, and
-            optimizers, schedulers and scalers that the step refers to are restored anyway.
+        restore: What else the step changes: modules, optimizers, tensors, generators, lists, dicts, and objects with
+            `state_dict` and `load_state_dict`, or with `get_state` and `set_state`. Parameters, buffers, gradients,
+            random numbers, and optimizers, schedulers and scalers that the step refers to are restored anyway.
         progress: Whether to show a bar, if stderr is a terminal.
 
     Returns:
@@ -116,16 +117,7 @@ def _policy_of(policy: PolicyLike) -> Policy:
 
 
 class ComparedRuns:
-    """Compares two policies like `compare`, with the runs of an open `StepRuns`.
-
-    Args:
-        runs: The runs.
-        reference: The policy of the reference.
-        candidate: The policy to judge.
-        gradients: Whether to also compare the gradients of the parameters.
-        most_runs: The maximum number of runs, 3 or more.
-        strict: Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
-    """
+    """Compares two policies like `compare`, with the runs of an open `StepRuns`."""
 
     def __init__(
         self,
@@ -134,7 +126,8 @@ class ComparedRuns:
         candidate: Policy,
         *,
         gradients: bool = False,
-        most_runs: float = math.inf,
+        most_runs: float = math.inf,  # 3 or more
+        # Whether to raise if two runs of the reference differ. Otherwise `Comparison.noise` has the difference.
         strict: bool = True,
     ) -> None:
         self._runs, self._reference, self._candidate = runs, reference, candidate
@@ -405,12 +398,10 @@ _SUMS_OVER = {
 
 
 def _flops_of(call: Call) -> int:
-    """Returns the floating point operations of a call that multiplies matrices; 0 for other calls.
+    """Returns the floating point operations of a call of a forward that multiplies matrices; 0 for other calls.
 
-    The products are linear, matmul and the ops like it, convolutions, and scaled dot product attention.
-
-    Args:
-        call: A call of a forward. Its backward, which has twice as many for two gradients, does not count.
+    The products are linear, matmul and the ops like it, convolutions, and scaled dot product attention. The backward,
+    which has twice as many for two gradients, does not count.
     """
     op = call.op.removeprefix("aten::")
     shapes = {info.name: info.shape for info in call.inputs if info.shape}

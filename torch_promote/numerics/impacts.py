@@ -38,18 +38,14 @@ _AT_ONCE = 1 << 22
 
 
 class Errors(NamedTuple):
-    """The errors of results, compared with the reference's.
+    """The errors of results, compared with the reference's."""
 
-    Attributes:
-        relative: The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where
-            the reference's is, or if the reference is zero and the difference is not.
-        nonfinite: The number of non-finite values where the reference's are finite.
-        ulp: The largest difference, in units in the last place of the result's dtype at the reference's value. None if
-            a value is not finite where the reference's is.
-    """
-
+    # The L2 norm of the difference, relative to the reference's; infinite if a value is not finite where the
+    # reference's is, or if the reference is zero and the difference is not.
     relative: float = 0.0
-    nonfinite: int = 0
+    nonfinite: int = 0  # the number of non-finite values where the reference's are finite
+    # The largest difference, in units in the last place of the result's dtype at the reference's value. None if a value
+    # is not finite where the reference's is.
     ulp: float | None = 0.0
 
     @property
@@ -61,14 +57,7 @@ class Errors(NamedTuple):
 
 
 class ErrorSums:
-    """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device.
-
-    Example:
-        >>> sums = ErrorSums()
-        >>> sums.add(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-        >>> sums.total().relative
-        0.1
-    """
+    """Sums up errors. `add` reads the tensors immediately; only `total` synchronizes with a device."""
 
     def __init__(self) -> None:
         self._sums: torch.Tensor | None = None
@@ -123,39 +112,25 @@ _FARTHEST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """The effect of a site's local errors d on the loss, whose gradients are g; see `Site`.
+    """The effect of a site's local errors d on the loss, whose gradients are g; see `Site`."""
 
-    Attributes:
-        size: The root of the sum over the batches of sum(g * d) ** 2. With one batch it is abs(sum(g * d)).
-        signed: sum(g * d) over all batches.
-        spread: sqrt(sum((g * d) ** 2)) over all elements of all batches: the expected `size` if the roundings of
-            elements were independent.
-    """
-
-    size: float
-    signed: float
-    spread: float
+    size: float  # the root of the sum over the batches of sum(g * d) ** 2
+    signed: float  # sum(g * d) over all batches
+    spread: float  # sqrt(sum((g * d) ** 2)): the expected `size` if the roundings of elements were independent
 
 
 class Impacts:
     """Sums up the impacts of errors.
 
-    Args:
-        loss_scale: The scale of the step's GradScaler, for steps that return another number than the one they scale,
-            such as a sum over several backwards.
-        backwards: The number of backwards per batch if they start with random cotangents.
-
-    Attributes:
-        backwards: As above.
-        random: Whether the gradients come from random cotangents, because the step returns no loss.
-        totals: The impacts of the batches that have ended, by site.
+    `loss_scale` is the scale of the step's GradScaler, for steps that return another number than the one they scale,
+    such as a sum over several backwards.
     """
 
     def __init__(self, loss_scale: float, backwards: int = 1) -> None:
-        self.backwards: int = backwards
-        self.random: bool = False
+        self.backwards: int = backwards  # per batch if they start with random cotangents
+        self.random: bool = False  # whether the gradients come from random cotangents, as the step returns no loss
         self._loss_scale = loss_scale
-        self.totals: dict[_Site, Impact] = {}
+        self.totals: dict[_Site, Impact] = {}  # of the batches that have ended, by site
         self._batch: _Batch = {}
         self._ended: list[_Batch] = []
         self._scalars: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
@@ -212,9 +187,8 @@ class Impacts:
     def settle(self, loss: torch.Tensor | None) -> None:
         """Adds the impacts of a batch whose backward has ended.
 
-        Args:
-            loss: The loss that the step returned, if the step ran the backward: its gradient shows the factor by which
-                the step scaled it. None: it is not scaled.
+        The loss is the one that the step returned, if the step ran the backward: its gradient shows the factor by which
+        the step scaled it. None: it is not scaled.
         """
         self.end_backward()
         scale = 1.0 if loss is None else self._scale_of(loss)
@@ -269,18 +243,12 @@ def random_cotangents(outputs: Sequence[torch.Tensor], generator: torch.Generato
 
 
 class Backwards:
-    """Runs the backwards that a step has not run itself.
-
-    Attributes:
-        count: The number of backwards, including those of the step.
-        failed: The error of a backward that the step does not run itself, or "".
-        gradients: Copies of the parameters' gradients after the last backward, by name.
-    """
+    """Runs the backwards that a step has not run itself."""
 
     def __init__(self) -> None:
-        self.count: int = 0
-        self.failed: str = ""
-        self.gradients: dict[str, torch.Tensor] = {}
+        self.count: int = 0  # with those of the step
+        self.failed: str = ""  # the error of a backward that the step does not run itself
+        self.gradients: dict[str, torch.Tensor] = {}  # copies of those of the parameters after the last backward
 
     def after_step(self, result: Any, has_run: bool, impacts: Impacts | None = None) -> None:
         """Runs a backward on the result of a step, unless the step has run one. `impacts` gets the gradients."""

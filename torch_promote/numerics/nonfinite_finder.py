@@ -249,21 +249,14 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 @dataclass
 class FinderState:
-    """What a finder knows so far.
+    """What a finder knows so far."""
 
-    Attributes:
-        benign: The benign non-finite values, by place.
-        checked: The number of checked calls.
-        forward_ops: The names of the ops that the forward called in a region, by module and line.
-        scaler: The steps of GradScaler.
-        scaled: In the last step that GradScaler skipped, the first call whose result is not finite because of the
-            scale.
-    """
-
-    benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)
-    checked: int = 0
+    benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)  # by place
+    checked: int = 0  # the number of checked calls
+    # The names of the ops that the forward called in a region, by module and line.
     forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
+    # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
 
 
@@ -277,36 +270,22 @@ _MOST_BENIGN = 1000
 
 @dataclass(eq=False)
 class WatchedCall:
-    """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended.
-
-    Attributes:
-        facts: The op.
-        args: Its arguments, in the schema's order.
-        before: The extremes of arguments that the op writes to, before the call, by id.
-        copies: Copies of those whose old values the verdict may need, by id.
-        ignores_old: Whether it is known that the outputs are not finite whatever was in these arguments before.
-        cast_args: The arguments after autocast's casts; None without casts.
-        scales: Whether it is GradScaler's multiplication.
-        has_inner: Whether the op has called others.
-        inner_nonfinite: Whether one of those has returned a value that is not finite.
-        verdict: The verdict on these.
-        call: The record of the call.
-        results: The tensors of its outputs.
-        outputs: Their extremes; finite ones if the call has left the non-finite values in memory as they were.
-    """
+    """A running call, with the facts that a verdict may need. Those from `call` on are known when it has ended."""
 
     facts: OpFacts
-    args: list[Any]
-    before: dict[int, Extremes] = field(default_factory=dict)
+    args: list[Any]  # in the schema's order
+    before: dict[int, Extremes] = field(default_factory=dict)  # the extremes of arguments that the op writes to, by id
+    # Of those whose old values the verdict may need, by id.
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
-    ignores_old: bool = False
-    cast_args: list[Any] | None = None
-    scales: bool = False
-    has_inner: bool = False
-    inner_nonfinite: bool = False
-    verdict: Verdict | None = None
+    ignores_old: bool = False  # whether the outputs are known to be not finite whatever was in these arguments
+    cast_args: list[Any] | None = None  # the arguments after autocast's casts; None without casts
+    scales: bool = False  # whether it is GradScaler's multiplication
+    has_inner: bool = False  # whether the op has called others
+    inner_nonfinite: bool = False  # whether one of those has returned a value that is not finite
+    verdict: Verdict | None = None  # on these
     call: Call = None  # type: ignore[assignment]
-    results: list[torch.Tensor] = field(default_factory=list)
+    results: list[torch.Tensor] = field(default_factory=list)  # the tensors of its outputs
+    # Their extremes; finite ones if the call has left the non-finite values in memory as they were.
     outputs: list[Extremes] = field(default_factory=list)
 
     @functools.cached_property
@@ -362,8 +341,7 @@ class WatchedCall:
     def again(self, dtype: torch.dtype | None) -> list[torch.Tensor] | None:
         """Repeats the call on copies of its arguments in another dtype, or in the same one, without autocast.
 
-        Returns:
-            The tensors of its outputs; None if the call fails in this dtype, or communicates between processes.
+        Returns the tensors of its outputs; None if the call fails in this dtype, or communicates between processes.
         """
 
         def convert(name: str, value: Any) -> Any:
@@ -421,15 +399,8 @@ _MOST_PROVISIONAL = 20
 class NonfiniteFinder:
     """Looks for the first call with finite inputs and a non-finite output.
 
-    Args:
-        modules: Tracks which module runs.
-        found: Called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
-            that it raises propagates to the call's caller.
-        is_allowed: Whether a call may make non-finite values.
-
-    Attributes:
-        observer: The observer of the calls.
-        seen: What the finder knows so far.
+    `found` is called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
+    that it raises propagates to the call's caller. `is_allowed` says whether a call may make non-finite values.
     """
 
     def __init__(

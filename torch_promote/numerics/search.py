@@ -56,17 +56,12 @@ class OutOfBudgetError(Exception):
 
 
 class Memo:
-    """Tests whether a set of names passes. Runs each set once.
-
-    Attributes:
-        known: The results, in the order of the runs.
-        stage: The stage of `minimise`: "prefix", "shrink", "certify" or "smaller set".
-    """
+    """Tests whether a set of names passes. Runs each set once."""
 
     def __init__(self, passes: Passes, weight: Callable[[frozenset[str]], float] = len) -> None:
         self._passes, self._weight = passes, weight
-        self.known: dict[frozenset[str], bool] = {}
-        self.stage = ""
+        self.known: dict[frozenset[str], bool] = {}  # in the order of the runs
+        self.stage = ""  # of `minimise`: "prefix", "shrink", "certify" or "smaller set"
 
     def __call__(self, names: Iterable[str]) -> bool:
         """Whether a set passes."""
@@ -86,20 +81,8 @@ def minimise(
 ) -> None:
     """Searches for a smallest set that passes. `passes.best()` returns the result.
 
-    Args:
-        order: The names, likeliest member first. All of them together have passed.
-        passes: The oracle.
-        pinned: The number of names at the start that are most likely members.
-        spare: Returns the number of runs left.
-
-    Raises:
-        OutOfBudgetError: The oracle has no runs left.
-
-    Example:
-        >>> passes = Memo(lambda names: {"b", "d"} <= names)
-        >>> minimise("abcde", passes)
-        >>> sorted(passes.best())
-        ['b', 'd']
+    All names together have passed; the likeliest members come first, and `pinned` is the number of those that are most
+    likely members. `spare` returns the number of runs left. Without any, the oracle raises OutOfBudgetError.
     """
     passes.stage = "prefix"
     end = _shortest_prefix(order, passes, pinned)
@@ -202,15 +185,7 @@ def _subsets(order: Sequence[str], largest: int | None = None) -> Iterator[froze
 
 
 def prove(found: frozenset[str], order: Sequence[str], known: Mapping[frozenset[str], bool]) -> str:
-    """Returns the property of a passing set that the runs have proved: "minimum", "1-minimal" or "passes".
-
-    Example:
-        >>> known = {frozenset("ab"): True, frozenset("a"): False, frozenset("b"): False}
-        >>> prove(frozenset("ab"), "abc", known), prove(frozenset("ab"), "abc", {**known, frozenset("c"): True})
-        ('1-minimal', '1-minimal')
-        >>> prove(frozenset("ab"), "ab", {**known, frozenset(): False})
-        'minimum'
-    """
+    """Returns the property of a passing set that the runs have proved: "minimum", "1-minimal" or "passes"."""
     if any(known.get(found - {name}) is not False for name in found):
         return "passes"
     number = sum(math.comb(len(order), size) for size in range(len(found)))
@@ -243,20 +218,8 @@ _Tables = dict[str, dict[str, str]]
 class Candidates:
     """The candidates for an override: ops, modules, or ops in modules.
 
-    Args:
-        base: The policy to tune.
-        model: The model for its tables.
-        level: One of `LEVELS`.
-        value: The override: "fp32", "lower_precision_fp", or the name of a float8 policy.
-        sites: The sites of a comparison, for a float8 policy that of `all_in_float8`.
-        seed: Orders candidates with equal estimates.
-
-    Attributes:
-        sites: The sites whose dtype the override would change.
-        excluded: A sentence for each op that runs in such a dtype and cannot get the override.
-        flops_before: The floating point operations that the base policy runs in float8.
-        all: The candidates. For "lower_precision_fp" they are in the order of the size of their results, smallest
-            first; otherwise overflows come first, and the others follow by impact, then by error.
+    `value` is the override: "fp32", "lower_precision_fp", or the name of a float8 policy, for which the sites are those
+    of a comparison with `all_in_float8`. The seed orders candidates with equal estimates.
     """
 
     def __init__(
@@ -264,8 +227,8 @@ class Candidates:
     ) -> None:
         self._base, self._model, self._level, self._value = base, model, level, value
         self._base_tables = self._tables_on_modules(base)
-        self.sites: list[Site] = []
-        self.flops_before: int = 0
+        self.sites: list[Site] = []  # whose dtype the override would change
+        self.flops_before: int = 0  # that the base policy runs in float8
         excluded: dict[tuple[str, str], int] = {}
         set_on_modules, reasons = module_policies(model), dict[str, str]()
         for site in sites:
@@ -280,11 +243,14 @@ class Candidates:
                     self.flops_before += site.flops
             else:
                 self.sites.append(site)
+        # A sentence for each op that runs in such a dtype and cannot get the override.
         self.excluded: list[str] = [f"{name}: {why} (sites: {number})" for (name, why), number in excluded.items()]
         self._policies: dict[_Place, str] = {}  # without an override
         for site in self.sites:
             before = "lower_precision_fp" if is_float8(value) else site.policy or "fallthrough"
             self._policies.setdefault((site.module, site.op), before)
+        # For "lower_precision_fp" in the order of the size of their results, smallest first; otherwise overflows come
+        # first, and the others follow by impact, then by error.
         self.all: list[Candidate] = self._rank(seed)
 
     def _obstacle(self, site: Site, set_on_modules: Mapping[str, Any], reasons: dict[str, str]) -> str:
@@ -427,11 +393,7 @@ class Candidates:
     # --- patterns
 
     def overridden_places(self, overrides: Mapping[str, Any]) -> set[tuple[str, str]]:
-        """Returns the modules and ops that have the override. Patterns may be among the keys.
-
-        Raises:
-            PolicyError: A pattern matches no module, or two patterns differ about one.
-        """
+        """Returns the modules and ops that have the override. Patterns may be among the keys."""
         on_modules = self._tables_on_modules(self.policy(overrides))
         found = set()
         for module, op in self._policies:

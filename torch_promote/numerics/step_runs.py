@@ -48,34 +48,9 @@ Results = list[dict[str, torch.Tensor]]
 class StepRuns:
     """Runs a step under policies. A context manager that restores the state at its end.
 
-    Args:
-        step: The user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
-            default. A run calls it `batches` times, one after the other.
-        model: The model.
-        batches: The number of calls per run.
-        restore: State besides the model's; see `StepState`.
-        dtype: The dtype of regions without a `dtype`. None: unchanged.
-
-    Attributes:
-        state: The state before the step, in the block.
-        takes_number: Whether the step takes the number of the batch.
-        count: How many runs have begun. Each has called the step at most `batches` times.
-        on_step: Called after each call of the step, with the number of calls so far.
-
-    Raises:
-        OptionError: An argument is invalid.
-        StepError: The state cannot be saved, or another object's block is open.
-        RegionError: A region is open.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 2)
-        >>> def step():
-        ...     with torch.autocast("cpu"):
-        ...         return model(torch.ones(1, 2)).sum()
-        >>> with StepRuns(step, model) as runs:
-        ...     [results] = runs.run(Policy.named("off"))
-        >>> results["loss"].dtype
-        torch.float32
+    The step is the user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
+    default. A run calls it `batches` times, one after the other. `restore` is state besides the model's; see
+    `StepState`. `dtype` is that of regions without one; None leaves it unchanged.
     """
 
     def __init__(
@@ -105,12 +80,12 @@ class StepRuns:
         self.model = model
         self.batches = batches
         self.takes_number: bool = _takes_number(step)
-        self.count: int = 0
-        self.on_step: Callable[[int], None] | None = None
+        self.count: int = 0  # how many runs have begun; each has called the step at most `batches` times
+        self.on_step: Callable[[int], None] | None = None  # gets the number of calls of the step so far, after each
         self._steps = 0
         self._restore = tuple(restore)
         self._dtype = dtype
-        self.state: StepState
+        self.state: StepState  # before the step, in the block
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> StepRuns:
@@ -142,27 +117,17 @@ class StepRuns:
         self,
         policy: Policy,
         *,
-        around: contextlib.AbstractContextManager[Any] | None = None,
+        around: contextlib.AbstractContextManager[Any] | None = None,  # a block around the calls of the step
+        # Gets the number of the batch and the step's result, before the result is copied, inside of `around`.
         on_result: Callable[[int, Any], None] | None = None,
         held_out: int = 0,
-        eager: bool = True,
+        eager: bool = True,  # whether compiled functions run uncompiled
     ) -> Results:
-        """Runs the step for each batch, and restores the state.
+        """Runs the step for each batch, restores the state, and returns for each batch the result as named tensors.
 
-        Args:
-            policy: The policy of the step's regions.
-            around: A block around the calls of the step.
-            on_result: Called with the number of the batch and the step's result, before the result is copied. It runs
-                inside of `around`.
-            held_out: 0: the first batches. 1, 2, ...: other batches: those with the next numbers, or the same ones with
-                other random numbers.
-            eager: Whether compiled functions run uncompiled.
-
-        Returns:
-            For each batch, the step's result as named tensors.
-
-        Raises:
-            StepError: The step returned nothing to compare, left a region open, or reached the end of an iterator.
+        `held_out` 0 means the first batches, 1, 2, ... other ones: those with the next numbers, or the same ones with
+        other random numbers. StepError is raised if the step returned nothing to compare, left a region open, or
+        reached the end of an iterator.
         """
         self.count += 1
         first = self.batches * held_out
@@ -224,12 +189,7 @@ def _takes_number(step: Callable[..., Any]) -> bool:
 
 
 class Ranks:
-    """The ranks of the default process group, which agree on each verdict. Without one, there is one rank.
-
-    Attributes:
-        count: Their number.
-        rank: The rank of this process.
-    """
+    """The ranks of the default process group, which agree on each verdict. Without one, there is one rank."""
 
     def __init__(self) -> None:
         active = dist.is_available() and dist.is_initialized()
@@ -312,10 +272,6 @@ def read_result(result: Any) -> dict[str, torch.Tensor]:
 
     A tensor or a number is the "loss" if it has one element, else the "output". Names in mappings, dataclasses and
     sequences are joined by dots.
-
-    Example:
-        >>> read_result({"loss": 0.5, "logits": torch.zeros(2)})
-        {'loss': tensor(0.5000, dtype=torch.float64), 'logits': tensor([0., 0.])}
     """
     return {name: tensor.detach().clone() for name, tensor in named_tensors(result).items()}
 
@@ -359,10 +315,6 @@ def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
 
     For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
     is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
-
-    Example:
-        >>> distance(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-        0.1
     """
     if candidate.shape != reference.shape:
         raise StepError(

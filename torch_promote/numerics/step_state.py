@@ -61,20 +61,10 @@ _Restore = Callable[[], None]
 
 
 class StepState:
-    """The state before a step. `restore` restores it in place.
+    """The state before a step. `restore` restores it in place. The step is searched for more state than the model's.
 
     It holds one copy of the state, each tensor once, on the tensor's device. For training with AdamW from its second
     step on, that is the memory of the weights, the gradients and two moments.
-
-    Args:
-        model: The model; None if there is none.
-        restore: More state: modules, optimizers, tensors, generators, lists, dicts, and objects with `state_dict` and
-            `load_state_dict`, or with `get_state` and `set_state`.
-        step: The step, which is searched for more state.
-
-    Raises:
-        OptionError: An object in `restore` is of another kind.
-        StepError: A module has lazy parameters, which its first call will initialize.
     """
 
     def __init__(self, model: nn.Module | None, restore: Iterable[Any] = (), step: Callable[..., Any] | None = None):
@@ -148,11 +138,7 @@ class StepState:
         return 1.0
 
     def use_other_random_numbers(self, which: int = 1) -> None:
-        """Seeds all generators, until `restore` is called.
-
-        Args:
-            which: 1, 2, ...: each gives other numbers, derived from the current state of PyTorch's generator.
-        """
+        """Seeds all generators, from the state of PyTorch's and `which`, 1, 2, ..., until `restore` is called."""
         seed = int(torch.randint(2**31, ())) ^ (0x5EED * which)
         torch.manual_seed(seed)
         random.seed(seed)
@@ -172,11 +158,7 @@ class StepState:
             restore()
 
     def check(self) -> None:
-        """Checks that objects that restore themselves have done so.
-
-        Raises:
-            StepError: Some have not. The message names them.
-        """
+        """Raises StepError, which names them, if objects that restore themselves have not done so."""
         changed = dict.fromkeys(part for part, is_restored in self._opaque if not is_restored())
         if changed:
             raise StepError(
@@ -406,14 +388,6 @@ def objects_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
     It searches the function's closure, the globals that its code names, the object of a bound method, arguments of
     `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> def make():
-        ...     optimizer = torch.optim.SGD([weight])
-        ...     return lambda: optimizer.step()
-        >>> [name for name, _ in objects_of(make())]
-        ['optimizer']
     """
     for name, item in _references(step):
         if isinstance(item, _STATEFUL) or _is_generator(item):
@@ -421,12 +395,7 @@ def objects_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_compiled(step: Callable[..., Any], model: nn.Module) -> bool:
-    """Whether the model, or an object to which a function refers, was returned by torch.compile.
-
-    Example:
-        >>> is_compiled(lambda: 0.0, nn.Linear(2, 2))
-        False
-    """
+    """Whether the model, or an object to which a function refers, was returned by torch.compile."""
     for item in (model, step, *(item for _, item in _references(step))):
         if hasattr(item, "_torchdynamo_orig_callable"):
             return True

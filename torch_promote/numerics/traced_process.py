@@ -36,22 +36,14 @@ VARIABLE = "TORCH_PROMOTE_TRACED"
 
 @dataclass(frozen=True)
 class Request:
-    """The settings that a command passes to the processes of a program.
+    """The settings that a command passes to the processes of a program."""
 
-    Attributes:
-        folder: The folder for records.
-        options: The arguments of `trace` or `find_nonfinite`.
-        finds_nonfinite: Whether to run `find_nonfinite` instead of `trace`.
-        first: The first optimizer step to observe; 0 for the start of the program.
-        end: The step before which to stop; None for the end of the program.
-        rank: Set by a rank whose trace has begun, for the processes that it starts: they inherit RANK.
-    """
-
-    folder: str
-    options: dict[str, Any]
+    folder: str  # for records
+    options: dict[str, Any]  # the arguments of `trace` or `find_nonfinite`
     finds_nonfinite: bool = False
-    first: int = 0
-    end: int | None = None
+    first: int = 0  # the first optimizer step to observe; 0 for the start of the program
+    end: int | None = None  # the step before which to stop; None for the end of the program
+    # Set by a rank whose trace has begun, for the processes that it starts: they inherit RANK.
     rank: int | None = None
 
     def to_text(self) -> str:
@@ -61,38 +53,21 @@ class Request:
 
 @dataclass(eq=False)
 class Record:
-    """The record that a process writes.
-
-    Attributes:
-        process: Its id.
-        parent: The id of the process that started it.
-        recording: The file of its trace; "" if there is none.
-        rank: Its rank, if a launcher set one, or None.
-        steps: The number of optimizer steps that ended in it.
-        report: Its trace; None if it did not reach the steps, and in find-nan.
-        found: In find-nan, whether there is an origin; None if it did not reach the steps.
-        text: In find-nan, the report as text.
-        data: In find-nan, the report as JSON-compatible values.
-    """
+    """The record that a process writes."""
 
     process: int
-    parent: int
-    rank: int | None
-    recording: str = ""
-    steps: int = 0
-    report: TraceReport | None = None
-    found: bool | None = None
-    text: str = ""
-    data: dict[str, Any] | None = None
+    parent: int  # that started it
+    rank: int | None  # if a launcher set one
+    recording: str = ""  # the file of its trace; "" if there is none
+    steps: int = 0  # the number of optimizer steps that ended in it
+    report: TraceReport | None = None  # its trace; None if it did not reach the steps, and in find-nan
+    found: bool | None = None  # in find-nan, whether there is an origin; None if it did not reach the steps
+    text: str = ""  # in find-nan, the report
+    data: dict[str, Any] | None = None  # in find-nan, the report
 
 
 def named_after(path: str, suffix: str, tag: str) -> str:
-    """Returns the name of the file of a process.
-
-    Example:
-        >>> named_after("run.json", ".json", "rank1"), named_after("run.json", ".json", "")
-        ('run.rank1.json', 'run.json')
-    """
+    """Returns the name of the file of a process, such as run.rank1.json."""
     return f"{path.removesuffix(suffix)}.{tag}{suffix}" if tag else path
 
 

@@ -30,20 +30,7 @@ __all__ = ["FirstRuns", "Judge", "ResumeFile", "Run", "Trials", "worst"]
 
 
 class Judge:
-    """Computes the metrics of runs, and compares them with the reference's. Its arguments are those of `tune`.
-
-    Attributes:
-        tolerance: The tolerance of each metric; empty before `name_metrics`.
-
-    Raises:
-        OptionError: An argument is invalid.
-
-    Example:
-        >>> judge = Judge(0.1)
-        >>> judge.name_metrics([{"loss": torch.tensor(2.0)}])
-        >>> judge.meets({"loss": 0.05}), judge.meets({"loss": 0.2})
-        (True, False)
-    """
+    """Computes the metrics of runs, and compares them with the reference's. Its arguments are those of `tune`."""
 
     def __init__(
         self,
@@ -68,7 +55,7 @@ class Judge:
         self._asked = dict(tolerance) if isinstance(tolerance, Mapping) else float(tolerance)
         self.metric = metric
         self.check = check
-        self.tolerance: dict[str, float] = {}
+        self.tolerance: dict[str, float] = {}  # of each metric; empty before `name_metrics`
 
     def compute(self, result: Any) -> dict[str, torch.Tensor]:
         """Returns the results of the metric function, by name.
@@ -125,18 +112,13 @@ class Judge:
 
 @dataclass(frozen=True)
 class FirstRuns:
-    """What the runs before the search have measured, as the file to resume from stores it.
+    """What the runs before the search have measured, as the file to resume from stores it."""
 
-    Attributes:
-        norms: The norms of the reference's metrics for each batch, from which a later process sees that its step gives
-            the same results.
-        noise_floor: For each metric, the difference between two runs of the reference.
-        comparison: The comparison of the policy with the reference.
-    """
-
+    # The norms of the reference's metrics for each batch, from which a later process sees that its step gives the same
+    # results.
     norms: list[dict[str, float]]
-    noise_floor: dict[str, float]
-    comparison: Comparison
+    noise_floor: dict[str, float]  # for each metric, the difference between two runs of the reference
+    comparison: Comparison  # of the policy with the reference
 
     def fits(self, reference: Results) -> bool:
         """Whether these are the results of the same reference, up to the noise."""
@@ -150,25 +132,16 @@ class FirstRuns:
 
 
 class ResumeFile:
-    """The file from which `tune` resumes, which is rewritten after each trial. Rank 0 reads and writes it.
-
-    Attributes:
-        first: The results of the first runs; None if the file is new.
-        trials: The trials, by their keys.
-        runs: The number of runs made.
-
-    Raises:
-        OptionError: The file cannot be read or written, or belongs to another tuning.
-    """
+    """The file from which `tune` resumes, which is rewritten after each trial. Rank 0 reads and writes it."""
 
     _FORMAT = 2
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: Mapping[str, Any], ranks: Ranks) -> None:
         self._path = None if path is None or ranks.rank else Path(path)
         self._identity = json.loads(json.dumps(identity))
-        self.first: FirstRuns | None = None
+        self.first: FirstRuns | None = None  # None if the file is new
         self.trials: dict[str, Trial] = {}
-        self.runs: int = 0
+        self.runs: int = 0  # the number of runs made
         error = None
         try:
             if self._path is not None:
@@ -225,37 +198,17 @@ class ResumeFile:
 
 @dataclass
 class Run:
-    """A run of the step.
-
-    Attributes:
-        policy: Its policy.
-        metrics: The metrics for each batch.
-        agreed: Whether `check` returned true for each batch's result.
-        seconds: Its duration.
-        error: The exception that the step raised, or "".
-    """
+    """A run of the step."""
 
     policy: Policy
-    metrics: Results = field(default_factory=list)
-    agreed: bool = True
+    metrics: Results = field(default_factory=list)  # for each batch
+    agreed: bool = True  # whether `check` returned true for each batch's result
     seconds: float = 0.0
-    error: str = ""
+    error: str = ""  # the exception that the step raised
 
 
 class Trials(StepRuns):
-    """Runs of a step within a budget. A trial is a run under overrides with its verdict.
-
-    Attributes:
-        file: Stores the trials.
-        show: Shows the progress.
-        log: All runs, in order.
-        all: The trials, in order.
-        reference: The metrics of the reference.
-        more: Its metrics on further batches, on which a set must pass as well: held-out batches on which an earlier
-            result failed.
-        reserve: The number of runs that the search leaves for later steps.
-        before: The number of runs of the budget that an earlier process made.
-    """
+    """Runs of a step within a budget. A trial is a run under overrides with its verdict."""
 
     def __init__(
         self, step: Callable[..., Any], model: nn.Module, judge: Judge, budget: int, ranks: Ranks, **options: Any
@@ -265,13 +218,14 @@ class Trials(StepRuns):
         self.budget: int = budget
         self.ranks: Ranks = ranks
         self.file: ResumeFile
-        self.show: Callable[[int, str], None] = lambda done, remark: None
-        self.log: list[Run] = []
-        self.all: list[Trial] = []
-        self.reference: Results = []
+        self.show: Callable[[int, str], None] = lambda done, remark: None  # shows the progress
+        self.log: list[Run] = []  # all runs, in order
+        self.all: list[Trial] = []  # in order
+        self.reference: Results = []  # the metrics of the reference
+        # Those on held-out batches on which an earlier result failed, so that a set must pass on them as well.
         self.more: list[Results] = []
-        self.reserve = 0
-        self.before = 0
+        self.reserve = 0  # the number of runs that the search leaves for later steps
+        self.before = 0  # the number of runs of the budget that an earlier process made
         self._made: dict[str, Trial] = {}
 
     @property
@@ -289,11 +243,7 @@ class Trials(StepRuns):
         return self.left - self.reserve
 
     def run(self, policy: Policy, *, on_result: Callable[[int, Any], None] | None = None, **options: Any) -> Results:
-        """Like `StepRuns.run`, within the budget, and adds the run to `log`.
-
-        Raises:
-            OutOfBudgetError: No runs are left.
-        """
+        """Like `StepRuns.run`, and adds the run to `log`. Raises OutOfBudgetError if no runs are left."""
         if self.left < 1:
             raise OutOfBudgetError
         run = Run(policy)
@@ -332,8 +282,7 @@ class Trials(StepRuns):
     def search(self, policy: Policy, names: frozenset[str], why: str) -> Trial:
         """Makes a trial of the search, with one run per set of batches; it has the largest errors of them.
 
-        Raises:
-            OutOfBudgetError: The remaining runs are reserved.
+        Raises OutOfBudgetError if the remaining runs are reserved.
         """
         trial = self.make(f"search {sorted(names)}", policy, names, why, is_search=True)
         for number, reference in enumerate(self.more, 1):
@@ -353,24 +302,14 @@ class Trials(StepRuns):
         self,
         key: str,
         policy: Policy,
-        names: frozenset[str],
+        names: frozenset[str],  # of the candidates that have the override
         why: str,
         *,
-        reference: Results | None = None,
-        is_search: bool = False,
+        reference: Results | None = None,  # if it is not `self.reference`
+        is_search: bool = False,  # whether it leaves the reserved runs alone
         **options: Any,
     ) -> Trial:
-        """Makes a trial, or returns it if it was made before, possibly by an earlier process.
-
-        Args:
-            key: The key that identifies it.
-            policy: The policy.
-            names: The candidates that have the override.
-            why: Its purpose.
-            reference: The reference's metrics, if they are not `self.reference`.
-            is_search: Whether it leaves the reserved runs alone.
-            options: Those of `StepRuns.run`.
-        """
+        """Makes a trial, or returns it if it was made before, possibly by an earlier process, which the key tells."""
         if key not in self._made:
             if key in self.file.trials:
                 self.all.append(self.file.trials[key])

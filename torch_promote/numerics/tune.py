@@ -423,10 +423,9 @@ class _Tuner:
             self._verify_held_out()
 
     def _learn(self) -> bool:
-        """Makes held-out batches part of the tuning, after the result failed on them.
+        """Makes held-out batches part of the tuning, after the result failed on them; returns whether it can go on.
 
-        Returns:
-            Whether the search can continue. Sets that passed before are run on these batches when they are needed.
+        Sets that passed before are run on these batches when they are needed.
         """
         trials, reference = self._trials, self._verified.reference
         if trials.left < 1 + self._after or reference is None:

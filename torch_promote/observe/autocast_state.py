@@ -25,12 +25,7 @@ _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
 
 def my_autocast_is_in_force() -> bool:
-    """Whether calls in this thread pass through the kernels of `my_autocast`.
-
-    Example:
-        >>> my_autocast_is_in_force()
-        False
-    """
+    """Whether calls in this thread pass through the kernels of `my_autocast`."""
     included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
@@ -54,14 +49,7 @@ _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 
 
 def state_in_force() -> AutocastState | None:
-    """Returns the autocast state in force; None if autocast is off for every device type.
-
-    Example:
-        >>> state_in_force()
-        >>> with torch.autocast("cpu"):
-        ...     state_in_force().devices["cpu"]
-        DeviceAutocast(enabled=True, dtype=torch.bfloat16)
-    """
+    """Returns the autocast state in force; None if autocast is off for every device type."""
     # An observer asks at each call: no generator, and no further function.
     on: list[tuple[str, torch.dtype]] = []
     for device in DEVICE_TYPES:
@@ -85,13 +73,7 @@ def _state(
 
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[None]:
-    """Lets regions of "cuda" and "mps", stock's and ours, be enabled where there is no such GPU, for fake tensors.
-
-    Example:
-        >>> with pretend_cuda(), torch.autocast("cuda"):
-        ...     torch.is_autocast_enabled("cuda")
-        True
-    """
+    """Lets regions of "cuda" and "mps", stock's and ours, be enabled where there is no such GPU, for fake tensors."""
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no))

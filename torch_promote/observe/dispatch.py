@@ -25,15 +25,10 @@ __all__ = ["Observer", "SeveralObservers", "Token", "observe_dispatch"]
 
 @dataclass(slots=True, eq=False)
 class _Tokens:
-    """The token of a call that several observers see.
+    """The token of a call that several observers see."""
 
-    Attributes:
-        open: The observers that have begun the call and not ended it, with their tokens.
-        blinded: The ids of the observers that do not see what the call calls in turn.
-    """
-
-    open: list[tuple[Any, Any]]
-    blinded: list[int]
+    open: list[tuple[Any, Any]]  # the observers that have begun the call and not ended it, with their tokens
+    blinded: list[int]  # the ids of the observers that do not see what the call calls in turn
     stock_too: bool = False
     see_through: bool = False
     real_results: bool = False
@@ -49,8 +44,7 @@ class _Blind(threading.local):
 class SeveralObservers:
     """Passes each call on to several observers, to the outermost first, and its end in the other order.
 
-    Args:
-        observers: The observers, the outermost first. At most one of them may ask for runs under stock autocast.
+    At most one of them may ask for runs under stock autocast.
     """
 
     def __init__(self, observers: Sequence[Any]) -> None:
@@ -120,15 +114,12 @@ _KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
 class Token(Protocol):
     """An observer's handle for a call.
 
-    Attributes:
-        stock_too: Whether the call runs under PyTorch's own autocast first, and then as it is.
-        see_through: Whether the observer sees the ops that the call makes in turn.
-        real_results: Optional. If it is true, `end` gets the results that the caller gets, on which hooks can be put.
-            Otherwise those that are new to Python are copies that share the data.
+    If it has a true attribute `real_results`, `end` gets the results that the caller gets, on which hooks can be put.
+    Otherwise those that are new to Python are copies that share the data.
     """
 
-    stock_too: bool
-    see_through: bool
+    stock_too: bool  # whether the call runs under PyTorch's own autocast first, and then as it is
+    see_through: bool  # whether the observer sees the ops that the call makes in turn
 
 
 class Observer(Protocol):
@@ -143,15 +134,7 @@ class Observer(Protocol):
     """
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | None:
-        """The call begins.
-
-        Args:
-            op: The overload.
-            args: All its arguments, in the schema's order. A wrapped number is a Python number.
-
-        Returns:
-            A token; None to ignore the call and the ops that it calls.
-        """
+        """The call begins. None ignores it and the ops that it calls. A wrapped number is a Python number."""
 
     def end(self, token: Any, results: list[Any]) -> None:
         """The call has ended, with these results, in the schema's order."""
@@ -162,27 +145,7 @@ class Observer(Protocol):
 
 @contextlib.contextmanager
 def observe_dispatch(observer: Observer) -> Iterator[None]:
-    """Shows an observer the calls of this thread. If blocks are nested, the observers of the outer ones see them, too.
-
-    Args:
-        observer: The observer.
-
-    Raises:
-        DispatchObserverError: Another library uses the dispatch key that this needs, or the block ends in another
-            thread than it began in.
-
-    Example:
-        >>> class Names:
-        ...     def __init__(self):
-        ...         self.names = []
-        ...
-        ...     def begin(self, op, args):
-        ...         self.names.append(str(op))
-        >>> with observe_dispatch(names := Names()):
-        ...     _ = torch.ones(2) * 2
-        >>> [name for name in names.names if "mul" in name]
-        ['aten.mul.Tensor']
-    """
+    """Shows an observer the calls of this thread. The observers of blocks around this one see them, too."""
     try:
         _C.register_dispatch_observer()
     except RuntimeError as error:

@@ -83,66 +83,45 @@ _OF_A_LIBRARY = "a kernel on PyTorch's autocast key"
 class OpenCall:
     """A call that has begun.
 
-    Attributes:
-        facts: The op.
-        args: All its arguments, in the schema's order.
-        see_through: Whether the ops that it calls are observed.
-        to_autograd: Whether of these, only the calls of its autograd kernel are observed.
-        wrapped: Whether a torch.func transform wraps its tensors.
-        policy_is_known: Whether it, or a call that it is part of, has a policy or an answer why it has none.
-        first_node: The sequence number of the first autograd node that it may record.
-        around: The call that it is made in; None if the program makes it.
-        mine: What the listener's `begun` has returned.
-        real_results: Whether `end` has to get the caller's results; see `Token`.
-
-    The others are those of `Call`, or what these are made from; `stock_too` is that of `Token`.
+    Attributes without a comment are those of `Call`, or what these are made from; `stock_too` is that of `Token`.
     """
 
     facts: OpFacts
-    args: list[Any]
+    args: list[Any]  # in the schema's order
     inputs: tuple[TensorInfo, ...]
     arguments: tuple[tuple[str, Any], ...]
     origin: Origin
     phase: Phase
     composite: bool
-    see_through: bool
-    to_autograd: bool
-    wrapped: bool
-    first_node: int
-    around: OpenCall | None
+    see_through: bool  # whether the ops that it calls are observed
+    to_autograd: bool  # whether of these, only the calls of its autograd kernel are observed
+    wrapped: bool  # whether a torch.func transform wraps its tensors
+    first_node: int  # the sequence number of the first autograd node that it may record
+    around: OpenCall | None  # the call that it is made in; None if the program makes it
     start: int
     policy: CastPolicy | torch.dtype | None = None
     policy_source: str = ""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
-    policy_is_known: bool = False
+    policy_is_known: bool = False  # whether it, or a call around it, has a policy or an answer why it has none
     fallback: str = ""
-    mine: Any = None
-    real_results: bool = False
+    mine: Any = None  # what the listener's `begun` has returned
+    real_results: bool = False  # whether `end` has to get the caller's results; see `Token`
     stock_too: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class CastingCall(OpenCall):
-    """A call whose op autocast calls again, with cast arguments.
+    """A call whose op autocast calls again, with cast arguments."""
 
-    Attributes:
-        runs: The overload that autocast calls.
-        tensors: The arguments by name, to identify the casts.
-        ran_with: The arguments of that call; None until autocast has made it.
-        cast_args: The same as they are.
-        sizes: Their bytes by name.
-        conversions: The number of casts that autocast has asked for and that no argument explains yet, by `cast_key`.
-        cast_time: The time of the casts so far, in nanoseconds.
-        in_float8: Under a float8 policy, the operands of the product that were seen.
-    """
-
-    runs: str = ""
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    ran_with: tuple[TensorInfo, ...] | None = None
-    cast_args: list[Any] | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
+    runs: str = ""  # the overload that autocast calls
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # the arguments by name, to identify the casts
+    ran_with: tuple[TensorInfo, ...] | None = None  # the arguments of that call; None until autocast has made it
+    cast_args: list[Any] | None = None  # the same as they are
+    sizes: dict[str, int] = field(default_factory=dict)  # their bytes by name
+    # The number of casts that autocast has asked for and that no argument explains yet, by `cast_key`.
     conversions: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    cast_time: int = 0
+    cast_time: int = 0  # so far, in nanoseconds
+    # Under a float8 policy, the operands of the product that were seen.
     in_float8: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -192,20 +171,9 @@ class CallObserver:
     """Makes `Call` records of the calls that it observes; an `Observer` for `observe_dispatch`.
 
     A listener is a pair of functions, which run in the thread of the call. What `begun` returns is `mine` of the open
-    call until it ends, so a listener needs no stack of its own. `ended` follows each `begun` that has not raised.
-
-    Args:
-        modules: Tracks which module runs.
-        ended: Called when a call has ended, with its record and the tensors of its `outputs`. If the call has raised,
-            `Call.error` is true. The record is None if it has none, because only the calls inside of it count.
-        begun: Called before a call.
-        only_casting: Whether to skip calls without an autocast policy.
-        outermost_only: Whether to skip calls that are made in another one.
-
-    Attributes:
-        modules: Tracks which module runs.
-        sources: Finds the source of a policy.
-        is_done: Whether to observe no more calls.
+    call until it ends, so a listener needs no stack of its own. `ended` follows each `begun` that has not raised. It
+    gets the record of the call, and the tensors of its `outputs`. If the call has raised, `Call.error` is true. The
+    record is None if the call has none, because only the calls inside of it count.
     """
 
     def __init__(
@@ -213,12 +181,12 @@ class CallObserver:
         modules: RunningModules,
         ended: Callable[[OpenCall, Call | None, list[torch.Tensor]], None],
         begun: Callable[[OpenCall], Any] | None = None,
-        only_casting: bool = False,
-        outermost_only: bool = False,
+        only_casting: bool = False,  # whether to skip calls without an autocast policy
+        outermost_only: bool = False,  # whether to skip calls that are made in another one
     ) -> None:
         self.sources: PolicySources = PolicySources(modules)
         self.modules = modules
-        self.is_done: bool = False
+        self.is_done: bool = False  # whether to observe no more calls
         self._ended = ended
         self._begun = begun
         self._only_casting = only_casting
@@ -556,16 +524,7 @@ def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
 def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
     """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
 
-    Args:
-        observer: The observer, which makes a `Call` of each call for its listener.
-        not_seen: Gets a sentence for each kind of computation in the block that cannot be observed.
-
-    Example:
-        >>> calls: list[Call] = []
-        >>> with observe(CallObserver(RunningModules(), lambda _, call, *__: calls.append(call)), []):
-        ...     _ = torch.ones(2).exp()
-        >>> [call.name for call in calls]
-        ['aten::ones', 'aten::exp']
+    `not_seen` gets a sentence for each kind of computation in the block that cannot be observed.
     """
     with (
         watch_unseen(not_seen, observer.modules, observer.compiled),

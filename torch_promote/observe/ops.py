@@ -56,12 +56,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def find_overload(name: str) -> torch._ops.OpOverload:
-    """Returns the overload of a name that the dispatcher spells.
-
-    Example:
-        >>> find_overload("aten::softmax.int")
-        <OpOverload(op='aten.softmax', overload='int')>
-    """
+    """Returns the overload of a name that the dispatcher spells."""
     namespace, _, rest = name.partition("::")
     op, _, overload = rest.partition(".")
     found = getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
@@ -70,42 +65,22 @@ def find_overload(name: str) -> torch._ops.OpOverload:
 
 
 def has_our_kernel(op: torch._ops.OpOverload) -> bool:
-    """Whether `my_autocast` has a kernel for an op, whatever its policy. Not cached: overrides and libraries add some.
-
-    Example:
-        >>> has_our_kernel(torch.ops.aten.mm.default)
-        True
-    """
+    """Whether `my_autocast` has a kernel for an op, whatever its policy. Not cached, as overrides add some."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(op).name, AUTOCAST_KEY))
 
 
 def tensor_arguments(op: torch._ops.OpOverload, args: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Returns the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`.
-
-    Example:
-        >>> [name for name, _ in tensor_arguments(torch.ops.aten.cat.default, [[torch.ones(1), torch.ones(1)], 0])]
-        ['tensors[0]', 'tensors[1]']
-    """
+    """Returns the tensors among a call's arguments, by their paths: `mat2`, `tensors[1]`, `inputs[key]`."""
     return iter(read_arguments(facts_of(op).arguments, args)[0])
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among the arguments or the results of a call, including those in containers.
-
-    Example:
-        >>> len(tensors_in([torch.ones(1), [torch.ones(1), None], 2]))
-        2
-    """
+    """Returns the tensors among the arguments or the results of a call, including those in containers."""
     return [leaf for leaf in leaves(values) if leaf is not None]
 
 
 def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
-    """Yields the tensors and the Nones among arguments or results, containers flattened.
-
-    Example:
-        >>> list(leaves([None, [2, None]]))
-        [None, None]
-    """
+    """Yields the tensors and the Nones among arguments or results, containers flattened."""
     for value in values:
         if value is None or isinstance(value, torch.Tensor):
             yield value
@@ -116,12 +91,7 @@ def leaves(values: Sequence[Any]) -> Iterator[torch.Tensor | None]:
 
 
 def asks_for_infinity(args: Iterable[Any]) -> bool:
-    """Whether an argument is an infinite number, as that of `masked_fill(mask, -inf)`, or a list with one.
-
-    Example:
-        >>> asks_for_infinity([torch.ones(2), float("-inf")]), asks_for_infinity([torch.ones(2).log()])
-        (True, False)
-    """
+    """Whether an argument is an infinite number, as that of `masked_fill(mask, -inf)`, or a list with one."""
     numbers = (one for arg in args for one in (arg if isinstance(arg, list | tuple) else (arg,)))
     return any(isinstance(one, float) and math.isinf(one) for one in numbers)
 
@@ -130,21 +100,13 @@ def asks_for_infinity(args: Iterable[Any]) -> bool:
 
 
 class Write(NamedTuple):
-    """An argument that an op writes to: a tensor, an optional one, or a list of them.
+    """An argument that an op writes to: a tensor, an optional one, or a list of them."""
 
-    Attributes:
-        place: Its index among the arguments.
-        name: Its name.
-        is_out: Whether the op ignores its content, as that of `out=`.
-        is_returned: Whether the op returns it as well.
-        flag: The place of the bool argument without which the op does not write to it; None if it always does.
-    """
-
-    place: int
+    place: int  # its index among the arguments
     name: str
-    is_out: bool
-    is_returned: bool
-    flag: int | None = None
+    is_out: bool  # whether the op ignores its content, as that of `out=`
+    is_returned: bool  # whether the op returns it as well
+    flag: int | None = None  # the place of the bool argument without which the op does not write to it
 
 
 #: Ops that write to `running_mean` and `running_var` although their schemas do not say so, and the argument that asks
@@ -182,17 +144,7 @@ def _writes(schema: Any) -> tuple[Write, ...]:
 
 
 def written(writes: Iterable[Write], args: Sequence[Any]) -> NamedTensors:
-    """Returns the tensors that a call writes to, by their paths among its arguments.
-
-    Args:
-        writes: The op's writes, or some of them.
-        args: All its arguments, in the schema's order.
-
-    Example:
-        >>> facts = facts_of(torch.ops.aten._foreach_mul_.Scalar)
-        >>> [name for name, _ in written(facts.writes, [[torch.ones(1), torch.ones(1)], 2])]
-        ['self[0]', 'self[1]']
-    """
+    """Returns the tensors that a call writes to, by their paths among its arguments, such as `self[0]`."""
     asked = [one for one in writes if one.flag is None or args[one.flag]]
     return read_arguments([one.name for one in asked], [args[one.place] for one in asked])[0]
 
@@ -200,20 +152,7 @@ def written(writes: Iterable[Write], args: Sequence[Any]) -> NamedTensors:
 def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> NamedTensors:
     """Returns the tensors that a call has produced: its results, and the arguments that it wrote to and did not return.
 
-    Args:
-        facts: The op.
-        args: All its arguments, in the schema's order.
-        results: Its results.
-
-    Returns:
-        The results by their indices, "0", and the arguments by their paths, "self[0]".
-
-    Example:
-        >>> x = torch.ones(1)
-        >>> [name for name, _ in produced(facts_of("aten::add_.Tensor"), [x, x, 1], [x])]
-        ['0']
-        >>> [name for name, _ in produced(facts_of("aten::_foreach_add_.Scalar"), [[x], 1], [])]
-        ['self[0]']
+    Results are named by their indices, "0", and arguments by their paths, "self[0]".
     """
     found: NamedTensors = []
     for value in results:
@@ -247,13 +186,6 @@ class unnoticed:  # noqa: N801 (used like a function)
     """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
 
     The ops must not use random number generators.
-
-    Example:
-        >>> weight = torch.ones(2, requires_grad=True)
-        >>> with torch.autocast("cpu"), unnoticed():
-        ...     product = weight[None] @ weight[:, None]
-        >>> product.dtype, product.requires_grad
-        (torch.float32, False)
     """
 
     __slots__ = ("_functions", "_ops")
@@ -277,10 +209,6 @@ def can_be_read(tensor: torch.Tensor) -> bool:
 
     Fake and meta tensors have no data, subclasses such as DTensor wrap other tensors, functorch's tensors belong to a
     running transform, and no tensor may be read while a CUDA graph is captured.
-
-    Example:
-        >>> can_be_read(torch.ones(2)), can_be_read(torch.ones(2, device="meta"))
-        (True, False)
     """
     if is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
@@ -298,15 +226,9 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the elements of a strided tensor, or the stored elements of a sparse or nested one.
+    """Returns the elements of a strided tensor, or the stored elements of a sparse or nested one, as a strided tensor.
 
-    Returns:
-        A strided tensor; None if the tensor is quantized, has no elements, or cannot be read.
-
-    Example:
-        >>> with unnoticed():
-        ...     stored_values(torch.eye(2).to_sparse())
-        tensor([1., 1.])
+    None if the tensor is quantized, has no elements, or cannot be read.
     """
     if tensor.is_nested and tensor.layout is torch.jagged:
         tensor = tensor._values  # type: ignore[assignment]
@@ -373,34 +295,7 @@ _BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "
 
 
 class OpFacts:
-    """What the package knows of an op. `facts_of` returns it, computed once.
-
-    Attributes:
-        op: The overload.
-        name: Its full name, "aten::softmax.int".
-        op_name: The op's name, "aten::softmax".
-        overload: The overload's name, "int".
-        arguments: The names of its arguments.
-        writes: The arguments that it writes to.
-        unreturned: Those that it does not return.
-        unwritten: The positions of results whose memory no kernel writes to.
-        is_uninitialized: Whether it only allocates memory, as empty and new_empty_strided do.
-        is_ignored: Whether it computes nothing, such as the ops of torch.profiler.
-        is_in_place: Whether it writes to its first argument.
-        is_detach: Whether it is detach or detach_.
-        is_random: Whether it draws random numbers.
-        is_cast: Whether it changes the dtype of a tensor and nothing else.
-        is_copy: Whether its kernel copies elements to a tensor that may have another dtype.
-        is_view: Whether it returns a view of an argument, whose elements another call has computed.
-        shares: Whether it returns views of arguments or, as `to` and `contiguous` may, the argument.
-        keeps_elements: Whether its result has the elements of its argument, perhaps in another dtype.
-        overwrites: Whether it ignores the old content of the tensor that it writes to.
-        writes_part: Whether it may write to a part of a tensor alone.
-        communicates: Whether every process must call it equally often.
-        moves_data: Whether it returns its argument's data, or memory of the same dtype, and computes nothing.
-        computes: Whether its results are computed in this process.
-        has_results: Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
-    """
+    """What the package knows of an op. `facts_of` returns it, computed once."""
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
@@ -412,33 +307,39 @@ class OpFacts:
         self.arguments: tuple[str, ...] = tuple(argument.name for argument in schema.arguments)
         self.writes: tuple[Write, ...] = _writes(schema)
         self.unreturned: tuple[Write, ...] = tuple(one for one in self.writes if not one.is_returned)
-        self.is_uninitialized: bool = _UNINITIALIZED.match(schema.name) is not None
+        self.is_uninitialized: bool = _UNINITIALIZED.match(schema.name) is not None  # whether it only allocates memory
+        # The positions of results whose memory no kernel writes to.
         self.unwritten: tuple[int, ...] = (0,) if self.is_uninitialized else _UNWRITTEN.get(self.name, ())
-        self.is_ignored: bool = op.namespace in ("prim", "profiler")
+        self.is_ignored: bool = op.namespace in ("prim", "profiler")  # whether it computes nothing
+        # Whether it writes to its first argument.
         self.is_in_place: bool = schema.is_mutable and schema.name.endswith("_")
         self.is_detach: bool = schema.name in ("aten::detach", "aten::detach_")
         self.is_random: bool = torch.Tag.nondeterministic_seeded in op.tags
-        self.is_cast: bool = schema.name in _CASTS
+        self.is_cast: bool = schema.name in _CASTS  # whether it changes the dtype of a tensor and nothing else
+        # Whether its kernel copies elements to a tensor that may have another dtype.
         self.is_copy: bool = schema.name in _COPIES
         declared = any(aliases) and schema.name not in _UNLESS_IDLE
+        # Whether it returns a view of an argument, whose elements another call has computed.
         self.is_view: bool = declared or schema.name.startswith(_UNDECLARED_VIEWS)
+        # Whether it returns views of arguments or, as `to` may, the argument.
         self.shares: bool = bool(aliases) and all(aliases)
+        # Whether its result has the elements of its argument, perhaps in another dtype.
         self.keeps_elements: bool = schema.name in _KEEPING or (self.is_view and self.name != "aten::view.dtype")
+        # Whether it ignores the old content of the tensor that it writes to.
         self.overwrites: bool = schema.name in _OVERWRITING
+        # Whether it may write to a part of a tensor alone.
         self.writes_part: bool = op.namespace != "aten" or schema.name.removeprefix("aten::") in _PARTIAL
-        self.communicates: bool = op.namespace in _BETWEEN_PROCESSES
+        self.communicates: bool = op.namespace in _BETWEEN_PROCESSES  # whether every process must call it equally often
+        # Whether it returns its argument's data, or memory of the same dtype, and computes nothing.
         self.moves_data: bool = op.namespace == "fsdp" or moves_data(self.name)
+        # Whether its results are computed in this process.
         self.computes: bool = not (self.communicates or self.moves_data) and bool(schema.returns or self.writes)
+        # Whether it returns or writes tensors. Others ask for something, such as item() and is_pinned().
         self.has_results: bool = bool(self.writes) or any("Tensor" in str(one.type) for one in schema.returns)
         self._is_composite: dict[str, bool] = {}
 
     def is_composite(self, device_type: str) -> bool:
-        """Whether it has no kernel for a device type, and calls other ops instead, each of which is dispatched.
-
-        Example:
-            >>> facts_of("aten::linear").is_composite("cpu"), facts_of("aten::mm").is_composite("cpu")
-            (True, False)
-        """
+        """Whether it has no kernel for a device type, and calls other ops instead, each of which is dispatched."""
         found = self._is_composite.get(device_type)
         if found is None:
             has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -454,12 +355,7 @@ class OpFacts:
 
 @functools.lru_cache(maxsize=4096)  # more than PyTorch has: a program may define ops at every step
 def facts_of(op: torch._ops.OpOverload | str) -> OpFacts:
-    """Returns the facts of an overload, or of one with a full name.
-
-    Example:
-        >>> facts_of("aten::view").is_view, facts_of(torch.ops.aten.normal_.default).is_random
-        (True, True)
-    """
+    """Returns the facts of an overload, or of one with a full name."""
     if not isinstance(op, str):
         return OpFacts(op)
     try:
@@ -502,12 +398,7 @@ def read_arguments(names: Sequence[str], args: Sequence[Any]) -> tuple[NamedTens
 
 
 def argument_of(value: Any) -> Any:
-    """Returns an argument that is no tensor as JSON has it, with tuples for lists.
-
-    Example:
-        >>> argument_of([1, float("inf")]), argument_of(torch.float16)
-        ((1, 'inf'), 'float16')
-    """
+    """Returns an argument that is no tensor as JSON has it, with tuples for lists."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -561,12 +452,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no data: a fake tensor, or one on the meta device.
-
-    Example:
-        >>> is_fake(torch.ones(2)), is_fake(torch.ones(2, device="meta"))
-        (False, True)
-    """
+    """Whether a tensor has no data: a fake tensor, or one on the meta device."""
     return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
 
 

@@ -79,12 +79,7 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def describe_arguments(args: Sequence[Any]) -> str:
-    """Returns the arguments of a call as text: a tensor as `dtype[shape]`, then layout, strides or device if unusual.
-
-    Example:
-        >>> describe_arguments([torch.ones(2, 3), torch.ones(3, 2).t(), 0.5, None])
-        'float32[2, 3], float32[2, 3] strides (1, 2), 0.5, None'
-    """
+    """Returns the arguments of a call as text: tensors as `dtype[shape]`, with layout, strides, device if unusual."""
     return ", ".join(map(_describe, args))
 
 
@@ -119,12 +114,7 @@ def innermost_line() -> str:
 
 
 def calling_line() -> str:
-    """Returns the innermost line of the program as `file:line in function: text`.
-
-    Example:
-        >>> print(calling_line().partition(" in ")[2])
-        <module>: print(calling_line().partition(" in ")[2])
-    """
+    """Returns the innermost line of the program as `file:line in function: text`."""
     frame = _program_frame()
     if frame is None:
         return "a thread that runs no Python, such as one of autograd's"
@@ -155,9 +145,8 @@ _MODULE_CALL: CodeType = nn.Module._call_impl.__code__
 class RunningModules:
     """The paths of the modules that run.
 
-    Args:
-        model: The module that paths start from. None: the first module that is called outside of other modules. Modules
-            of other models are named after their class.
+    They start from the model, or if that is None, from the first module that is called outside of other modules.
+    Modules of other models are named after their class.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -332,22 +321,16 @@ def _is_in_closure(step: FrameType) -> bool:
 
 
 class Place(NamedTuple):
-    """The place at which a call was made.
+    """The place at which a call was made."""
 
-    Attributes:
-        line: "path:number" of the innermost line that belongs neither to PyTorch nor to this package; "" if unknown, as
-            in a backward outside of the program's own functions. A cell has the path of its code.
-        phase: The phase.
-        module: The frame of the innermost running module, or None.
-        is_compiled: Whether code of AOTAutograd or Inductor made it.
-        called_backward: Whether this thread called the running backward. An autograd thread does so if a checkpoint
-            runs a backward inside a backward.
-    """
-
+    # Of the innermost line that belongs neither to PyTorch nor to this package, "path:number"; "" if unknown, as in a
+    # backward outside of the program's own functions. A cell has the path of its code.
     line: str
     phase: Phase
-    module: FrameType | None
-    is_compiled: bool = False
+    module: FrameType | None  # the frame of the innermost running module
+    is_compiled: bool = False  # whether code of AOTAutograd or Inductor made the call
+    # Whether this thread called the running backward. An autograd thread does so if a checkpoint runs a backward inside
+    # a backward.
     called_backward: bool = False
 
 
@@ -405,15 +388,10 @@ _NEAR = 64
 
 
 class Origin(NamedTuple):
-    """The origin of a node.
-
-    Attributes:
-        module: The path of the module.
-        line: "path:number".
-    """
+    """The module and the line in which a node was recorded."""
 
     module: str
-    line: str
+    line: str  # "path:number"
 
 
 class NodeOrigins:
@@ -432,9 +410,7 @@ class NodeOrigins:
     def add_between(self, first: int, origin: Origin) -> None:
         """Remembers the nodes recorded between two calls: they belong to the autograd.Function that makes the second.
 
-        Args:
-            first: The next number at the start of the second call.
-            origin: The origin of that call.
+        `first` is the next number at the start of the second call, `origin` the origin of that call.
         """
         before = getattr(self._next, "number", first)
         if before < first:
@@ -459,8 +435,7 @@ class NodeOrigins:
     def of_running_node(self, called_here: bool = True) -> Origin | None:
         """The origin of the node whose backward runs in this thread; None if it is unknown.
 
-        Args:
-            called_here: Whether this thread has called the backward.
+        `called_here` says whether this thread has called the backward.
         """
         node: Any = torch._C._current_autograd_node()
         if node is None:

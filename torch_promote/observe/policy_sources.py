@@ -87,11 +87,7 @@ class _OpenRegion(NamedTuple):
 
 
 class PolicySources:
-    """Follows the regions that are entered, and finds the source of an op's policy.
-
-    Args:
-        modules: Tracks which module runs.
-    """
+    """Follows the regions that are entered, and finds the source of an op's policy."""
 
     def __init__(self, modules: RunningModules) -> None:
         self._modules = modules
@@ -173,8 +169,7 @@ class PolicySources:
     def asked(self, used: Collection[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Returns the collected overrides as JSON-compatible values, with whether a call used them.
 
-        Args:
-            used: The ops of the calls, with their policies and the sources of these.
+        `used` has the ops of the calls, with their policies and the sources of these.
         """
         return [
             {
@@ -190,13 +185,7 @@ class PolicySources:
         ]
 
     def of(self, name: str, device_type: str, module: str = "") -> str:
-        """Returns the source of an op's policy in this thread, as in `Call.policy_source`.
-
-        Args:
-            name: The overload's full name, "aten::mm".
-            device_type: A device type of `my_autocast`.
-            module: The path of the module that calls it.
-        """
+        """Returns the source of the policy of an overload in this thread, as in `Call.policy_source`."""
         if not my_autocast_is_in_force():
             return STOCK
         policy = _C.current_policy_id()
@@ -217,13 +206,7 @@ class PolicySources:
     ) -> str:
         """Finds the open region of this thread that has switched autocast off for an op with a policy.
 
-        Args:
-            name: The overload's full name.
-            inputs: Its inputs.
-            autocast: The device types for which autocast is on, with their dtypes.
-
-        Returns:
-            "autocast off by region at FILE:LINE" or the like; "" if none has, or no region is open.
+        Returns "autocast off by region at FILE:LINE" or the like; "" if none has, or no region is open.
         """
         on = dict(autocast)
         for info in inputs:

@@ -48,15 +48,7 @@ _hooks: list[RemovableHandle] = []
 def watch_steps(listener: Listener, before: Listener | None = None) -> Iterator[None]:
     """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
 
-    Args:
-        listener: The function to call with the optimizer. The newest listeners are called first.
-        before: The same before each step.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> with watch_steps(lambda optimizer: print(type(optimizer).__name__)):
-        ...     torch.optim.SGD([weight], lr=0.1).step()
-        SGD
+    The newest listeners are called first.
     """
     try:
         with _lock:
@@ -101,21 +93,14 @@ _before: Any = None
 
 @dataclass(eq=False)
 class _Block:
-    """An open block.
-
-    Attributes:
-        thread: The id of its thread.
-        tell: Who asks for calls of compiled functions.
-        compiled: The number of lookups of compiled code.
-        frames: Those of PyTorch's wrapper in the open calls of compiled functions, of which `tell` knows.
-        untold: What PyTorch does not tell of them, "read" or "return".
-    """
+    """An open block."""
 
     thread: int
-    tell: CompiledListener | None = None
-    compiled: int = 0
+    tell: CompiledListener | None = None  # who asks for calls of compiled functions
+    compiled: int = 0  # the number of lookups of compiled code
+    # Those of PyTorch's wrapper in the open calls of which `tell` knows.
     frames: list[Any] = field(default_factory=list)
-    untold: set[str] = field(default_factory=set)
+    untold: set[str] = field(default_factory=set)  # what PyTorch does not tell of them: "read" or "return"
 
 
 @contextmanager
@@ -124,19 +109,7 @@ def watch_unseen(
 ) -> Iterator[None]:
     """Adds a sentence for each kind of unobserved computation at the end of a block.
 
-    Args:
-        sentences: The list to add to.
-        modules: The modules of the block, to detect that its model did not run.
-        compiled: Called once for each call of a compiled function.
-
-    Example:
-        >>> said = []
-        >>> with watch_unseen(said):
-        ...     thread = threading.Thread(target=torch.ones, args=(2,))
-        ...     thread.start()
-        ...     thread.join()
-        >>> said
-        ['Threads started in the block: 1. Their ops are not in the trace. Open a block in each thread.']
+    The modules tell whether the block's model ran. `compiled` is called once for each call of a compiled function.
     """
     global _before
     block = _Block(threading.get_ident(), compiled)

@@ -20,19 +20,10 @@ _MOST_DIFFERENCES = 1500
 def align(
     one: Sequence[Hashable], other: Sequence[Hashable], contents: tuple[Sequence[Hashable], Sequence[Hashable]]
 ) -> list[tuple[int, int]]:
-    """Aligns two sequences of calls.
+    """Aligns two sequences of calls, of which only those with equal names may be pairs, and returns pairs of indices.
 
-    Args:
-        one: What each call of the first run is called. Only equal names are aligned.
-        other: Those of the second run.
-        contents: The bits of the results of each call, for both runs. A false value equals no other.
-
-    Returns:
-        Pairs of indices, in the order of the first run.
-
-    Example:
-        >>> align(["mul", "add"], ["mul", "mul", "add"], (["a", "b"], ["c", "a", "b"]))
-        [(0, 1), (1, 2)]
+    The pairs are in the order of the first run. `contents` has the bits of the results of each call, for both runs; a
+    false value equals no other.
     """
     if one == other and contents[0] == contents[1]:
         return [(i, i) for i in range(len(one))]

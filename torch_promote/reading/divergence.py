@@ -184,8 +184,21 @@ class Walk:
                 [(run.calls[i].name, len(run.calls[i].inputs)) for i in calls]
                 for run, calls in zip(self.runs, (ones, others), strict=True)
             ]
-            contents = [self.one.results(i) for i in ones], [self.other.results(j) for j in others]
-            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], contents)}
+            # The same loop in both runs, such as over experts, calls the same arguments in one order.
+            orders: tuple[dict[str, list[Any]], dict[str, list[Any]]] = {}, {}
+            for run, calls, order in zip(self.runs, (ones, others), orders, strict=True):
+                for i in calls:
+                    order.setdefault(run.calls[i].name, []).append(run.calls[i].arguments)
+            ordered = {name for name, order in orders[0].items() if order == orders[1].get(name)}
+            contents: list[list[Any]] = [
+                [
+                    results and (results, run.calls[i].arguments if run.calls[i].name in ordered else ())
+                    for i in calls
+                    for results in (run.results(i),)
+                ]
+                for run, calls in zip(self.runs, (ones, others), strict=True)
+            ]
+            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], (contents[0], contents[1]))}
         return found
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
@@ -400,6 +413,11 @@ class Walk:
             self._taint(pair)
         else:  # a call that reads it is a better place to name
             self._unexplained.append(pair)
+            writers = [
+                [w for read in run.reads(k) for w in read.written_by] for run, k in zip(self.runs, pair, strict=True)
+            ]
+            if any(w in self._tainted[side] for side, found in enumerate(writers) for w in found):
+                self._taint(pair)  # such as a reshape that copies
 
     def _see(self, pair: Pair) -> None:
         if not self._with_values:
@@ -485,6 +503,9 @@ class Walk:
         """Whether an earlier fact explains that the arguments of a call differ."""
         if self._reads_numbers:
             return True
+        infos = [run.calls[k].inputs for run, k in zip(self.runs, pair, strict=True)]
+        if self.facts and any(a.shape != b.shape for a, b in zip(*infos, strict=False)):
+            return bool(differing)  # a dim or a size
         return bool(differing) and any(fact.kind in ("shape", "structure", "policy") for fact in self.facts)
 
     @property
@@ -508,7 +529,9 @@ class Walk:
         if _dtypes(call) != _dtypes(other) and set(arguments) <= {"dtype", "self"}:
             kind = "policy"
         elif shapes[0] != shapes[1] and not differing:
-            kind = "shape"
+            same = [info.shape for info in call.inputs] == [info.shape for info in other.inputs]
+            if not (same and call.inputs) or self.one.is_transparent(pair.one):  # otherwise such as topk's k
+                kind = "shape"
             text = f"{text[:-1]}, so its shapes are {shapes[0]} in A and {shapes[1]} in B."
         if call.phase == "optimizer" and self._numbers:
             text, self._numbers = f"{text} {self._numbers[1]}", None
@@ -574,8 +597,10 @@ class Walk:
                 chains[side] = chain[: alone + 1]
         writers = [chain[-1] if chain else None for chain in chains]
         name, step = infos[0].name, self._step_of(*pair)
-        if any(k in self._tainted[side] for side, chain in enumerate(chains) for k in chain):
-            return True
+        for side, chain in enumerate(chains):
+            known = self.runs[side].sources[-1 - chain[-1]].written_by if chain and chain[-1] < 0 else ()
+            if any(k in self._tainted[side] for k in (*chain, *known, *reads[side].written_by)):
+                return True
         if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
             text = f"{self.place(*pair)} reads memory that no recorded call has written ({name})."
             self._add(Fact("input", text, *pair, step), ("undefined", one.name))
@@ -589,9 +614,9 @@ class Walk:
         if named is not None:
             found = [self._gap_of[side].get(w) for side, w in enumerate(writers) if w is not None]
             gap = next((one for one in found if one is not None), None)
-            if gap is not None and one.phase == "optimizer":
+            if gap is not None and (one.phase == "optimizer" or gap.tainted or id(gap) in self._told):
                 return self._explain_gap(gap, pair, place, None)
-            return self._explain_named(pair, place, named, sources)
+            return self._explain_named(pair, place, named, sources, writers)
         values = [
             run.values_of(w, read.digest) if w is not None else None
             for run, w, read in zip(self.runs, writers, reads, strict=True)
@@ -603,7 +628,12 @@ class Walk:
         gap = gaps[0] or gaps[1]
         if gap is not None:
             return self._explain_gap(gap, pair, place, error)
-        if sources[0] is not None and sources[1] is not None:
+        contents = [one.values.digest if one is not None else "" for one in sources]
+        if (
+            sources[0] is not None
+            and sources[1] is not None
+            and (contents[0] != contents[1] or infos[0].shape != infos[1].shape)
+        ):
             return self._explain_sources(pair, place, (sources[0], sources[1]), error)
         what = [self._described(side, w) for side, w in enumerate(writers)]
         if None in writers:
@@ -625,12 +655,33 @@ class Walk:
             a, b = (k, None) if side == 0 else (None, k)
             self._add(Fact("structure", text, a, b, step), ("view", self.runs[side].calls[k].name))
             return True
+        a, b = writers
+        if a is not None and b is not None and a >= 0 and self._partners[0].get(a) == b:
+            results = self.one.results(a), self.other.results(b)
+            if results[0] != results[1]:
+                return True  # it has several writers, of which one explains it
         if what[0] == what[1]:
             text = f"{self.place(*pair)} reads other elements of {what[0]} ({name}) in the two runs."
-            self._add(Fact("input", text, *pair, step), ("elements", one.name, what[0]))
+            kind: Kind = "input"
+            w, theirs = writers
+            if w is not None and theirs is not None and w >= 0 and theirs >= 0:
+                if self._partners[0].get(w) != theirs:
+                    kind = "structure"
+                    text = f"{self.place(*pair)} reads {what[0]} ({name}) in both runs, but of another call in B."
+                elif len(reads[0].written_by) > 1:
+                    for view in reversed(self.views):  # through which it was written
+                        arguments = self._differing_arguments(view) if view.one < w and view.other < theirs else {}
+                        before = {k for read in self.one.reads(view.one) for k in read.written_by}
+                        if arguments and before & {*reads[0].written_by}:
+                            self._add_arguments(view, arguments, None, ())
+                            return True
+                    text = f"{self.place(*pair)} reads other contents ({name}) where {what[0]} was written last."
+                elif self.one.results(w) != self.other.results(theirs):
+                    text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
+            self._add(Fact(kind, text, *pair, step), ("elements", one.name, what[0]))
         else:
             text = f"{self.place(*pair)} reads another tensor ({name}): {what[0]} in A, {what[1]} in B."
-            kind: Kind = "input" if sources[0] or sources[1] else "structure"
+            kind = "input" if sources[0] or sources[1] else "structure"
             self._add(Fact(kind, text, *pair, step, error), ("another", one.name))
         return True
 
@@ -652,7 +703,9 @@ class Walk:
                     return side, k
         return None
 
-    def _explain_named(self, pair: Pair, place: int, named: Source, sources: Sequence[Source | None]) -> bool:
+    def _explain_named(
+        self, pair: Pair, place: int, named: Source, sources: Sequence[Source | None], writers: Sequence[int | None]
+    ) -> bool:
         """Explains that a parameter, a buffer, a gradient or a state differs."""
         step, name = self._step_of(*pair), named.name
         both = [one.values if one is not None else None for one in sources]
@@ -667,6 +720,18 @@ class Walk:
             self._add(Fact("state", text, *pair, step, error, state=(name,)), ("state", name))
             return True
         shapes = [list(self.runs[side].calls[k].inputs[place].shape) for side, k in enumerate(pair)]
+        names = [one.name for one in sources if one is not None]
+        others = any(w is None or (w >= 0 and not run.updates(w)) for run, w in zip(self.runs, writers, strict=True))
+        if (others and named.kind != "gradient") or (
+            len(names) > 1 and names[0] != names[1] and (all(names) or shapes[0] != shapes[1])
+        ):
+            what = [
+                f"the {one.kind} {one.name}" if one is not None and one.name else self._described(side, writers[side])
+                for side, one in enumerate(sources)
+            ]
+            text = f"{self.place(*pair)} reads {what[0]} in A and {what[1]} in B."
+            self._add(Fact("structure", text, *pair, step), ("another", self.one.calls[pair.one].name))
+            return True
         if shapes[0] != shapes[1]:
             text = f"The {named.kind} {name} has the shape {shapes[0]} in A and {shapes[1]} in B."
             self._add(Fact("shape", text, *pair, step, None, name), ("shape of weights",))
@@ -707,21 +772,24 @@ class Walk:
         """Explains that a tensor from outside of the recorded calls differs."""
         one, other = sources
         call, step = self.one.calls[pair.one], self._step_of(*pair)
-        where = f"{self.place(*pair)} ({one.info.name})"
+        infos = call.inputs[place], self.other.calls[pair.other].inputs[place]
+        where = f"{self.place(*pair)} ({infos[0].name})"
         if call.phase not in ("forward", "recompute") and self.facts:
             return True
-        if one.info.shape != other.info.shape:
-            text = f"{where} reads {list(one.info.shape)} in A and {list(other.info.shape)} in B from outside."
+        if infos[0].shape != infos[1].shape:
+            text = f"{where} reads {list(infos[0].shape)} in A and {list(infos[1].shape)} in B from outside."
             self._add(Fact("shape", text, *pair, step), ("shape of input", call.name, place))
             return True
         shown = "" if error is None else f" (relative L2 {spell_number(error)})"
-        text = f"{where} reads another input{shown}, which no recorded call has made."
+        kind: Kind = "weight" if one.kind == other.kind == "parameter" else "input"
+        what = "a parameter with other contents" if kind == "weight" else "another input"
+        text = f"{where} reads {what}{shown}, which no recorded call has made."
         for run, theirs, source in (("A", self.other, one), ("B", self.one, other)):
             steps = [s.step for s in theirs.sources if s.kind == "input" and s.values.digest == source.values.digest]
             if steps:
                 text += f" What {run} reads here, {'B' if run == 'A' else 'A'} reads first in step {steps[0]}."
                 break
-        self._add(Fact("input", text, *pair, step, error), ("source", step, call.phase))
+        self._add(Fact(kind, text, *pair, step, error), ("source", step, call.phase))
         return True
 
     def _explain_conversion(self, pair: Pair, place: int, error: float | None) -> bool:

@@ -37,19 +37,12 @@ _BINS = 80
 
 
 class Saving(NamedTuple):
-    """A suggestion to make fewer casts.
+    """A suggestion to make fewer casts."""
 
-    Attributes:
-        remedy: The code to write, `my_autocast(..., cache="all")`.
-        casts: The number of traced casts that it would avoid.
-        bytes: Their size in bytes.
-        effect: The effect, as a sentence.
-    """
-
-    remedy: str
-    casts: int
+    remedy: str  # the code to write, `my_autocast(..., cache="all")`
+    casts: int  # the number of traced casts that it would avoid
     bytes: int
-    effect: str
+    effect: str  # as a sentence
 
 
 def _result_dtype(dtypes: str) -> str:
@@ -64,11 +57,7 @@ def _result_dtype(dtypes: str) -> str:
 
 
 def result_dtypes(dtypes: Mapping[str, int]) -> dict[str, int]:
-    """Counts calls by the dtype of their results, widest first, "other" last.
-
-    Args:
-        dtypes: `CallGroup.dtypes`.
-    """
+    """Counts the calls of `CallGroup.dtypes` by the dtype of their results, widest first, "other" last."""
     counted: Counter[str] = Counter()
     for text, calls in dtypes.items():
         counted[_result_dtype(text)] += calls
@@ -163,15 +152,7 @@ def module_tree(groups: Iterable[CallGroup]) -> Tree:
     """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside.
 
     A float32 island is a module all of whose floating results are float32 or wider, while other modules' are narrower.
-
-    Args:
-        groups: The calls by module, as `modules_and_optimizer` returns them.
-
-    Example:
-        >>> bf16 = CallGroup("0.linear", 2, Counter({"bfloat16 -> bfloat16": 2}))
-        >>> fp32 = CallGroup("0.norm", 1, Counter({"bfloat16 -> float32 -> float32": 1}), Counter({"fp32: me": 1}))
-        >>> [(branch.path, branch.cells[0], branch.tag, branch.note) for branch in module_tree([bf16, fp32]).branches]
-        [('0', 3, '', ''), ('0.linear', 2, '', ''), ('0.norm', 1, 'float32 island', 'fp32: me')]
+    The groups are those of `modules_and_optimizer`.
     """
     whole: dict[str, CallGroup] = {}
     for group in sorted(groups, key=lambda group: (group.key == OPTIMIZER, _natural(group.key))):

@@ -24,9 +24,8 @@ _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 
 
 def _is_copy(call: Call) -> bool:
-    """Whether a call returns the elements of its argument, perhaps in another dtype, in memory of its own."""
-    facts = facts_of(call.name)
-    return call.op == "aten::clone" or (facts.keeps_elements and not facts.is_view)
+    """Whether what a call has written are the elements of its argument, perhaps in another dtype."""
+    return call.op == "aten::clone" or facts_of(call.name).keeps_elements
 
 
 def _is_undefined(call: Call) -> bool:
@@ -42,14 +41,8 @@ def _is_undefined(call: Call) -> bool:
 def relative_error(one: Values, other: Values) -> float | None:
     """The relative L2 norm of the difference of two tensors, estimated from their sketches.
 
-    Returns:
-        None if one of them has no sketch, such as a tensor of integers, or they have other numbers of elements; inf if
-        they differ in their numbers of infinite values or NaN.
-
-    Example:
-        >>> import torch
-        >>> relative_error(Values.of(torch.ones(4)), Values.of(torch.ones(4)))
-        0.0
+    None if one of them has no sketch, such as a tensor of integers, or they have other numbers of elements; inf if they
+    differ in their numbers of infinite values or NaN.
     """
     if one.digest and one.digest == other.digest:
         return 0.0
@@ -70,32 +63,21 @@ def is_unfinished(recording: Recording) -> bool:
 
 
 class Run:
-    """A recording, prepared for the comparison.
-
-    Attributes:
-        recording: The recording.
-        calls: Its calls.
-        sources: Its sources.
-        own: The numbers of the calls that the program made, without those of compiled code, those that only allocate
-            memory, and those after the last step of a run that was killed.
-        undefined: The numbers of the calls that only allocate memory, such as torch.empty.
-        unfinished: Whether the run was killed, or is still running.
-        steps: The number of optimizer steps before each call.
-        initial: The numbers of calls that only initialize parameters and buffers.
-        compiled: Whether compiled functions ran.
-        named: The first source of each parameter and buffer, by name.
-        contents: The digests of all inputs and results.
-    """
+    """A recording, prepared for the comparison."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording: Recording = recording
         self.calls: Sequence[Call] = recording.calls
         self.sources: Sequence[Source] = recording.sources
+        # The numbers of the calls that only allocate memory, such as torch.empty.
         self.undefined: frozenset[int] = frozenset(i for i, call in enumerate(self.calls) if _is_undefined(call))
-        self.unfinished: bool = is_unfinished(recording)
+        self.unfinished: bool = is_unfinished(recording)  # whether it was killed, or is still running
         ends = [end.calls for end in recording.ends]
+        # The number of optimizer steps before each call.
         self.steps: list[int] = [bisect.bisect_right(ends, i) for i in range(len(self.calls))]
         end = ends[-1] if self.unfinished and ends else len(self.calls)
+        # The numbers of the calls that the program made, without those of compiled code, those that only allocate
+        # memory, and those after the last step of a run that was killed.
         self.own: list[int] = [
             i
             for i, call in enumerate(self.calls[:end])
@@ -104,12 +86,14 @@ class Run:
         self.compiled: bool = any(one.kind == "compiled" for one in recording.not_seen) or any(
             call.policy_source == COMPILED for call in self.calls
         )
+        # The first source of each parameter and buffer.
         self.named: dict[str, Source] = {
             source.name: source
             for source in reversed(self.sources)
             if source.kind in ("parameter", "buffer") and source.name
         }
-        self.initial: frozenset[int] = self._initial()
+        self.initial: frozenset[int] = self._initial()  # the calls that only initialize parameters and buffers
+        # The digests of all inputs and results.
         self.contents: frozenset[str] = frozenset(
             [one.digest for reads in recording.reads.values() for one in reads]
             + [one.digest for values in recording.values.values() for one in values]
@@ -147,6 +131,15 @@ class Run:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
         return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
+    def updates(self, i: int) -> bool:
+        """Whether a call writes to its arguments."""
+        call = self.calls[i]
+        return (
+            call.op.endswith("_")
+            or call.overload.endswith("out")
+            or any(not info.name.isdigit() for info in call.outputs)
+        )
+
     def chain(self, writer: int) -> list[int]:
         """A writer, and if it is a copy or a conversion what it has converted, and so on."""
         found = [writer]
@@ -159,12 +152,7 @@ class Run:
         return found
 
     def values_of(self, writer: int, digest: str = "") -> Values:
-        """The values of what a call or source left in memory.
-
-        Args:
-            writer: As in `Read`.
-            digest: Of several results, that with this digest.
-        """
+        """The values of what a writer, as in `Read`, left in memory: of several results, those with the digest."""
         if writer < 0:
             return self.sources[-1 - writer].values
         found = self.values(writer)

@@ -54,14 +54,7 @@ _MOST_KNOWN = 8192
 
 
 class RecordingFile:
-    """Writes a recording. It keeps no more than the definitions that it has written last.
-
-    Args:
-        path: The file. It replaces an existing one when something is first written to it.
-
-    Raises:
-        OptionError: The file cannot be written. It is a ValueError.
-    """
+    """Writes a recording, of which it keeps no more than the last definitions. The first write replaces a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -203,15 +196,15 @@ class RecordingFile:
 
     def _number_of_kind(self, call: Call) -> int:
         tensors = id(call.inputs), id(call.ran_with), id(call.outputs)  # shared records, whose hashes would take long
-        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], bool(call.casts)
-        known = self._kinds.get(key) if not call.casts else None
+        casts = [(one.argument, one.to_dtype, one.reused, one.cache, one.avoidable) for one in call.casts]
+        key = *tensors, *[getattr(call, name) for name in _KIND_FIELDS], *casts
+        known = self._kinds.get(key)
         if known is not None:
             return known[0]
-        casts = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
-        kind = dataclasses.replace(call, casts=casts, **_OWN_FIELDS)
+        unnumbered = tuple(dataclasses.replace(cast, tensor=0, earlier=0) for cast in call.casts)
+        kind = dataclasses.replace(call, casts=unnumbered, **_OWN_FIELDS)
         number = self._number("kind", kind, lambda: self._kind(kind))
-        if not casts:  # which would have to be compared
-            _keep(self._kinds, key, (number, call))
+        _keep(self._kinds, key, (number, call))
         return number
 
     def _kind(self, call: Call) -> dict[str, Any]:
@@ -277,11 +270,7 @@ _json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
-    """Writes a report whose block has ended.
-
-    Raises:
-        OptionError: The file cannot be written, or calls are missing in the report, beyond `max_calls`.
-    """
+    """Writes a report whose block has ended; raises OptionError if the report lacks calls, beyond `max_calls`."""
     if report.dropped:
         raise OptionError(
             f"cannot save {report.dropped:,} calls beyond `max_calls`, which this report only sums up. Record them "
@@ -305,10 +294,8 @@ def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     """Fills an empty report from a file.
 
-    Raises:
-        OSError: The file cannot be read.
-        OptionError: It is not a recording, or of another version.
-        KeyError, TypeError, ValueError: It was changed.
+    Raises OptionError for a file that is not a recording, or one of another version; KeyError, TypeError or ValueError
+    for one that was changed.
     """
     decompressor = zlib.decompressobj(wbits=_GZIP)
     try:

@@ -46,26 +46,17 @@ _SKETCH = re.compile("|".join(f"[A-Za-z0-9+/]{{{(24 + PROJECTIONS * bits) // 6}}
 
 
 class Format(NamedTuple):
-    """The bits of float32 or float64.
+    """The bits of float32 or float64."""
 
-    Attributes:
-        integer: The integer dtype of the same size.
-        code: The dtype's format character in the module `struct`.
-        mantissa: The number of bits of the mantissa.
-        bias: The exponent of the number whose exponent bits are 0, negated.
-        infinity: The bits of inf.
-        magnitude: The mask of all bits but the sign.
-        bounds: The magnitudes at which the counts of `Numbers.above` start: the smallest that is not 0; the smallest
-            that a cast to float16 does not round to 0, the smallest that it makes infinite, and the same for bfloat16;
-            the largest finite number of the tensor's own dtype; inf; NaN.
-    """
-
-    integer: torch.dtype
-    code: str
-    mantissa: int
-    bias: int
-    infinity: int
-    magnitude: int
+    integer: torch.dtype  # the integer dtype of the same size
+    code: str  # the dtype's format character in the module `struct`
+    mantissa: int  # the number of bits of the mantissa
+    bias: int  # the exponent of the number whose exponent bits are 0, negated
+    infinity: int  # the bits of inf
+    magnitude: int  # the mask of all bits but the sign
+    # The magnitudes at which the counts of `Numbers.above` start: the smallest that is not 0; the smallest that a cast
+    # to float16 does not round to 0, the smallest that it makes infinite, and the same for bfloat16; the largest finite
+    # number of the tensor's own dtype; inf; NaN.
     bounds: tuple[int, int, int, int, int, int, int, int]
 
     def to_float(self, bits: int) -> float:
@@ -99,23 +90,14 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 class Numbers(NamedTuple):
-    """What was counted and summed of floating point numbers.
+    """What was counted and summed of floating point numbers."""
 
-    Attributes:
-        largest: The bits of the largest finite magnitude; 0 if there is none.
-        smallest: The bits of the smallest finite magnitude other than 0; those of inf if there is none.
-        above: The number of magnitudes from each of `Format.bounds` on.
-        exponents: Pairs of exponent bits and the number of magnitudes that have them.
-        squares: The sum of the squares of the finite numbers.
-        sketch: Their projections, as `pack` writes them; "" if one is beyond the range of float64.
-    """
-
-    largest: int
-    smallest: int
-    above: Sequence[int]
-    exponents: Sequence[tuple[int, int]]
-    squares: float
-    sketch: str
+    largest: int  # the bits of the largest finite magnitude; 0 if there is none
+    smallest: int  # the bits of the smallest finite magnitude other than 0; those of inf if there is none
+    above: Sequence[int]  # the number of magnitudes from each of `Format.bounds` on
+    exponents: Sequence[tuple[int, int]]  # pairs of exponent bits and the number of magnitudes that have them
+    squares: float  # the sum of the squares of the finite numbers
+    sketch: str  # their projections, for `unpack_sketch`; "" if one is beyond the range of float64
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Numbers:
@@ -176,11 +158,10 @@ def is_sketch(text: str) -> bool:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the elements to measure; call it in `unnoticed`.
+    """Returns the elements to measure, None if they cannot be read; call it in `unnoticed`.
 
-    Returns:
-        A real, strided tensor whose memory has the values, perhaps without elements: those of the tensor, or those that
-        a sparse or nested tensor stores. None if it cannot be read.
+    They are a real, strided tensor whose memory has the values, perhaps without elements: those of the tensor, or those
+    that a sparse or nested tensor stores.
     """
     stored = stored_values(tensor)
     if stored is None:
@@ -196,9 +177,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
     """Returns what is counted of floating point numbers on a CPU, for `Numbers.from_bytes`.
 
-    Args:
-        elements: What `readable` returned, made contiguous, with at least one element.
-        dtype: The dtype of its argument.
+    `readable` has returned the elements for a tensor of the dtype. There is one at least, and they are contiguous.
     """
     bounds = format_of(elements.dtype).bounds
     return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))

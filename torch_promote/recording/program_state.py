@@ -96,12 +96,7 @@ def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
 
 
 class OptimizerStates:
-    """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first.
-
-    Args:
-        name_of: Returns the name of a parameter; "" if it has none.
-        values_of: Measures a tensor.
-    """
+    """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first."""
 
     def __init__(self, name_of: Callable[[torch.Tensor], str], values_of: Callable[[torch.Tensor], Values]) -> None:
         self._name_of = name_of
@@ -116,7 +111,7 @@ class OptimizerStates:
         if first:
             self._known.append(weakref.ref(optimizer))
             known = {id(one()) for one in self._others}
-            self._others += [weakref.ref(one) for one in _schedulers_and_scalers() if id(one) not in known]
+            self._others += [weakref.ref(one) for one in _schedulers_and_scalers(optimizer) if id(one) not in known]
         numbers = self._all_numbers(optimizer)
         changed = {name: value for name, value in numbers.items() if self._numbers.get(name, self) != value}
         self._numbers |= changed
@@ -213,9 +208,16 @@ def _numbers_in(values: Mapping[str, Any]) -> dict[str, Argument]:
     return found
 
 
-def _schedulers_and_scalers() -> list[Any]:
-    """The schedulers and GradScalers of the process. PyTorch has no list of them."""
-    return [one for one in gc.get_objects() if issubclass(type(one), LRScheduler | GradScaler)]
+def _schedulers_and_scalers(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The schedulers of an optimizer, of which PyTorch has no list, and the GradScaler that calls its step."""
+    found = gc.get_referrers(optimizer)
+    attributes = [one for one in found if type(one) is dict and one.get("optimizer") is optimizer]
+    found += gc.get_referrers(*attributes) if attributes else []
+    schedulers = [one for one in found if issubclass(type(one), LRScheduler)]
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not GradScaler.step.__code__:
+        frame = frame.f_back
+    return schedulers if frame is None else [*schedulers, frame.f_locals["self"]]
 
 
 # --- versions, devices and settings

@@ -99,14 +99,15 @@ class _Open:
         reads: What it reads.
         draw: The generator from which it draws, with its state; "" if it draws nothing.
         writes: The storages that it writes to, by its schema.
-        inside: What the calls inside of it have written: storages, with the versions of their tensors.
+        inside: What the calls inside of it have written: storages, with the versions of their tensors, and whether they
+            have only allocated it.
         is_compiled: Whether compiled code makes it.
     """
 
     reads: tuple[Read, ...] = ()
     draw: str = ""
     writes: frozenset[int] = field(default_factory=frozenset)
-    inside: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
+    inside: dict[int, tuple[StorageWeakRef, int, bool]] = field(default_factory=dict)
     is_compiled: bool = False
 
 
@@ -365,9 +366,13 @@ class Recorder:
             reads, draw = of.reads, of.draw
             computes, memories = self._follow(number, of, call, args, tensors)
         else:
-            for tensor in filter(has_storage, tensors):
-                reference = StorageWeakRef(tensor.untyped_storage())
-                of.inside[reference.cdata] = reference, _version_of(tensor)
+            unwritten = facts_of(call.name).unwritten  # such as the workspace of an LSTM, which its backward reads
+            copies_undefined = self._copies_undefined(call, args, of)
+            for place, tensor in enumerate(tensors):
+                if has_storage(tensor):
+                    reference = StorageWeakRef(tensor.untyped_storage())
+                    is_undefined = copies_undefined or place in unwritten
+                    of.inside[reference.cdata] = reference, _version_of(tensor), is_undefined
         values: tuple[Values, ...] = ()
         if self._is_kept or computes:
             values = self._measure(call, tensors, memories)
@@ -385,6 +390,24 @@ class Recorder:
             if computes:
                 self._find_faults(number, reads, args, values)
         return reads, values, draw
+
+    def _copies_undefined(self, call: Call, args: Sequence[Any], of: _Open) -> bool:
+        """Whether a call copies memory that none has written."""
+        facts = facts_of(call.name)
+        if not (facts.is_copy or facts.keeps_elements):
+            return False
+        for tensor in filter(has_storage, map(_local, tensors_in(args[-2:] if facts.is_copy else args[:1]))):
+            key = tensor.untyped_storage()._cdata
+            memory = self._memory.get(key)
+            if key in of.inside:
+                is_undefined = of.inside[key][2]
+            elif memory is None:  # a kernel has made it, such as the workspace of an LSTM, which a hook saves
+                is_undefined = not call.own
+            else:
+                is_undefined = memory.is_undefined
+            if is_undefined:
+                return True
+        return False
 
     def _measure(
         self, call: Call, tensors: Sequence[torch.Tensor], memories: Sequence[_Memory | None]
@@ -450,7 +473,8 @@ class Recorder:
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
             return not is_collective, ()
         memories: list[_Memory | None] = []
-        uninitialized, wrote = facts_of(call.name).is_uninitialized, False
+        uninitialized = facts_of(call.name).is_uninitialized or self._copies_undefined(call, args, of)
+        wrote = False
         for tensor in tensors:
             if not has_storage(tensor):
                 wrote = True
@@ -477,10 +501,11 @@ class Recorder:
             )
             self._memory[key] = memory
             memories.append(memory)
-        for key, (reference, version) in of.inside.items():  # such as the mask of a dropout
+        for key, (reference, version, is_undefined) in of.inside.items():  # such as the mask of a dropout
             known = self._memory.get(key)
             if (known is None or known.version != version) and not reference.expired():
-                self._memory[key] = _Memory(reference, (number,), version, known is not None and known.is_read)
+                is_read = known is not None and known.is_read
+                self._memory[key] = _Memory(reference, (number,), version, is_read, is_undefined=is_undefined)
         if of.is_compiled:
             return wrote and not uninitialized, ()
         return wrote and not uninitialized, memories

@@ -333,11 +333,7 @@ class Calls(list[Call]):
 
 
 class Recording:
-    """A recording: the calls of a block and their sums. `TraceReport` describes the attributes.
-
-    Args:
-        max_calls: The number of calls to store.
-    """
+    """A recording: the calls of a block and their sums. `TraceReport` describes the attributes."""
 
     def __init__(self, max_calls: int) -> None:
         self.calls: Calls = Calls()
