@@ -1,4 +1,4 @@
-"""`Report`: one content, rendered as text, page, plot, JSON and CSV."""
+"""`Report`: one content, rendered as text, page, plot and JSON."""
 
 from __future__ import annotations
 

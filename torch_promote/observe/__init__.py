@@ -1,1 +1,1 @@
-"""One observer of the calls of ops, its events, and recordings of them."""
+"""The observer of the calls of ops: the record of a call, where it ran, and who set its policy."""

@@ -1,1 +1,1 @@
-"""Reports: `Report` says its facts, tables and charts once; terminal, page, plot, JSON and CSV render them."""
+"""Reports: `Report` says its facts, tables and charts once; terminal, page, plot and JSON render them."""

@@ -18,15 +18,14 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar, Union
+from typing import Any, Literal, TypeAlias, Union
 
 import torch
 
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["WRONG_DATA", "decode", "decode_fields", "decode_list", "decode_record", "encode", "place_of"]
+__all__ = ["WRONG_DATA", "decode", "decode_fields", "decode_record", "encode", "place_of"]
 
-_T = TypeVar("_T")
 Decoder: TypeAlias = Callable[[Any], Any]
 
 #: What `decode`, and the `from_dict` of a class, raise for data of another type.
@@ -74,13 +73,6 @@ def decode_fields(kind: Any, data: Mapping[str, Any]) -> Any:
 def decode_record(kinds: Mapping[str, Any], data: Any) -> dict[str, Any]:
     """Returns the fields of a dict that have a type here."""
     return _read_fields([(name, _decoder(kind)) for name, kind in kinds.items()], data)
-
-
-def decode_list(data: Any, name: str, decoder: Callable[[Any], _T]) -> list[_T]:
-    """Returns a field of a dict that is a list, its items read by a function."""
-    items = functools.partial(_read_sequence, list, itertools.repeat(decoder), False)
-    found: list[_T] = _read_fields([(name, items)], data)[name]
-    return found
 
 
 def place_of(error: BaseException) -> str:
