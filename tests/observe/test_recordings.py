@@ -32,7 +32,7 @@ from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording import file as recording_file
 from torch_promote.recording import values
 from torch_promote.recording.file import SUFFIX
-from torch_promote.recording.program_state import generator_states
+from torch_promote.recording.program_state import OptimizerStates, generator_states
 from torch_promote.recording.recorder import Recorder
 from torch_promote.recording.recording import Recording, Source
 from torch_promote.recording.values import Values, distance
@@ -608,6 +608,19 @@ def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> N
     assert generator_states()["python"] == "265af31fc9e366b9"
     random.gauss()
     assert generator_states()["python"] == "0205a65a28c7fe9d"
+
+
+def test_what_is_known_of_an_optimizer_goes_with_it() -> None:
+    known, weight = OptimizerStates(lambda _: "", Values.of), nn.Parameter(torch.ones(2))
+    for number in range(20):
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        state = known.at_step(optimizer, number)
+        assert state is not None
+        assert state.numbers["lr of group 0" + f" of optimizer {number}" * (number > 0)] == 0.1
+    gc.collect()
+    known.at_step(torch.optim.SGD([weight], lr=0.1), 20)
+    assert len(known._known) <= 2
+    assert len(known._numbers) <= 3 * len(state.numbers)
 
 
 def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

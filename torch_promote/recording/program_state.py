@@ -95,21 +95,27 @@ def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
 # --- optimizers
 
 
+_OF_OPTIMIZER = " of optimizer "
+
+
 class OptimizerStates:
     """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first."""
 
     def __init__(self, name_of: Callable[[torch.Tensor], str], values_of: Callable[[torch.Tensor], Values]) -> None:
         self._name_of = name_of
         self._values_of = values_of
-        self._known: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # numbers
+        self._count = 0  # of those that there have been
         self._others: list[weakref.ref[Any]] = []  # schedulers and scalers
         self._numbers: dict[str, Argument] = {}
 
     def at_step(self, optimizer: torch.optim.Optimizer, step: int) -> OptimizerState | None:
         """The state at the start of a step: all of an optimizer's at its first, then numbers that have changed."""
-        first = not any(one() is optimizer for one in self._known)
+        first = optimizer not in self._known
         if first:
-            self._known.append(weakref.ref(optimizer))
+            self._known[optimizer] = self._count
+            self._count += 1
+            self._forget_dead()
             known = {id(one()) for one in self._others}
             self._others += [weakref.ref(one) for one in _schedulers_and_scalers(optimizer) if id(one) not in known]
         numbers = self._all_numbers(optimizer)
@@ -118,22 +124,25 @@ class OptimizerStates:
         tensors = self._tensors(optimizer) | self._of_scalers() if first else {}
         return OptimizerState(step, tensors, changed) if tensors or changed else None
 
+    def _forget_dead(self) -> None:
+        """A program may make ever new optimizers."""
+        self._others = [one for one in self._others if one() is not None]
+        alive = {"", *map(self._suffix, self._known)}
+        of_each = ((name, name.partition(_OF_OPTIMIZER)) for name in self._numbers)
+        self._numbers = {name: self._numbers[name] for name, (_, of, number) in of_each if of + number in alive}
+
     def at_end(self, step: int) -> OptimizerState | None:
         """The states of all optimizers that have made a step; None if there are none."""
         found: dict[str, Values] = {}
-        for reference in self._known:
-            optimizer = reference()
-            if optimizer is not None:
-                found |= self._tensors(optimizer)
+        for optimizer in self._known:
+            found |= self._tensors(optimizer)
         return OptimizerState(step, found | self._of_scalers(), {}) if found else None
 
     def names(self) -> dict[int, str]:
         """The names of the tensors of the known optimizers' states, by id."""
         found: dict[int, str] = {}
-        for reference in self._known:
-            optimizer = reference()
-            if optimizer is not None:
-                found |= {id(tensor): name for name, tensor in self._named_tensors(optimizer)}
+        for optimizer in self._known:
+            found |= {id(tensor): name for name, tensor in self._named_tensors(optimizer)}
         return found | {id(tensor): name for name, tensor in self._scales()}
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Values]:
@@ -162,8 +171,8 @@ class OptimizerStates:
 
     def _suffix(self, optimizer: torch.optim.Optimizer) -> str:
         """Tells the second and later optimizers from the first."""
-        number = next((i for i, one in enumerate(self._known) if one() is optimizer), 0)
-        return f" of optimizer {number}" if number else ""
+        number = self._known[optimizer]
+        return f"{_OF_OPTIMIZER}{number}" if number else ""
 
     def _scales(self) -> list[tuple[str, torch.Tensor]]:
         scalers = [one for reference in self._others if isinstance(one := reference(), GradScaler)]
