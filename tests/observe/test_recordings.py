@@ -178,6 +178,29 @@ def test_values_belong_to_their_calls_if_two_threads_add_some(monkeypatch: pytes
     assert [values[0].amax for values in report.values.values()] == [7.0, 5.0]
 
 
+def test_sources_have_their_numbers_if_two_threads_read_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, values_of, others, fives = Recorder.begun, Recorder._values_of, [], torch.full((2,), 5.0)
+
+    def begins(recorder: Recorder, call: OpenCall) -> Any:
+        def measured(recorder: Recorder, tensor: torch.Tensor) -> Values:
+            if not others:
+                others.append(threading.Thread(target=begun, args=(recorder, replace(call, args=[fives]))))
+                others[0].start()
+                others[0].join(0.1)  # it waits for this call to have begun
+            return values_of(recorder, tensor)
+
+        monkeypatch.setattr(Recorder, "_values_of", measured)
+        return begun(recorder, call)
+
+    sevens = torch.full((2,), 7.0)
+    monkeypatch.setattr(Recorder, "begun", begins)
+    with tp.trace(values=True) as report:
+        sevens.exp()
+        others[0].join()
+    assert [source.values.amax for source in report.sources] == [7.0, 5.0]
+    assert report.reads[0][0].written_by == (-1,)
+
+
 def test_memory_that_changed_unseen_is_read_anew() -> None:
     x = torch.ones(2)
 
@@ -587,15 +610,53 @@ def test_the_state_of_pythons_generator_is_digested_alike_in_each_process() -> N
     assert generator_states()["python"] == "0205a65a28c7fe9d"
 
 
+def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file counts calls: one that it lacked would make others read what they do not."""
+    measure = Recorder._measure
+
+    def refusing(recorder: Recorder, call: Call, *args: Any) -> tuple[Values, ...]:
+        if call.op == "aten::tan":
+            raise RuntimeError("no")
+        return measure(recorder, call, *args)
+
+    monkeypatch.setattr(Recorder, "_measure", refusing)
+    with tp.trace(record=path) as report:
+        x = torch.ones(2).exp()
+        x.tan()
+        x.sin()
+    again = TraceReport.load(path)
+    assert [call.op for call in again.calls] == [call.op for call in report.calls]
+    assert (again.reads, again.values) == (report.reads, report.values)
+    assert "Parts of the recording are unknown (_record): RuntimeError: no." in again.not_seen
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
+@pytest.mark.parametrize("with_values", [True, False])
+def test_a_program_goes_on_if_the_disk_is_full(path: Path, with_values: bool) -> None:
+    path.symlink_to("/dev/full")
+    with Tracer(None, with_values, False, 1000, recording_file.RecordingFile(path)) as report:
+        torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1).step()
+        torch.ones(2).exp()
+    assert report.not_seen == [f"The file of the recording ends before the run: {os.strerror(errno.ENOSPC)}."]
+    assert report.calls.where(op="exp")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        recording_file.write_recording(path, report)
+
+
 def test_a_forked_process_leaves_the_file_alone(path: Path) -> None:
     output = output_of(
         f"""
-        import os, torch, torch_promote as tp
+        import gc, os, torch, torch_promote as tp
+        from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
         with tp.trace(record={str(path)!r}):
             torch.ones(2).exp()
             child = os.fork()
             if not child:
-                torch.ones(2).sin()
+                x = torch.ones(2)
+                for _ in range(CALLS_TO_WRITE):
+                    x.sin()
+                (file,) = (one for one in gc.get_objects() if type(one) is RecordingFile)
+                assert len(file._lines) < 100  # it keeps nothing that will not be written
                 raise SystemExit(0)
             os.waitpid(child, 0)
             torch.ones(2).cos()

@@ -18,6 +18,7 @@ from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.recorder import Recorder
+from torch_promote.recording.recording import recording_lock
 from torch_promote.report.block import block
 
 __all__ = ["Tracer", "trace"]
@@ -92,11 +93,12 @@ class Tracer:
     def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         if call is None:
             return
-        number = self.report.add(call)
-        if self._file is not None:
-            self._file.add(number, call)
-            if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
-                self._file.flush(self.report)
+        with recording_lock:
+            number = self.report.add(call)
+            if self._file is not None:
+                self._file.add(number, call)
+                if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+                    self._file.flush(self.report)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.report.steps += 1
@@ -128,7 +130,7 @@ class Tracer:
             report.asked = self._observer.sources.asked(report.used_policies())
             report.name_devices()
             if self._file is not None:
-                self._file.close(report)
+                self._file.flush(report, last=True)
 
     def forget(self, path: str | None) -> None:
         """Begins again in a forked process, whose parent reports what there is. `path` is the file of this process."""

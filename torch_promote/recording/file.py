@@ -133,41 +133,48 @@ class RecordingFile:
         }
         self._lines.append(_json(["step", {"calls": step.calls, "rng": step.rng, **parts}]))
 
-    def flush(self, report: Recording) -> None:
-        """Writes what was added."""
-        if os.getpid() != self._process or not self._lines:  # a forked process does not write its parent's file
-            return
-        if self._file is None:
-            header = {"format": _FORMAT, "version": _VERSION, "torch_version": report.torch_version, "rng": report.rng}
-            self._lines.insert(0, _json({**header, "environment": report.environment}))
-            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 (open to the end of the trace)
-        elif report.environment != self._environment:
-            self._lines.append(_json(["environment", report.environment]))
-        self._environment = dict(report.environment)
-        self._put(zlib.Z_SYNC_FLUSH)
+    def add_environment(self, environment: Mapping[str, str]) -> None:
+        """Adds what results depend on, which the first line has as it is known then."""
+        self._lines.append(_json(["environment", environment]))
 
-    def close(self, report: Recording, always: bool = False) -> None:
-        """Writes the end of a recording. `always`: also of one without a call."""
-        if always and self._file is None and not self._lines:
-            self._lines.append(_json(["environment", report.environment]))
-        self.flush(report)
-        if self._file is not None and os.getpid() == self._process:
+    def flush(self, report: Recording, last: bool = False) -> None:
+        """Writes what was added, and the `last` time the end. If the disk refuses, the report says so."""
+        try:
+            self.write(report, last)
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+            self._file, self._process = None, -1  # what is in the file can be read
+            text = f"The file of the recording ends before the run: {error.strerror or error}."
+            report.not_seen.append(Unseen("unknown", 0, text))
+
+    def write(self, report: Recording, last: bool) -> None:
+        """The same.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        lines, self._lines = self._lines, []
+        if os.getpid() != self._process:  # a forked process does not write its parent's file
+            return
+        if lines and self._file is None:
+            header = {"format": _FORMAT, "version": _VERSION, "torch_version": report.torch_version, "rng": report.rng}
+            lines.insert(0, _json({**header, "environment": report.environment}))
+            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 (open to the end of the trace)
+        elif lines and report.environment != self._environment:
+            lines.append(_json(["environment", report.environment]))
+        if lines:
+            self._environment = dict(report.environment)
+            self._put(lines, zlib.Z_SYNC_FLUSH)
+        if last and self._file is not None:
             end = {name: encode(getattr(report, name)) for name in _END if name != "asked"}
             asked = [{**one, "policy_source": self._portable(one["policy_source"])} for one in report.asked]
-            self._lines.append(_json({**end, "asked": asked}))
-            self._put(zlib.Z_FINISH)
+            self._put([_json({**end, "asked": asked})], zlib.Z_FINISH)
             self._file.close()
             self._file = None
 
-    def abandon(self) -> None:
-        """Writes nothing more. What is in the file can be read."""
-        if self._file is not None:
-            self._file.close()
-        self._file, self._lines, self._process = None, [], -1
-
-    def _put(self, mode: int) -> None:
-        data = "".join([f"{line}\n" for line in self._lines]).encode()
-        self._lines = []
+    def _put(self, lines: Sequence[str], mode: int) -> None:
+        data = "".join([f"{line}\n" for line in lines]).encode()
         self._file.write(self._compressor.compress(data) + self._compressor.flush(mode))
 
     def _write(self, *line: Any) -> None:
@@ -270,6 +277,7 @@ def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
             "with `trace(record=...)`, or raise `max_calls`."
         )
     file = RecordingFile(path)
+    file.add_environment(report.environment)  # so that there is a line without a call
     for source in report.sources:
         file.add_source(source)
     for number, call in enumerate(report.calls):
@@ -280,7 +288,7 @@ def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
         file.add_state(state)
     for step in report.ends:
         file.add_step(step)
-    file.close(report, always=True)
+    file.write(report, last=True)
 
 
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:

@@ -38,22 +38,19 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import OptimizerStates, environment, generator_states, state_drawn_from
-from torch_promote.recording.recording import Read, Recording, Source, Step
+from torch_promote.recording.recording import Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
 __all__ = ["Recorder"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
-#: Reentrant, because an op that a hook runs meanwhile comes back; and a child must not inherit it locked.
-_lock = fork_safe_lock()
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
 _Place: TypeAlias = tuple[Any, ...]
@@ -119,15 +116,16 @@ _T = TypeVar("_T")
 
 
 def _goes_on(method: Callable[Concatenate[Recorder, _P], _T]) -> Callable[Concatenate[Recorder, _P], _T | None]:
-    """Lets the program go on if PyTorch, an optimizer or the disk refuses what a method asks for."""
+    """Lets the program go on if PyTorch or an optimizer refuses what a method asks for. One thread at a time."""
 
     @functools.wraps(method)
     def call(self: Recorder, *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self._fail(method.__name__, error)
-            return None
+        with recording_lock:  # so that calls of several threads are numbered in the order in which they are followed
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self._fail(method.__name__, error)
+                return None
 
     return call  # type: ignore[return-value]  # functools.wraps
 
@@ -160,15 +158,10 @@ class Recorder:
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Says what the recording lacks, once for each error, and stops to write if the disk refuses."""
-        if isinstance(error, OSError) and self._file is not None:
-            self._file.abandon()
-            self._file = None
-            text = f"The file of the recording ends before the run: {error.strerror or error}."
-        else:
-            text = f"Parts of the recording are unknown ({what}): {type(error).__name__}: {error}."
-        if text not in self._report.not_seen:
-            self._report.not_seen.append(Unseen("unknown", 0, text))
+        """Says what the recording lacks, once for each kind of error: texts may have ever new numbers."""
+        start = f"Parts of the recording are unknown ({what}): {type(error).__name__}"
+        if not any(one.startswith(start) for one in self._report.not_seen):
+            self._report.not_seen.append(Unseen("unknown", 0, f"{start}: {error}."))
 
     def forget(self) -> None:
         """Begins again, with an empty report: what is known of memory refers to calls of another process."""
@@ -250,10 +243,10 @@ class Recorder:
                 return Read(before, found)
         elif not counts:
             return Read()
-        number = -1 - self._sources
-        self._sources += 1
         kind, name = self._name_of(tensor)
         values = self._values_of(tensor)
+        number = -1 - self._sources
+        self._sources += 1
         if before:
             self._source_writers[number] = before
         if not name:
@@ -351,44 +344,52 @@ class Recorder:
 
     @_goes_on
     def _add(self, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        number = self._report.add(call)
+        self._calls = number + 1
+        # Also if this fails: the number of a call in the file is its place there.
+        reads, values, draw = self._record(number, of, call, args, tensors) or ((), (), "")
+        if self._file is not None:
+            self._file.add(number, call, reads, values, draw)
+            if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+                self._flush()
+
+    @_goes_on
+    def _record(
+        self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[Read, ...], tuple[Values, ...], str]:
+        """Records what a call has read and computed."""
         tensors = [_local(one) for one in tensors]
-        with _lock:  # so that calls of several threads are numbered in the order in which they are followed
-            number = self._report.add(call)
-            self._calls = number + 1
-            reads: tuple[Read, ...] = ()
-            draw, computes = "", False
-            memories: Sequence[_Memory | None] = ()
-            if call.own:
-                reads, draw = of.reads, of.draw
-                computes, memories = self._follow(number, of, call, args, tensors)
-            else:
-                unwritten = facts_of(call.name).unwritten  # such as the workspace of an LSTM, which its backward reads
-                copies_undefined = self._copies_undefined(call, args, of)
-                for place, tensor in enumerate(tensors):
-                    if has_storage(tensor):
-                        reference = StorageWeakRef(tensor.untyped_storage())
-                        is_undefined = copies_undefined or place in unwritten
-                        of.inside[reference.cdata] = reference, _version_of(tensor), is_undefined
-            values: tuple[Values, ...] = ()
-            if self._is_kept or computes:
-                values = self._measure(call, tensors, memories)
-            if self._is_kept:
-                if values:
-                    self._report.values[number] = values
-                if reads:
-                    self._report.reads[number] = reads
-                if draw:
-                    self._report.draws[number] = draw
-            if call.own:
-                loss = self._loss_of(call, args)
-                if loss is not None:
-                    self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
-                if computes:
-                    self._find_faults(number, reads, args, values)
-            if self._file is not None:
-                self._file.add(number, call, reads, values, draw)
-                if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
-                    self._flush()
+        reads: tuple[Read, ...] = ()
+        draw, computes = "", False
+        memories: Sequence[_Memory | None] = ()
+        if call.own:
+            reads, draw = of.reads, of.draw
+            computes, memories = self._follow(number, of, call, args, tensors)
+        else:
+            unwritten = facts_of(call.name).unwritten  # such as the workspace of an LSTM, which its backward reads
+            copies_undefined = self._copies_undefined(call, args, of)
+            for place, tensor in enumerate(tensors):
+                if has_storage(tensor):
+                    reference = StorageWeakRef(tensor.untyped_storage())
+                    is_undefined = copies_undefined or place in unwritten
+                    of.inside[reference.cdata] = reference, _version_of(tensor), is_undefined
+        values: tuple[Values, ...] = ()
+        if self._is_kept or computes:
+            values = self._measure(call, tensors, memories)
+        if self._is_kept:
+            if values:
+                self._report.values[number] = values
+            if reads:
+                self._report.reads[number] = reads
+            if draw:
+                self._report.draws[number] = draw
+        if call.own:
+            loss = self._loss_of(call, args)
+            if loss is not None:
+                self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
+            if computes:
+                self._find_faults(number, reads, args, values)
+        return reads, values, draw
 
     def _copies_undefined(self, call: Call, args: Sequence[Any], of: _Open) -> bool:
         """Whether a call copies memory that none has written."""
@@ -560,19 +561,18 @@ class Recorder:
                 named[self._name_of(_local(parameter))[1] or f"parameter {number}"] = parameter
         gradients = {name: self._known_values(one.grad) for name, one in named.items() if one.grad is not None}
         after = {name: self._known_values(one) for name, one in named.items()} if updated else {}
-        with _lock:
-            step = Step(self._calls, tuple(self._losses), gradients, after, generator_states())
-            self._losses = []
-            if self._is_kept:
-                self._report.ends.append(step)
-            self._name_sources()
-            if not self._steps:  # the program has set it up by now
-                self._report.environment = environment()
-            if self._file is not None:
-                self._file.add_step(step)
-            self._steps.append(self._calls)
-            self._named_at = -1
-            self._flush()
+        step = Step(self._calls, tuple(self._losses), gradients, after, generator_states())
+        self._losses = []
+        if self._is_kept:
+            self._report.ends.append(step)
+        self._name_sources()
+        if not self._steps:  # the program has set it up by now
+            self._report.environment = environment()
+        if self._file is not None:
+            self._file.add_step(step)
+        self._steps.append(self._calls)
+        self._named_at = -1
+        self._flush()
 
     def _known_values(self, tensor: torch.Tensor) -> Values:
         """The values of a tensor, which the call that wrote it has measured in most cases."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from torch_promote.errors import OptionError
+from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.call import FALLBACK, Argument, Call, Cast, Phase, TensorInfo, Unseen
 from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
@@ -29,7 +29,11 @@ __all__ = [
     "Recording",
     "Source",
     "Step",
+    "recording_lock",
 ]
+
+#: Held while a recording changes. An op that a hook runs meanwhile comes back, and a child must not inherit it locked.
+recording_lock = fork_safe_lock()
 
 
 class Read(NamedTuple):
@@ -353,11 +357,10 @@ class Recording:
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
         self._summed = 0  # the number of stored calls that the groups contain
         self._number_of: dict[int, int] = {}  # of stored calls, by id
-        self._lock = threading.Lock()
 
     def add(self, call: Call) -> int:
         """Adds a call; for the tracer. Returns its number, which is its index in `calls` if it is stored there."""
-        with self._lock:
+        with recording_lock:
             if len(self.calls) < self._max_calls:
                 self.calls.append(call)
                 return len(self.calls) - 1
@@ -394,7 +397,7 @@ class Recording:
 
     def groups(self) -> dict[Place, CallGroup]:
         """The calls by op, module and line."""
-        with self._lock:  # stored calls are summed up when somebody asks, so that a trace costs less
+        with recording_lock:  # stored calls are summed up when somebody asks, so that a trace costs less
             for call in self.calls[self._summed :]:
                 self._sum_up(call)
             self._summed = len(self.calls)
