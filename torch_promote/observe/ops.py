@@ -268,7 +268,7 @@ def _promoting_names() -> frozenset[str]:
 
 
 #: Ops that return views, which their schemas do not say.
-_UNDECLARED_VIEWS = ("aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_")
+_UNDECLARED_VIEWS = ("aten::align_tensors", "aten::broadcast_tensors", "aten::meshgrid", "aten::atleast_")
 #: Ops that return their argument if there is nothing to do.
 _UNLESS_IDLE = ("aten::to", "aten::contiguous")
 _CASTS = ("aten::to", "aten::_to_copy", "aten::_autocast_to_reduced_precision", "aten::_autocast_to_full_precision")
