@@ -18,7 +18,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, pass_over
+from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, let_operators_fall_through
 
 check_extension()  # the imports below need the extension
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 if is_first_import():
     _compile.install(_Region, my_autocast, promotion)
     _cast_invalidation.install()
-    pass_over(AUTOCAST_KEY)
+    let_operators_fall_through(AUTOCAST_KEY)
     _flex_attention.install()
 
 __version__ = "0.1.0"

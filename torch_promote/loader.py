@@ -17,14 +17,14 @@ import torch
 from torch_promote import building
 from torch_promote.errors import ExtensionError
 
-__all__ = ["AUTOCAST_KEY", "check_extension", "do_once", "is_first_import", "pass_over"]
+__all__ = ["AUTOCAST_KEY", "check_extension", "do_once", "is_first_import", "let_operators_fall_through"]
 
 
 #: The only Autocast key above AutocastCPU and AutocastCUDA. PyTorch itself has no kernels on it.
 AUTOCAST_KEY = "AutocastPrivateUse1"
 
 
-def pass_over(key: str) -> None:
+def let_operators_fall_through(key: str) -> None:
     """Makes every higher-order operator (cond, flex_attention, ...), also later ones, fall through on a dispatch key.
 
     Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,

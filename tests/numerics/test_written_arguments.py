@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torch_promote as tp
 from helpers.writing_ops import scale, store, two_of_three
-from torch_promote.numerics.call_observers import unobserved
+from torch_promote.numerics.call_observers import hidden_from_observers
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
 
@@ -96,7 +96,7 @@ def compiled() -> None:
 
 def garbage(value: float = NAN, dtype: torch.dtype = HALF) -> Tensor:
     """Memory with a content that no observed call has made."""
-    with unobserved():
+    with hidden_from_observers():
         return full(value, dtype)
 
 

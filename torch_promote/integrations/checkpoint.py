@@ -24,7 +24,7 @@ from torch_promote import _C
 from torch_promote.extension import RegionSpec, kept_in_force
 from torch_promote.loader import AUTOCAST_KEY
 
-__all__ = ["install", "stays_stocks"]
+__all__ = ["install", "keeps_stock_autocast"]
 
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
@@ -89,7 +89,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def stays_stocks(plain: bool) -> bool:
+def keeps_stock_autocast(plain: bool) -> bool:
     """Whether a region that is being entered stays PyTorch's even while `torch_promote.install` is in force.
 
     This is the case for regions that checkpoint opens to mirror the forward, if the forward ran in PyTorch's own

@@ -54,7 +54,7 @@ __all__ = [
     "KeepReference",
     "KeptCall",
     "Room",
-    "unobserved",
+    "hidden_from_observers",
 ]
 
 
@@ -361,7 +361,7 @@ class CompareLocally(ForwardCalls):
             return replace_tensors(name, value, chosen) if chosen else value
 
         try:
-            with unobserved(), torch.no_grad(), contextlib.ExitStack() as stack:
+            with hidden_from_observers(), torch.no_grad(), contextlib.ExitStack() as stack:
                 for mode in (_keys.DisableTorchFunction(), _keys._DisableTorchDispatch()):
                     stack.enter_context(mode)
                 for region in self._regions_of(facts_of(op).name, as_in):
@@ -392,7 +392,7 @@ _keys: Any = torch._C
 _OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
 
 
-def unobserved() -> contextlib.AbstractContextManager[Any]:
+def hidden_from_observers() -> contextlib.AbstractContextManager[Any]:
     """Hides the ops of a block from observers, but not from autocast."""
     guard: contextlib.AbstractContextManager[Any] = _keys._ExcludeDispatchKeyGuard(_OBSERVER)
     return guard

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
-from torch_promote.numerics.call_observers import unobserved
+from torch_promote.numerics.call_observers import hidden_from_observers
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.search import OutOfBudgetError
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, distances, norm_of, read_result
@@ -250,7 +250,7 @@ class Trials(StepRuns):
         self.log.append(run)
 
         def measure(number: int, result: Any) -> None:
-            with torch.no_grad(), unobserved():
+            with torch.no_grad(), hidden_from_observers():
                 run.agreed &= self.judge.check is None or bool(self.judge.check(result))
                 if callable(self.judge.metric):
                     run.metrics.append(self.judge.compute(result))

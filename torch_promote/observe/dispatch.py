@@ -18,7 +18,7 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.loader import pass_over
+from torch_promote.loader import let_operators_fall_through
 
 __all__ = ["Observer", "SeveralObservers", "Token", "observe_dispatch"]
 
@@ -154,7 +154,7 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
             f"process: another library has registered a fallback on it. Run them in a process without that "
             f"library. PyTorch says: {error}"
         ) from error
-    pass_over(_C.dispatch_observer_key())
+    let_operators_fall_through(_C.dispatch_observer_key())
     _keep_from_dynamo(type(observer))
     _keep_from_dynamo(SeveralObservers)
     skip_frames(_end)

@@ -62,7 +62,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources
-from torch_promote.observe.surroundings import CompiledListener, tell_of_compiled, watch_unseen
+from torch_promote.observe.surroundings import CompiledListener, report_compiled_call, watch_unseen
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
 from torch_promote.regions.float8 import why_not
@@ -218,7 +218,7 @@ class CallObserver:
             return None
         if is_traced():
             if self.compiled is not None:
-                tell_of_compiled()
+                report_compiled_call()
             return None
         tokens = self._thread.tokens
         outer = tokens[-1] if tokens else None

@@ -27,7 +27,7 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.call import Unseen
 from torch_promote.observe.places import RunningModules
 
-__all__ = ["CompiledListener", "Listener", "tell_of_compiled", "watch_steps", "watch_unseen"]
+__all__ = ["CompiledListener", "Listener", "report_compiled_call", "watch_steps", "watch_unseen"]
 
 
 Listener = Callable[[Optimizer], None]
@@ -213,11 +213,11 @@ def _compiled_code_ran(hit: bool) -> Any:
     for block in tuple(_blocks):
         if block.thread == here:
             block.compiled += 1
-    tell_of_compiled(is_compiled=True)
+    report_compiled_call(is_compiled=True)
     return hit if _before is None else _before(hit)
 
 
-def tell_of_compiled(is_compiled: bool = False) -> None:
+def report_compiled_call(is_compiled: bool = False) -> None:
     """Tells the blocks of this thread of the compiled function that runs, or that is being compiled.
 
     The first call, which compiles, looks nothing up. So observers call this as well if they see an op that is traced,

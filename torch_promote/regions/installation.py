@@ -28,7 +28,7 @@ from torch_promote.errors import OptionError, PolicyError
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
-from torch_promote.integrations.checkpoint import stays_stocks
+from torch_promote.integrations.checkpoint import keeps_stock_autocast
 from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
 from torch_promote.integrations.export import record_enter, record_exit
 from torch_promote.policy.op_table import DEVICE_TYPES, OpPolicy
@@ -139,7 +139,7 @@ def _enter(self: Any) -> Any:
         _restore()
         return _enter_method.pass_on(self)
     packed = installation.spec_of(self)
-    if packed is None or stays_stocks(installation.is_plain):
+    if packed is None or keeps_stock_autocast(installation.is_plain):
         return _enter_method.pass_on(self)
     device_type = self.device
     # Unused here, but PyTorch's objects have these attributes.
