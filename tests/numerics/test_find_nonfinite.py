@@ -530,6 +530,14 @@ def test_other_observers_and_other_threads() -> None:
     assert unused.not_seen[0].startswith("The given model was not called in the block")
 
 
+def test_lists_with_float8() -> None:
+    copies = [torch.zeros(2, dtype=HALF), torch.zeros(2).to(torch.float8_e4m3fn)]
+    with find_nonfinite() as report:
+        torch._foreach_copy_(copies, [torch.full((2,), INF, dtype=HALF), torch.ones(2, dtype=HALF)])
+    assert copies[1].float().tolist() == [1, 1]
+    assert not report.found
+
+
 def test_files_pickles_and_copies(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
 

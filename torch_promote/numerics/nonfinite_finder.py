@@ -388,7 +388,9 @@ def _is_lowest(value: float, dtype: torch.dtype) -> bool:
 
 def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
     with unnoticed():
-        return sum(int(torch.isinf(tensor).sum()) for tensor in tensors if tensor.is_floating_point())
+        floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+        wide = (tensor if tensor.dtype.itemsize > 1 else tensor.float() for tensor in floating)  # float8 lacks isinf
+        return sum(int(torch.isinf(tensor).sum()) for tensor in wide)
 
 
 # --- the observer
