@@ -30,7 +30,7 @@ from torch_promote.observe.observer import OpenCall
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording import file as recording_file
-from torch_promote.recording import values
+from torch_promote.recording import recorder, values
 from torch_promote.recording.file import SUFFIX
 from torch_promote.recording.program_state import OptimizerStates, generator_states
 from torch_promote.recording.recorder import Recorder
@@ -538,6 +538,22 @@ def test_a_recording_needs_no_more_memory_with_each_step(
     assert not any((report.calls, report.values, report.reads, report.sources, report.ends))
     assert len(TraceReport.load(path).ends) == 120
     assert kept[1] - kept[0] < 2 * 60
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_a_recording_without_steps_needs_no_more_memory_with_each_call(
+    with_file: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((recording_file, "_MOST_KNOWN"), (values, "_MOST_KNOWN"), (recorder, "CALLS_TO_WRITE")):
+        monkeypatch.setattr(module, name, 32)
+    model, kept = net().eval(), []
+    tracer = Tracer(None, True, False, 0, recording_file.RecordingFile(path) if with_file else None)
+    with tracer, torch.no_grad():
+        for batches in (60, 240):
+            for _ in range(batches):
+                model(torch.tensor([[0.5] * 6] * 4))  # a source, as no recorded op has made it
+            kept.append(kept_by(tracer))
+    assert kept[1] - kept[0] < 240
 
 
 def test_settings_are_those_that_the_program_runs_with(path: Path) -> None:

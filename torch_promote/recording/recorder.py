@@ -321,18 +321,18 @@ class Recorder:
         states = self._states.names()
         for number, reference in list(self._unnamed.items()):
             tensor = reference()
-            kind: _Kind = "input"
-            name = ""
-            if tensor is not None:
-                kind, name = self._name_of(tensor)
-            if tensor is not None and not name and id(tensor) in states:
+            if tensor is None:
+                continue
+            kind, name = self._name_of(tensor)
+            if not name and id(tensor) in states:
                 kind, name = "state", states[id(tensor)]
-            if name or tensor is None:
-                del self._unnamed[number]
-            if name and -number <= len(self._report.sources):
+            if not name:
+                continue
+            del self._unnamed[number]
+            if -number <= len(self._report.sources):
                 known = self._report.sources[-1 - number]
                 self._report.sources[-1 - number] = dataclasses.replace(known, kind=kind, name=name)
-            if name and self._file is not None:
+            if self._file is not None:
                 self._file.name_source(number, kind, name)
 
     # --- what a call writes
@@ -350,8 +350,8 @@ class Recorder:
         reads, values, draw = self._record(number, of, call, args, tensors) or ((), (), "")
         if self._file is not None:
             self._file.add(number, call, reads, values, draw)
-            if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
-                self._flush()
+        if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
+            self._flush()
 
     @_goes_on
     def _record(
@@ -601,6 +601,7 @@ class Recorder:
     def _flush(self) -> None:
         self._memory = {key: one for key, one in self._memory.items() if not one.reference.expired()}
         self._names = {key: one for key, one in self._names.items() if one[0]() is not None}
+        self._unnamed = {number: one for number, one in self._unnamed.items() if one() is not None}
         # What no memory comes from any more is no cause of a later inf or NaN.
         written_by = {one for memory in self._memory.values() for one in memory.written_by}
         self._source_writers = {one: calls for one, calls in self._source_writers.items() if one in written_by}
