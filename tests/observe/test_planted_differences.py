@@ -181,6 +181,48 @@ def resumed(make: Callable[[Any], torch.optim.Optimizer], loads: bool = False) -
     return program
 
 
+def resumed_in_a_new_process(k: int, of_average: bool = True) -> Iterator[None]:
+    """The recording of an uninterrupted run starts at the end of a step, with what the program does behind that."""
+
+    def make() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = net()
+        optimizer, scaler = torch.optim.AdamW(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=4.0)
+        return model, optimizer, scaler, copy.deepcopy(model)
+
+    def step(number: int) -> None:
+        scaler.scale(model(batch(number)).square().mean()).backward()
+        scaler.step(optimizer)
+
+    def after_step() -> None:
+        scaler.update()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for one, other in zip(average.parameters(), model.parameters(), strict=True):
+                one.lerp_(other, 0.1)
+
+    parts = model, optimizer, scaler, average = make()
+    step(0)
+    if not k:
+        yield
+    after_step()
+    if k:
+        states = [copy.deepcopy(one.state_dict()) for one in parts]
+        yield
+        parts = model, optimizer, scaler, average = make()
+        for one, state in zip(parts, states, strict=True):
+            if one is not average or of_average:
+                one.load_state_dict(state)
+    for number in range(1, 4):
+        step(number)
+        after_step()
+    average(batch(9))
+
+
+def resumed_without_average(k: int) -> Iterator[None]:
+    yield from resumed_in_a_new_process(k, of_average=False)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda one: torch.optim.AdamW(one, 1e-2, foreach=False),
     "foreach": lambda one: torch.optim.AdamW(one, 1e-2, foreach=True),
@@ -464,6 +506,7 @@ PLANTED: dict[str, Planted] = {
         )
         for name, make in OPTIMIZERS.items()
     },
+    "an average that was not resumed": Planted(resumed_without_average, "input", "aten::lerp_", says="(self) reads other contents"),
     "a scale of gradients": Planted(a_scaler, "state", state="scale of GradScaler"),
     "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
     **{
@@ -727,6 +770,7 @@ EQUAL: dict[str, Program] = {
     "a GAN": gan,
     "compiled and eager": compiled(""),
     "compiled by eager, and eager": compiled("eager"),
+    "a right resume in a new process": resumed_in_a_new_process,
     **{f"a right resume, {name}": resumed(make, loads=True) for name, make in OPTIMIZERS.items()},
 }
 

@@ -164,6 +164,8 @@ class Walk:
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
         self._numbers: tuple[int, str, tuple[str, ...]] | None = None
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
+        #: Whether one run alone initializes its model, so that what they call before their first step differs.
+        self._start_apart: bool = bool(one.initial) != bool(other.initial)
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -842,7 +844,11 @@ class Walk:
                 self._compare_compiled(gap)
             return
         computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
-        if not any(computing) or (gap.tainted and self.facts) or (gap.is_first and not all(computing)):
+        if not any(computing) or (gap.tainted and self.facts):
+            return
+        if gap.is_first and (self._start_apart or not all(computing)):
+            return
+        if all(run.makes_state(k) for (run, _), calls in zip(self._sides(gap), computing, strict=True) for k in calls):
             return
         if self._other_torch and self._depends_on_version(gap):
             self.of_versions.append(gap)
@@ -894,6 +900,15 @@ class Walk:
         if self.one.compiled != self.other.compiled:
             return self._explain_compiled(gap, pair, place, error)
         if gap.tainted and (self.facts or self.rounded):
+            return True
+        if gap.is_first and self._start_apart:
+            call = self.one.calls[pair.one]
+            shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+            text = (
+                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{shown}, which were written before "
+                "the first call in common."
+            )
+            self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
             return True
         self.tell(gap, error)
         return True

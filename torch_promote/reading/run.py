@@ -131,6 +131,10 @@ class Run:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
         return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
+    def makes_state(self, i: int) -> bool:
+        """Whether a call makes a state from nothing, such as GradScaler's first scale, which is compared itself."""
+        return self.calls[i].phase == "optimizer" and not self.calls[i].inputs
+
     def updates(self, i: int) -> bool:
         """Whether a call writes to its arguments."""
         call = self.calls[i]

@@ -202,6 +202,8 @@ class OptimizerStates:
             values = dict(vars(one))
             if isinstance(one, LRScheduler):
                 values = {key: value for key, value in values.items() if key != "_step_count"}  # an extra step at start
+            elif values.get("_scale") is not None:  # of which nothing is left of the initial ones
+                values = {key: value for key, value in values.items() if not key.startswith("_init")}
             found |= {f"{key} of {type(one).__name__}": value for key, value in _numbers_in(values).items()}
         return found
 
