@@ -506,7 +506,9 @@ PLANTED: dict[str, Planted] = {
         )
         for name, make in OPTIMIZERS.items()
     },
-    "an average that was not resumed": Planted(resumed_without_average, "input", "aten::lerp_", says="(self) reads other contents"),
+    "an average that was not resumed": Planted(
+        resumed_without_average, "input", "aten::lerp_", says="(self) reads other contents"
+    ),
     "a scale of gradients": Planted(a_scaler, "state", state="scale of GradScaler"),
     "a batch": Planted(another_batch, "input", "aten::linear", "0", step=0),
     **{

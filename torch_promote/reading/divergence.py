@@ -905,8 +905,8 @@ class Walk:
             call = self.one.calls[pair.one]
             shown = "" if error is None else f" (relative L2 {spell_number(error)})"
             text = (
-                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{shown}, which were written before "
-                "the first call in common."
+                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{shown}, which were written "
+                "before the first call in common."
             )
             self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
             return True
