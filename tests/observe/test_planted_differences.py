@@ -376,6 +376,14 @@ def twice(k: int) -> None:
     (model(x) if k else x).sum().backward()
 
 
+def another_branch(k: int) -> None:
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    owner = nn.Module()
+    owner.layers = layers
+    owner.forward = lambda x: layers[1 + k](layers[0](x))  # type: ignore[method-assign]
+    owner(batch())
+
+
 def swapped(k: int) -> None:
     model = net()
     a, b = model(batch()), model(batch(2))
@@ -410,14 +418,14 @@ def autocast_or_not(k: int) -> None:
 
 def with_modules(
     one: list[Callable[[], nn.Module]], other: list[Callable[[], nn.Module]], evaluates: bool = False
-) -> Program:
-    def program(k: int) -> None:
+) -> Callable[..., None]:
+    def program(k: int, x: Tensor | None = None) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), *(make() for make in (one, other)[k]))
         if evaluates and k:
             model.eval()
         with torch.set_grad_enabled(not evaluates):
-            model(batch())
+            model(batch() if x is None else x)
 
     return program
 
@@ -613,6 +621,9 @@ PLANTED: dict[str, Planted] = {
         with_modules([nn.GELU, nn.Tanh], [nn.GELU]), "structure", "aten::tanh", "2", says="Only A calls aten::tanh"
     ),
     "a model twice": Planted(twice, "structure", says="Only B calls aten::linear", never=("has the shape",)),
+    "another branch": Planted(
+        another_branch, "structure", says="A calls aten::linear in layers.1 where B calls it in layers.2"
+    ),
     "swapped operands": Planted(swapped, "structure", "aten::sub", says="of another call", never=("other elements",)),
     "two models": Planted(two_models, None, never=("has the shape", "has other contents")),
     "dropout in eval, last": Planted(
@@ -804,6 +815,18 @@ def test_the_calls_of_experts_are_aligned_by_their_number() -> None:
 
     difference = recorded(program, 0).diff(recorded(program, 1))
     check(Planted(program, "weight", parameter="router.bias", never=("aten::eq",)), difference)
+
+
+def test_another_op_is_told_beside_another_batch() -> None:
+    """As with ranks, whose batches differ by design."""
+
+    def program(k: int) -> Iterator[None]:
+        x = batch(k)
+        yield
+        with_modules([nn.GELU], [nn.ReLU])(k, x)
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    check(Planted(program, "input", says="A calls aten::gelu where B calls aten::relu in 1"), difference)
 
 
 def test_what_follows_from_a_mask_is_no_fact() -> None:

@@ -166,6 +166,7 @@ class Walk:
         self._unexplained: list[Pair] = []  # views and conversions whose results differ
         #: Whether one run alone initializes its model, so that what they call before their first step differs.
         self._start_apart: bool = bool(one.initial) != bool(other.initial)
+        self._forwards: list[set[tuple[str, str]]] | None = None  # the ops that each run calls in its modules
         self._reads_numbers = False  # whether the program has read a number out of a tensor that differs
         self._walk(complete)
 
@@ -667,7 +668,10 @@ class Walk:
             kind: Kind = "input"
             w, theirs = writers
             if w is not None and theirs is not None and w >= 0 and theirs >= 0:
-                if self._partners[0].get(w) != theirs:
+                if not (w in self._partners[0] and theirs in self._partners[1]):
+                    what[0] = "what compiled code has computed"
+                    text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
+                elif self._partners[0][w] != theirs:
                     kind = "structure"
                     text = f"{self.place(*pair)} reads {what[0]} ({name}) in both runs, but of another call in B."
                 elif len(reads[0].written_by) > 1:
@@ -680,7 +684,7 @@ class Walk:
                     text = f"{self.place(*pair)} reads other contents ({name}) where {what[0]} was written last."
                 elif self.one.results(w) != self.other.results(theirs):
                     text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
-            self._add(Fact(kind, text, *pair, step), ("elements", one.name, what[0]))
+            self._add(Fact(kind, text, *pair, step, error), ("elements", one.name, what[0]))
         else:
             text = f"{self.place(*pair)} reads another tensor ({name}): {what[0]} in A, {what[1]} in B."
             kind = "input" if sources[0] or sources[1] else "structure"
@@ -844,7 +848,7 @@ class Walk:
                 self._compare_compiled(gap)
             return
         computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
-        if not any(computing) or (gap.tainted and self.facts):
+        if not any(computing) or (gap.tainted and self.facts and not self._is_foreign(computing)):
             return
         if gap.is_first and (self._start_apart or not all(computing)):
             return
@@ -854,6 +858,20 @@ class Walk:
             self.of_versions.append(gap)
             return
         self.tell(gap, None)
+
+    def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
+        """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
+        if self._forwards is None:
+            self._forwards = [
+                {(call.op, call.module) for call in map(run.calls.__getitem__, run.own) if call.phase == "forward"}
+                for run in self.runs
+            ]
+        calls = [[run.calls[k] for k in found] for run, found in zip(self.runs, gap, strict=True)]
+        return any(
+            call.phase == "forward" and (call.op, call.module) not in self._forwards[1 - side]
+            for side, found in enumerate(calls)
+            for call in found
+        )
 
     def _depends_on_version(self, gap: Gap) -> bool:
         """Whether versions of PyTorch alone explain calls of one run alone.
@@ -916,14 +934,18 @@ class Walk:
     def described(self, gap: Gap) -> str:
         """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
         names: list[str] = []
+        modules: list[str] = []
         place = ""
         for run, calls in self._sides(gap):
             shown = [run.calls[k] for k in calls if not run.is_transparent(k)] or [run.calls[k] for k in calls]
             ops = list(dict.fromkeys(call.op for call in shown))
             names.append(_listed(ops))
+            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in shown)))
             if shown and not place:
                 line = f", {shown[0].line.rpartition('/')[2]}" if shown[0].line else ""
-                place = f" in {_listed(dict.fromkeys(module_name(call.module) for call in shown))}{line}"
+                place = f" in {modules[-1]}{line}"
+        if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
+            return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
         if names[0] == names[1]:
             names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
         if not (gap.one and gap.other):
