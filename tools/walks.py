@@ -86,7 +86,7 @@ def uses() -> dict[str, tuple[Callable[[], Any], tuple[int | None, int | None, i
     return {
         "diff": (lambda: tp.diff(one, other), (12, None, None)),
         "tune": (lambda: tp.tune(step, model=model, tolerance=1e-6, progress=False, budget=8), (43, None, None)),
-        "trace of a Linear": (linear, (25, 8, None)),
+        "trace of a Linear": (linear, (26, 8, None)),
     }
 
 
