@@ -153,8 +153,8 @@ class Walk:
         self.tail: Gap | None = None
         self.of_versions: list[Gap] = []
         self.rounded: list[tuple[Pair, float]] = []
-        self.unknown = 0
-        self.read_at_last = 0
+        self.unknown: int = 0
+        self.read_at_last: int = 0
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 #: Held while a recording changes. An op that a hook runs meanwhile comes back, and a child must not inherit it locked.
-recording_lock = fork_safe_lock()
+recording_lock: threading.RLock = fork_safe_lock()
 
 
 class Read(NamedTuple):
