@@ -496,11 +496,8 @@ class Walk:
             return
         if differing or explained or len(self.facts) > before or not known or same:
             return
-        if call.inputs and len(self.one.reads(pair.one)) != len(self.other.reads(pair.other)):
-            pass
-        elif self._are_rounded(pair):
-            return
-        self._explain_results(pair, call, other, error)
+        if not self._are_rounded(pair):
+            self._explain_results(pair, call, other, error)
 
     def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
