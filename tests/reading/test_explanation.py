@@ -83,7 +83,7 @@ def test_a_module_with_those_inside(report: TraceReport) -> None:
 
 def test_a_line(report: TraceReport) -> None:
     number = next(call.line for call in report.calls if call.op == "aten::softmax").rpartition(":")[2]
-    found = report.explain(f"observe/test_explanation.py:{number}")
+    found = report.explain(f"reading/test_explanation.py:{number}")
     assert found.kind == "line"
     assert {row.op for row in found.rows} >= {"aten::softmax.int", "aten::linear", "aten::layer_norm"}
     whole = report.explain("test_explanation.py")
