@@ -28,7 +28,7 @@ KINDS = (
     ("modules of the package", ("torch_promote",), (".py",), "files", 134),
     ("C++", ("csrc",), (".cpp", ".h"), "lines", 8_537),
     ("tests, tools, benchmarks", ("tests", "tools", "benchmarks"), (), "lines", 54_704),
-    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 36_524),
+    ("docs", ("docs", "README.md", "CONTRIBUTING.md"), (".md",), "words", 36_540),
 )
 MEASURES = {"lines": lambda text: text.count("\n"), "words": lambda text: len(text.split()), "files": lambda text: 1}
 
