@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -156,6 +157,12 @@ PROGRAMS: dict[str, Callable[[Region], torch.Tensor]] = {
     "trained": _trained,
     "promoting": _promoting,
 }
+
+
+def with_half_of(names: Iterable[str], others: Iterable[str]) -> list[Any]:
+    """All pairs as parameters of a test; its everyday run has each name with half of the others."""
+    pairs = [(i + j, name, other) for i, name in enumerate(names) for j, other in enumerate(others)]
+    return [pytest.param(name, other, marks=pytest.mark.slow if i % 2 else ()) for i, name, other in pairs]
 
 
 def database_steps(name: str, most: int) -> list[tuple[str, Callable[[Region], Any]]]:

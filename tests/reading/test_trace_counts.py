@@ -16,7 +16,7 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.counting_mode import CountingMode, count_both_ways, counts_of
 from helpers.plan_from_report import differences
-from helpers.traced_programs import PROGRAMS, Block, Region, database_steps
+from helpers.traced_programs import PROGRAMS, Block, Region, database_steps, with_half_of
 from torch_promote.parity.samples import op_database
 from torch_promote.reading.trace import trace
 
@@ -100,14 +100,7 @@ def test_calls_and_casts_are_those_of_a_mode(name: str, region: str) -> None:
     assert report.total.casts == made
 
 
-@pytest.mark.parametrize(
-    ("name", "region"),  # the everyday run has each program in half of the regions
-    [
-        pytest.param(name, region, marks=pytest.mark.slow if (i + j) % 2 else ())
-        for i, name in enumerate(PROGRAMS)
-        for j, region in enumerate(OTHER_REGIONS)
-    ],
-)
+@pytest.mark.parametrize(("name", "region"), with_half_of(PROGRAMS, OTHER_REGIONS))
 def test_calls_are_as_planned(name: str, region: str) -> None:
     torch.manual_seed(0)
     with trace() as report:

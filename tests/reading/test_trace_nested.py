@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules import module as module_globals
 
 import torch_promote as tp
-from helpers.traced_programs import PROGRAMS
+from helpers.traced_programs import PROGRAMS, with_half_of
 from torch_promote import _C
 from torch_promote.errors import DispatchObserverError, OptionError
 from torch_promote.observe import dispatch
@@ -70,14 +70,7 @@ _TOOLS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "tool"),  # the everyday run has each program with two of the tools
-    [
-        pytest.param(name, tool, marks=pytest.mark.slow if (i + j) % 2 else ())
-        for i, name in enumerate(_NAMES)
-        for j, tool in enumerate(_TOOLS)
-    ],
-)
+@pytest.mark.parametrize(("name", "tool"), with_half_of(_NAMES, _TOOLS))
 def test_in_and_around_another_tool(name: str, tool: str) -> None:
     def said(report: Any) -> Any:
         if isinstance(report, TraceReport):
