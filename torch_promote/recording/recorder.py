@@ -318,7 +318,7 @@ class Recorder:
 
     def _name_sources(self) -> None:
         """Names sources that were read before their model or optimizer was known."""
-        states = self._states.names()
+        states = self._states.names() if self._unnamed else {}
         for number, reference in list(self._unnamed.items()):
             tensor = reference()
             if tensor is None:
