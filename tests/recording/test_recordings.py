@@ -630,13 +630,21 @@ def test_what_is_known_of_an_optimizer_goes_with_it() -> None:
     known, weight = OptimizerStates(lambda _: "", Values.of), nn.Parameter(torch.ones(2))
     for number in range(20):
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        state = known.at_step(optimizer, number)
+        _ = torch.optim.lr_scheduler.StepLR(optimizer, 1 + number)
+        state, suffix = known.at_step(optimizer, number), f" of optimizer {number}" * (number > 0)
         assert state is not None
-        assert state.numbers["lr of group 0" + f" of optimizer {number}" * (number > 0)] == 0.1
+        assert [state.numbers[one + suffix] for one in ("lr of group 0", "step_size of StepLR")] == [0.1, 1 + number]
     gc.collect()
     known.at_step(torch.optim.SGD([weight], lr=0.1), 20)
     assert len(known._known) <= 2
     assert len(known._numbers) <= 3 * len(state.numbers)
+
+
+def test_a_state_that_raises_is_unknown_at_the_first_step_and_at_the_end() -> None:
+    known, optimizer = OptimizerStates(lambda _: "", Values.of), torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.state = None  # type: ignore[assignment]
+    states = known.at_step(optimizer, 0), known.at_end(1)
+    assert [one and one.numbers["state of SGD"] for one in states] == ["unknown", "unknown"]
 
 
 def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,7 +667,6 @@ def test_a_call_that_cannot_be_measured_keeps_its_place(path: Path, monkeypatch:
     assert "Parts of the recording are unknown (_record): RuntimeError: no." in again.not_seen
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
 @pytest.mark.parametrize("with_values", [True, False])
 def test_a_program_goes_on_if_the_disk_is_full(path: Path, with_values: bool) -> None:
     path.symlink_to("/dev/full")

@@ -44,10 +44,6 @@ def _ask(question: Callable[[], _T], otherwise: _T) -> _T:
 # --- generators
 
 
-def _digest(state: bytes) -> str:
-    return hashlib.blake2b(state, digest_size=8).hexdigest()
-
-
 def _is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
@@ -63,9 +59,8 @@ def generator_states() -> dict[str, str]:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         parts: dict[str, Any] = _ask(lambda: numpy.get_state(legacy=False)["state"], {})
-        found["numpy"] = _digest(
-            b"".join(one.tobytes() if hasattr(one, "tobytes") else b"%d" % one for one in parts.values())
-        )
+        state = b"".join(one.tobytes() if hasattr(one, "tobytes") else b"%d" % one for one in parts.values())
+        found["numpy"] = hashlib.blake2b(state, digest_size=8).hexdigest()
     return found
 
 
@@ -118,10 +113,10 @@ class OptimizerStates:
             self._forget_dead()
             known = {id(one()) for one in self._others}
             self._others += [weakref.ref(one) for one in _schedulers_and_scalers(optimizer) if id(one) not in known]
-        numbers = self._all_numbers(optimizer)
+        numbers = self._all_numbers(optimizer) | (self._unknown(optimizer) if first else {})
         changed = {name: value for name, value in numbers.items() if self._numbers.get(name, self) != value}
         self._numbers |= changed
-        tensors = self._tensors(optimizer) | self._of_scalers() if first else {}
+        tensors = self._values([optimizer]) if first else {}
         return OptimizerState(step, tensors, changed) if tensors or changed else None
 
     def _forget_dead(self) -> None:
@@ -133,23 +128,23 @@ class OptimizerStates:
 
     def at_end(self, step: int) -> OptimizerState | None:
         """The states of all optimizers that have made a step; None if there are none."""
-        found: dict[str, Values] = {}
-        for optimizer in self._known:
-            found |= self._tensors(optimizer)
-        return OptimizerState(step, found | self._of_scalers(), {}) if found else None
+        found = self._values(self._known)
+        unknown = {name: value for optimizer in self._known for name, value in self._unknown(optimizer).items()}
+        return OptimizerState(step, found, unknown) if found or unknown else None
 
     def names(self) -> dict[int, str]:
         """The names of the tensors of the known optimizers' states, by id."""
-        found: dict[int, str] = {}
-        for optimizer in self._known:
-            found |= {id(tensor): name for name, tensor in self._named_tensors(optimizer)}
-        return found | {id(tensor): name for name, tensor in self._scales()}
+        return {id(tensor): name for name, tensor in self._tensors(self._known)}
 
-    def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Values]:
-        return {name: self._values_of(tensor) for name, tensor in self._named_tensors(optimizer)}
+    def _values(self, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Values]:
+        return {name: self._values_of(tensor) for name, tensor in self._tensors(optimizers)}
 
-    def _named_tensors(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-        return _ask(lambda: self._tensors_of(optimizer), [])
+    def _tensors(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors of the states that can be read, and those of GradScalers."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for optimizer in optimizers:
+            found += _ask(functools.partial(self._tensors_of, optimizer), [])
+        return found + self._scales()
 
     def _tensors_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
         found: list[tuple[str, torch.Tensor]] = []
@@ -169,6 +164,12 @@ class OptimizerStates:
                         found.append((f"{key} of {name}", value))
         return found
 
+    def _unknown(self, optimizer: torch.optim.Optimizer) -> dict[str, Argument]:
+        """Says of an optimizer whose state raises that it is unknown."""
+        if _ask(lambda: self._tensors_of(optimizer), None) is not None:
+            return {}
+        return {f"state of {type(optimizer).__name__}{self._suffix(optimizer)}": UNKNOWN}
+
     def _suffix(self, optimizer: torch.optim.Optimizer) -> str:
         """Tells the second and later optimizers from the first."""
         number = self._known[optimizer]
@@ -183,13 +184,8 @@ class OptimizerStates:
             if isinstance(tensor := getattr(one, name, None), torch.Tensor)
         ]
 
-    def _of_scalers(self) -> dict[str, Values]:
-        return {name: self._values_of(tensor) for name, tensor in self._scales()}
-
     def _all_numbers(self, optimizer: torch.optim.Optimizer) -> dict[str, Argument]:
         suffix = self._suffix(optimizer)
-        if _ask(lambda: self._tensors_of(optimizer), None) is None:
-            return {f"state of {type(optimizer).__name__}{suffix}": UNKNOWN}
         found = {
             f"{key} of group {place}{suffix}": value
             for place, group in enumerate(optimizer.param_groups)
@@ -204,7 +200,8 @@ class OptimizerStates:
                 values = {key: value for key, value in values.items() if key != "_step_count"}  # an extra step at start
             elif values.get("_scale") is not None:  # of which nothing is left of the initial ones
                 values = {key: value for key, value in values.items() if not key.startswith("_init")}
-            found |= {f"{key} of {type(one).__name__}": value for key, value in _numbers_in(values).items()}
+            of = f"{type(one).__name__}{suffix if isinstance(one, LRScheduler) else ''}"
+            found |= {f"{key} of {of}": value for key, value in _numbers_in(values).items()}
         return found
 
 
