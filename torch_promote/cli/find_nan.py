@@ -31,8 +31,8 @@ Masks with -inf and steps that GradScaler skips are no alarm, but listed as
 benign, with the number of skipped steps and a scale that would do. Each rank
 writes a file of its own, such as nan.rank1.json.
 
-exit status: the program's, if it is not 0. 1 if an origin was found, or the
-program left no report. 2 if the command line is invalid: nothing has run then.
+exit status: the program's, if it is not 0. 1 if an origin was found, GradScaler
+skipped all steps, or the program left no report. 2 if the command line is invalid: nothing has run then.
 """
 
 

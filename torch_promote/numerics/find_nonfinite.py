@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from torch_promote.errors import NonfiniteError, OptionError, PolicyError, check_flag
+from torch_promote.errors import NonfiniteError, OptionError, check_flag
 from torch_promote.numerics.nonfinite_finder import (
     BenignNonfinite,
     FinderState,
     NonfiniteFinder,
     NonfiniteOrigin,
 )
+from torch_promote.numerics.recent_calls import LOWER, may_have_override
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
-from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Code, Content, Listing, Report, module_name, to_json
 from torch_promote.report.block import block
 from torch_promote.report.codec import encode
@@ -91,23 +90,25 @@ class NonfiniteReport(Report):
     def attempts(self) -> list[Attempt]:
         """What to try, the narrowest first: the op in float32 in its module, and everywhere.
 
-        Empty if no override can change the result: the kind of the origin is "mathematics" or "data", the op has no
-        policy, or no region was open.
+        Empty if no override can change the result: the kind of the origin is "mathematics", "data" or "optimizer step",
+        the op has no policy, or no region was open. An override that is in force is not among them.
         """
         fault = self.origin or (self._seen.scaled if self.scaler.skipped else None)
-        if fault is None or fault.kind in ("mathematics", "data"):
+        if fault is None or fault.kind in ("mathematics", "data", "optimizer step"):
             return []
-        devices = _devices_of(fault)
-        suspects = _suspects(fault, self._seen.forward_ops)
-        names = next((legal for names in suspects if (legal := _legal(names, devices))), [])
-        if not names:
+        found: dict[str, Call] = {}
+        for suspects in _suspects(fault, self._seen.forward_ops):
+            found = found or {exact_key(name): one for name, one in suspects if may_have_override(name, one)}
+        if not found or (fault.nonfinite is not None and len(found) < len(fault.cures)):
             return []
+        names, modules = list(found), {one.module for one in found.values()}
+        module = modules.pop() if len(modules) == 1 else ""
         overrides = {_short(name): "fp32" for name in names}
         options = " ".join(f"--override {name}=fp32" for name in overrides)
         everywhere = Attempt(f"tp.my_autocast(..., overrides={json.dumps(overrides)})", options, tuple(names))
-        if not fault.module:
+        if not module:
             return [everywhere]
-        code = f"tp.set_module_policy(model, {json.dumps({fault.module: overrides})})"
+        code = f"tp.set_module_policy(model, {json.dumps({module: overrides})})"
         return [Attempt(code, "", tuple(names)), everywhere]
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,7 +181,8 @@ class NonfiniteReport(Report):
     def __str__(self) -> str:
         first = self._clean() if self.origin is None else str(self.origin)
         lines = [first, *(f"to try: {one.code}" for one in self.attempts if self.found)]
-        lines += [f"skipped steps: {one}" for one in self._about_scaler()]
+        about_scaler = " ".join(self._about_scaler())
+        lines += [f"skipped steps: {about_scaler}"] if about_scaler else []
         lines += [f"benign: {one}" for one in self.benign] + [f"not seen: {one}" for one in self.not_seen]
         return "\n".join(lines)
 
@@ -259,9 +261,6 @@ def _names(name: str, call: Call) -> bool:
 
 # --- what to try
 
-#: Ops that convert or pass on their argument; no override changes their results.
-_CONVERTING = ("to.", "_to_copy.", "copy_.", "detach.", "view.", "t.")
-
 
 def _short(key: str) -> str:
     """Returns the key that people write: "linear" if it means the same as "aten::linear.default"."""
@@ -271,35 +270,34 @@ def _short(key: str) -> str:
     return name if overloads == [key.removesuffix(".default")] else bare
 
 
-def _suspects(fault: NonfiniteOrigin, forward_ops: Mapping[tuple[str, str], Iterable[str]]) -> Iterator[list[str]]:
-    """The ops whose dtype may be at fault, most likely first."""
-    if fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
-        ops = list(forward_ops.get((fault.module, fault.line), ()))
+def _suspects(
+    fault: NonfiniteOrigin, forward_ops: Mapping[tuple[str, str], Mapping[str, tuple[Call, Call | None]]]
+) -> Iterator[list[tuple[str, Call]]]:
+    """The ops whose dtype may be at fault, most likely first, and the calls of them that ran in a lower dtype."""
+    if fault.nonfinite is not None:  # only all of them cure it
+        if all(one.autocast for one in fault.cures):
+            yield [(one.name, one) for one in fault.cures]
+    elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
+        ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]
-        yield from ([exact_key(name) for name in names] for names in (of_node, ops) if names)
+        for names in (of_node, list(ops)):
+            calls = [_lower(*ops[name]) for name in names]
+            yield [(one.name, one) for one in calls if one is not None]
     elif fault.call.autocast:  # a region was open
-        yield [exact_key(fault.call.name)]
+        yield [(fault.call.name, fault.call)]
         if fault.inner != fault.call.name:
-            yield [exact_key(fault.inner)]
+            yield [(fault.inner, fault.call)]
+
+
+def _lower(call: Call, maker: Call | None) -> Call | None:
+    """A call if it ran in a lower dtype, or the call that made its input if that did."""
+    for one in (call, maker):
+        if one is not None and any(info.dtype in LOWER for info in (*one.ran_with, *one.outputs)):
+            is_wide = one is call and not any(info.dtype in LOWER for info in one.ran_with)
+            if not is_wide:
+                return one
+    return None
 
 
 def _plain(name: str) -> str:
     return name.partition("::")[2].partition(".")[0].replace("_", "")
-
-
-def _devices_of(fault: NonfiniteOrigin) -> tuple[str, ...]:
-    """The device types whose regions were open at a call, or all if there was none."""
-    return tuple(device for device, _ in fault.call.autocast if device in DEVICE_TYPES) or DEVICE_TYPES
-
-
-def _legal(names: Sequence[str], devices: tuple[str, ...]) -> list[str]:
-    """The ops that can have a policy."""
-
-    def is_legal(name: str) -> bool:
-        try:
-            Policy.stock().override({name: "fp32"}, devices)
-        except PolicyError:
-            return False
-        return not name.removeprefix("aten::").startswith(_CONVERTING)
-
-    return [name for name in names if is_legal(name)]

@@ -17,7 +17,11 @@ values into a NaN is at fault, and so is one that makes more values infinite in 
 
 If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
 result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
-that result from those infinite gradients are benign as well.
+that result from those infinite gradients are benign as well. If they get into a parameter, an optimizer has stepped
+with them although GradScaler has skipped the step, or would have.
+
+A call that is not finite in float32 either may lack a number that another call lost: see NOTE [ Which call lost a
+number ] in recent_calls.py.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch_promote.numerics.recent_calls import LOWER, Loss, RecentCalls
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -56,13 +61,18 @@ from torch_promote.report.codec import encode
 __all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]
 
 
-NonfiniteKind = Literal["overflow in the op", "overflow in a cast", "mathematics", "data"]
+NonfiniteKind = Literal[
+    "overflow in the op", "overflow in a cast", "underflow", "rounding", "mathematics", "data", "optimizer step"
+]
 """Why a result is not finite.
 
 - "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
 - "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
+- "underflow": a number became 0 in the result of a call, and a later call is not finite for want of it.
+- "rounding": the same with a number that was rounded to another one, such as 1.
 - "mathematics": the call is not finite in float32 either.
 - "data": an argument contained a NaN that no observed call made.
+- "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
 """
 
 BenignKind = Literal["mask", "GradScaler", "integers", "allowed"]
@@ -109,7 +119,7 @@ class _OfCall:
 
 @dataclass(frozen=True)
 class NonfiniteOrigin(_OfCall):
-    """The first call with finite inputs and a non-finite output.
+    """The first call with finite inputs and a non-finite output, or the call that lost the number it needs.
 
     Attributes:
         call: The call.
@@ -120,6 +130,9 @@ class NonfiniteOrigin(_OfCall):
         outputs: The ranges of the results, and of the arguments that the call wrote to and did not return.
         argument: The argument whose cast overflowed; "" for other kinds.
         node: In a backward, the name of the autograd node: "MmBackward0".
+        nonfinite: If the call lost a number, the call that is not finite for want of it; None otherwise.
+        cures: The calls with which `nonfinite` is finite if they run in float32, one of each op.
+        text: What was compared, a sentence each.
     """
 
     call: Call
@@ -129,15 +142,21 @@ class NonfiniteOrigin(_OfCall):
     outputs: tuple[TensorRange, ...]
     argument: str
     node: str
+    nonfinite: Call | None = None
+    cures: tuple[Call, ...] = ()
+    text: tuple[str, ...] = ()
 
-    _JSON = ("op", "inner", "module", "phase", "line", "kind", "inputs", "outputs", "argument", "node", "call")
+    _JSON = (
+        *("op", "inner", "module", "phase", "line", "kind", "inputs", "outputs", "argument", "node", "call"),
+        *("nonfinite", "cures", "text"),
+    )
 
     def __str__(self) -> str:
         inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
         where = f'module "{self.module}"' if self.module else module_name("")
         lines = [
             f"{self.kind}: {self.call.name}{inside}, {self.phase}, {where}, {shorten(self.line) or 'line unknown'}",
-            _WHY[self.kind].format(argument=self.argument or "an argument"),
+            *(self.text or [_WHY[self.kind].format(argument=self.argument or "an argument")]),
         ]
         if self.call.policy is not None:
             lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
@@ -167,8 +186,10 @@ def _most_telling(ranges: Sequence[TensorRange], names: Sequence[str]) -> Sequen
 _WHY = {
     "overflow in the op": "The inputs are finite, and so is the result of the same call in float32.",
     "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
-    "mathematics": "The same call in float32 is not finite either: another dtype does not help.",
+    "mathematics": "The same call in float32 is not finite either.",
     "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
+    "optimizer step": "The optimizer stepped with gradients that are not finite because of GradScaler's scale. "
+    "scaler.step(optimizer) skips such a step; a call of optimizer.step() does not.",
 }
 
 
@@ -253,8 +274,8 @@ class FinderState:
 
     benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)  # by place
     checked: int = 0  # the number of checked calls
-    # The names of the ops that the forward called in a region, by module and line.
-    forward_ops: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    # The ops that the forward called in a region, by module and line: a call by name, and the call that made its input.
+    forward_ops: dict[tuple[str, str], dict[str, tuple[Call, Call | None]]] = field(default_factory=dict)
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
@@ -262,7 +283,6 @@ class FinderState:
 
 # --- verdicts on calls
 
-_LOWER = (torch.float16, torch.bfloat16)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 _MOST_BENIGN = 1000
@@ -274,6 +294,7 @@ class WatchedCall:
 
     facts: OpFacts
     args: list[Any]  # in the schema's order
+    kept: list[Any] | None = None  # the same as `RecentCalls.keep` returned them, for a call that the program made
     before: dict[int, Extremes] = field(default_factory=dict)  # the extremes of arguments that the op writes to, by id
     # Of those whose old values the verdict may need, by id.
     copies: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -327,6 +348,14 @@ class WatchedCall:
             return bool(finite.any() and (same | finite).all())
         return False
 
+    def is_cured_by(self, results: Sequence[torch.Tensor]) -> bool:
+        """Whether results of a repetition are finite; if inputs are infinite, whether they have no NaN."""
+        found = extremes(results)
+        if all(map(is_finite, found)):
+            return True
+        makes_nan = any(math.isnan(low) for low, _ in self.outputs)
+        return makes_nan and not all(map(is_finite, self.inputs)) and not any(math.isnan(low) for low, _ in found)
+
     def depends_on_old(self) -> bool:
         """Whether the outputs are finite if arguments that the op writes to contain zeros before, not inf or NaN."""
         self.ignores_old = True
@@ -357,7 +386,7 @@ class WatchedCall:
             if isinstance(value, torch.Generator):
                 return value.clone_state()
             if isinstance(value, torch.dtype):
-                return dtype if dtype is not None and value in (*_LOWER, torch.float32) else value
+                return dtype if dtype is not None and value in (*LOWER, torch.float32) else value
             return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
 
         if self.facts.communicates:
@@ -419,6 +448,8 @@ class NonfiniteFinder:
         self._scale: float | None = None  # GradScaler's
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
+        self._recent = RecentCalls()
+        self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
 
@@ -429,6 +460,8 @@ class NonfiniteFinder:
         watched, args, name = WatchedCall(of.facts, of.args), of.args, of.facts.name
         if of.facts.writes:
             self._look_before(watched, of)
+        if self._parent(of) is None:
+            watched.kept = self._recent.keep(args)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _called_by_grad_scaler(sys._getframe()):
@@ -443,7 +476,7 @@ class NonfiniteFinder:
     def _look_before(self, watched: WatchedCall, of: OpenCall) -> None:
         tensors = [tensor for _, tensor in written([one for one in of.facts.writes if not one.is_out], of.args)]
         watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
-        repeats = isinstance(of, CastingCall) or any(tensor.dtype in _LOWER for _, tensor in watched.tensors)
+        repeats = isinstance(of, CastingCall) or any(tensor.dtype in LOWER for _, tensor in watched.tensors)
         repeats |= watched.is_partial or (self._scale is not None and of.phase == "backward")
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
@@ -453,13 +486,19 @@ class NonfiniteFinder:
                 if (repeats or not is_finite(watched.before[id(tensor)])) and can_be_read(tensor)
             }
 
-    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
-        """Called after a call."""
-        watched, around = of.mine, of.around
-        if self.observer.is_done or watched is None or call is None or call.error:
-            return
+    @staticmethod
+    def _parent(of: OpenCall) -> OpenCall | None:
+        """The watched call that a call is made in."""
+        around = of.around
         while around is not None and around.mine is None:
             around = around.around
+        return around
+
+    def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
+        """Called after a call."""
+        watched, around = of.mine, self._parent(of)
+        if self.observer.is_done or watched is None or call is None or call.error:
+            return
         parent: WatchedCall | None = None if around is None else around.mine
         if parent is not None and isinstance(around, CastingCall) and around.runs == around.facts.name:
             parent.cast_args = around.cast_args
@@ -470,8 +509,18 @@ class NonfiniteFinder:
         if parent is not None:
             parent.has_inner = True
         elif call.autocast and call.phase != "backward":
-            self.seen.forward_ops.setdefault((call.module, call.line), {})[call.name] = None
+            known = self.seen.forward_ops.setdefault((call.module, call.line), {})
+            if call.name not in known:
+                known[call.name] = call, self._recent.maker_of(watched.kept or ())
         self._check(watched, parent)
+        if self.observer.is_done:
+            self._recent.clear()
+        elif watched.kept is not None and watched.facts.has_results:
+            self._recent.add(watched.facts, watched.kept, call, results)
+        if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            found = extremes(watched.args[1:2])[0][1] > 0
+            gradients = [one for one in watched.args[0] if found and has_storage(one)]
+            self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
@@ -508,9 +557,26 @@ class NonfiniteFinder:
         else:
             self._report(watched, verdict)
 
-    @staticmethod
-    def _origin(watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
+    def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call = watched.call
+        text: tuple[str, ...] = ()
+        if verdict.kind == "mathematics" and watched.kept is not None:
+            found = self._find_loss(watched)
+            if isinstance(found, Loss):
+                self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
+                return NonfiniteOrigin(
+                    call=found.call,
+                    kind=found.kind,
+                    inner=found.call.name,
+                    inputs=found.inputs,
+                    outputs=found.outputs,
+                    argument="",
+                    node="",
+                    nonfinite=call,
+                    cures=found.cures,
+                    text=found.text,
+                )
+            text = found
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         outs = watched.outs
         return NonfiniteOrigin(
@@ -527,7 +593,18 @@ class NonfiniteFinder:
             ),
             argument=verdict.argument,
             node="" if node is None else node.name(),
+            text=text,
         )
+
+    def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
+        try:
+            return self._recent.find_loss(watched.facts, watched.kept or [], watched.call, watched.is_cured_by)
+        except Exception as error:  # the program goes on
+            why = str(error).partition("\n")[0] or type(error).__name__
+            return (
+                "The same call in float32 is not finite either.",
+                f"The calls before it could not be repeated: {why}.",
+            )
 
     def _report(self, watched: WatchedCall, verdict: Verdict) -> None:
         origin = self._origin(watched, verdict)
@@ -558,6 +635,7 @@ class NonfiniteFinder:
         with self._lock:
             if not self.observer.is_done:
                 self._drop_ended()
+        self._recent.clear()
 
     # --- verdicts
 
@@ -566,6 +644,10 @@ class NonfiniteFinder:
         if watched.is_partial and watched.depends_on_old():
             return None
         call, inputs = watched.call, watched.inputs
+        unfit = self._scaled_overflow or any(not one.expired() for one in self._unfit)
+        if call.phase == "optimizer" and unfit and not all(map(is_finite, inputs)):
+            steps = any(isinstance(one, torch.nn.Parameter) for one in watched.nonfinite)
+            return Verdict("optimizer step", call.name) if steps and watched.facts.writes else None
         makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
         has_nan = any(math.isnan(low) for low, _ in inputs)
         has_inf = not has_nan and not all(map(is_finite, inputs))
@@ -596,7 +678,7 @@ class NonfiniteFinder:
     @staticmethod
     def _exceeds_float32(watched: WatchedCall) -> bool:
         """Whether a call in a lower dtype makes more values infinite than in float32."""
-        if not any(tensor.dtype in _LOWER for tensor in watched.results):
+        if not any(tensor.dtype in LOWER for tensor in watched.results):
             return False
         wider = watched.again(torch.float32)
         return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
@@ -641,7 +723,7 @@ class NonfiniteFinder:
             return earlier
         dtypes = {tensor.dtype for _, tensor in tensors} | {tensor.dtype for tensor in watched.results}
         dtypes |= {info.dtype for info in call.ran_with}
-        if dtypes.isdisjoint(_LOWER):
+        if dtypes.isdisjoint(LOWER):
             return Verdict("mathematics", call.name)
         wider = watched.again(torch.float32)
         if wider is not None and not all(map(is_finite, extremes(wider))):
@@ -655,7 +737,7 @@ class NonfiniteFinder:
             return None
         before = dict(watched.tensors)
         for name, tensor in tensor_arguments(watched.facts.op, watched.cast_args):
-            if tensor.dtype not in _LOWER or name not in before:
+            if tensor.dtype not in LOWER or name not in before:
                 continue
             passed, cast = extremes([before[name], tensor])
             if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):

@@ -45,8 +45,13 @@ class ScalerSteps:
         self.scale = scale * backoff if is_skipped else scale
         self.backoff, self.growth_interval = backoff, growth_interval
 
+    @property
+    def never_stepped(self) -> bool:
+        """Whether GradScaler skipped all steps, so that no weight has changed."""
+        return 0 < self.count == self.skipped
+
     def __str__(self) -> str:
-        if self.skipped < self.count:
+        if not self.never_stepped:
             return f"GradScaler skipped {self.skipped:,} of {self.count:,} steps"
         return "GradScaler skipped " + (
             "the only step, which changed no weight"

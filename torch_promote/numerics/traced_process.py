@@ -61,7 +61,8 @@ class Record:
     recording: str = ""  # the file of its trace; "" if there is none
     steps: int = 0  # the number of optimizer steps that ended in it
     report: TraceReport | None = None  # its trace; None if it did not reach the steps, and in find-nan
-    found: bool | None = None  # in find-nan, whether there is an origin; None if it did not reach the steps
+    # In find-nan, whether there is an origin, or GradScaler skipped all steps; None if it did not reach the steps.
+    found: bool | None = None
     text: str = ""  # in find-nan, the report
     data: dict[str, Any] | None = None  # in find-nan, the report
 
@@ -172,7 +173,8 @@ class _Process:
                     shutil.move(self._file, record.recording)
         elif self._report is not None:
             data = self._report.to_dict()
-            record.found = bool(self._report.found) and data["origin"] != self._inherited
+            found = bool(self._report.found) and data["origin"] != self._inherited
+            record.found = found or self._report.scaler.never_stepped
             record.text, record.data = str(self._report), data
         whole = Path(self._request.folder, f"{os.getpid()}.json")
         part = whole.with_suffix(".json-part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -166,32 +167,38 @@ def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> Nam
 _keys: Any = torch._C
 
 
-def _hidden_from() -> Any:
-    """The keys of autocast, autograd, version counters, modes, transforms and dispatch observers."""
-    with (
-        _keys._DisableTorchDispatch(),
-        _keys._DisableAutocast(),
-        _keys._AutoDispatchBelowADInplaceOrView(),
-    ):
+def _hidden_from(versions: bool) -> Any:
+    """The keys of autocast, modes, transforms and dispatch observers; of autograd and version counters if not kept."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_keys._DisableTorchDispatch())
+        stack.enter_context(_keys._DisableAutocast())
+        if not versions:
+            stack.enter_context(_keys._AutoDispatchBelowADInplaceOrView())
         keys = _keys._dispatch_tls_local_exclude_set()
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "PythonDispatcher"):
         keys = keys.add(getattr(_keys.DispatchKey, name))
     return keys.add(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
 
 
-_HIDDEN_FROM = _hidden_from()
+_HIDDEN_FROM = {versions: _hidden_from(versions) for versions in (False, True)}
 
 
 class unnoticed:  # noqa: N801 (used like a function)
     """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
 
-    The ops must not use random number generators.
+    The ops must not use random number generators. With `versions`, tensors that `detach` returns share the version
+    counter of their argument.
     """
 
-    __slots__ = ("_functions", "_ops")
+    __slots__ = ("_functions", "_ops", "_versions")
+
+    def __init__(self, *, versions: bool = False) -> None:
+        self._versions = versions
 
     def __enter__(self) -> None:
-        excluded = _keys._dispatch_tls_local_exclude_set() | _HIDDEN_FROM
+        excluded = _keys._dispatch_tls_local_exclude_set() | _HIDDEN_FROM[self._versions]
+        if self._versions:  # a kernel of autograd, in which an observer may run, excludes it
+            excluded = excluded.remove(_keys.DispatchKey.ADInplaceOrView)
         self._functions = _keys.DisableTorchFunction()
         self._ops = _keys._ForceDispatchKeyGuard(_keys._dispatch_tls_local_include_set(), excluded)
         self._functions.__enter__()

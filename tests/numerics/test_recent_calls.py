@@ -1,0 +1,190 @@
+"""Calls that lose a number, and what `find_nonfinite` says if it cannot know: see recent_calls.py."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch_promote as tp
+from torch_promote.numerics import recent_calls
+from torch_promote.numerics.find_nonfinite import NonfiniteReport
+
+HALF, BFLOAT16 = torch.float16, torch.bfloat16
+LOWEST = torch.finfo(HALF).min
+LINEAR = nn.Linear(2, 2)
+nn.init.constant_(LINEAR.weight, 0.5)
+nn.init.zeros_(LINEAR.bias)
+
+
+def linear(value: float) -> torch.Tensor:
+    """Returns [[value, value]] of `LINEAR`, which a region casts."""
+    result: torch.Tensor = LINEAR(torch.full((1, 2), float(value)))
+    return result
+
+
+def min_max(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.amin()) / (x.amax() - x.amin() + 1e-8)
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    width = x - x
+    width += 1e-8
+    return x.sub(x) / width
+
+
+def two_masks(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.full((1, 2), LOWEST, dtype=x.dtype)
+    return (x + (mask + mask)).softmax(-1)
+
+
+def square_root(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((x * x).sum(-1).sqrt().float().sum(), x)[0]
+
+
+def standardize(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(-1, keepdim=True)) / ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).add(
+        1e-9
+    ).sqrt()
+
+
+def own_softmax(x: torch.Tensor) -> torch.Tensor:
+    e = torch.exp(x.to(HALF))
+    return e / e.sum(-1, keepdim=True)
+
+
+def near(value: float) -> torch.Tensor:
+    a, b = linear(value), linear(value * (1 + 2.0**-14))
+    return (a - b) / (a - b)
+
+
+Case = tuple[str, torch.dtype, Callable[[], torch.Tensor], str, str, str, str]
+#: The region's dtype, the program, the op that lost the number, how, what the text says, and the op that is not finite.
+LOSSES: list[Case] = [
+    ("epsilon", HALF, lambda: min_max(linear(1)), "aten::add", "underflow", "other 1e-08 is 0", "div"),
+    ("clamp", HALF, lambda: linear(0) / linear(0).clamp_min(1e-9), "aten::clamp_min", "underflow", "1e-09", "div"),
+    ("normalize", HALF, lambda: F.normalize(linear(0)), "aten::clamp_min", "underflow", "1e-12 is 0", "div"),
+    ("max", BFLOAT16, lambda: (1 - linear(2).clamp(0, 0.9999)).log(), "aten::clamp", "rounding", "max 0.9999", "log"),
+    ("sigmoid", HALF, lambda: (1 - linear(9).sigmoid()).log(), "aten::sigmoid", "rounding", "became 1", "log"),
+    ("tanh", BFLOAT16, lambda: linear(7).tanh().atanh(), "aten::tanh", "rounding", "2 of 2 values became 1", "atanh"),
+    ("masks", HALF, lambda: two_masks(linear(1)), "aten::add", "overflow in the op", "became -inf", "softmax"),
+    ("in place", HALF, lambda: in_place(linear(1)), "aten::add_", "underflow", "other 1e-08 is 0", "div"),
+    ("squares", HALF, lambda: square_root(linear(1e-4)), "aten::mul", "underflow", "became 0 in float16", "div"),
+    ("variance", HALF, lambda: standardize(linear(3)), "aten::add", "underflow", "other 1e-09 is 0", "div"),
+    ("cancellation", HALF, lambda: near(1.0), "aten::sub", "underflow", "of aten::linear", "div"),
+    ("atan", HALF, lambda: 0 * linear(1e-5).pow(2).reciprocal(), "aten::pow", "underflow", "became 0", "reciprocal"),
+]  # fmt: skip
+
+
+def find(program: Callable[[], Any], dtype: torch.dtype, **options: Any) -> NonfiniteReport:
+    with tp.find_nonfinite() as report, tp.my_autocast("cpu", dtype, **options):
+        program()
+    return report
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=lambda case: case[0])
+def test_the_call_that_lost_a_number_and_its_cure(case: Case) -> None:
+    _, dtype, program, op, kind, text, nonfinite = case
+    report = find(program, dtype)
+    origin = report.origin
+    assert origin is not None
+    assert origin.nonfinite is not None
+    assert (origin.op, origin.kind, origin.nonfinite.op) == (op, kind, f"aten::{nonfinite}")
+    assert text in str(origin)
+    assert "does not help" not in str(report)
+    [attempt] = report.attempts
+    overrides = dict(one.split("=") for one in attempt.option.replace("--override ", "").split())
+    cured = find(program, dtype, overrides=overrides)
+    assert cured.origin is None, str(cured)
+    assert not any(one.call.name == origin.call.name for one in report.benign)
+
+
+def test_without_a_region_the_code_is_to_change() -> None:
+    with tp.find_nonfinite() as report:
+        own_softmax(torch.full((1, 2), -20.0))
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind, report.attempts) == ("aten::exp", "underflow", [])
+    assert "convert its arguments with .float()" in str(report)
+    assert "torch.softmax computes both in one" in str(report)
+    own_softmax(torch.full((1, 2), -20.0).double())
+
+
+TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call before it ran in a lower dtype"
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "texts"),
+    [
+        (lambda: torch.zeros(2).log(), "mathematics", [NOTHING, "does not help"]),
+        (lambda: (linear(1) * 0).log(), "mathematics", [TRIED, "made by aten::mul.Tensor"]),
+        (
+            lambda: (linear(0) + torch.tensor([0.0, 300.0])).softmax(-1).to(HALF).log(),
+            "mathematics",
+            [TRIED, "made by aten::softmax.int", "F.log_softmax computes both in one"],
+        ),
+        (lambda: (F.dropout(linear(1), 1.0) * 0).log(), "mathematics", ["is not known: they cannot all be repeated"]),
+        (
+            lambda: (2 * torch.full((2,), torch.finfo(BFLOAT16).min, dtype=BFLOAT16)).softmax(-1),
+            "overflow in the op",
+            ["Therefore aten::softmax.int", TRIED],
+        ),
+    ],
+)
+def test_what_is_said_of_mathematics(program: Callable[[], Any], kind: str, texts: list[str]) -> None:
+    report = find(program, HALF)
+    assert report.origin is not None
+    assert report.origin.kind == kind
+    assert report.attempts == []
+    for text in texts:
+        assert text in str(report)
+    assert ("does not help" in str(report)) == any("does not help" in text for text in texts)
+
+
+def test_what_was_written_to_since_is_not_repeated() -> None:
+    eps = torch.full((2,), 1e-3, dtype=HALF)
+
+    def program() -> None:
+        x = linear(1e-5) * eps
+        eps.zero_()
+        linear(0) / x
+
+    report = find(program, HALF)
+    assert "is not known" in str(report)
+    assert "does not help" not in str(report)
+
+
+def test_an_error_while_calls_are_repeated_does_not_reach_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(recent_calls.RecentCalls, "find_loss", fails)
+    report = find(lambda: min_max(linear(1)), HALF)
+    assert report.origin is not None
+    assert "The calls before it could not be repeated: 'a bug of ours'." in str(report)
+
+
+def test_results_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_calls, "MOST_BYTES", 4 * 1000)
+
+    def held() -> int:
+        gc.collect()
+        return sum(not one.expired() for one in references)
+
+    references: list[StorageWeakRef] = []
+    with tp.find_nonfinite() as report:
+        for _ in range(20):
+            result = torch.ones(100) + 1
+            references.append(StorageWeakRef(result.untyped_storage()))
+            del result
+        assert held() < 12
+        torch.zeros(2) / torch.zeros(2)
+        assert report.found
+        assert held() == 0
+    assert held() == 0

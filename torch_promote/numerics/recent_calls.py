@@ -1,0 +1,512 @@
+"""The recent calls of a block with their arguments, and which of them lost a number that a later call needs.
+
+NOTE [ Which call lost a number ]
+In float16, `x / (y + 1e-8)` is 0 / 0 where y is 0, because 1e-8 is 0. The division is not finite in float32 either: the
+addition has lost the number. So before a NaN is called mathematics, the calls that its arguments come from are
+repeated: the nearest in float32, and those between it and the NaN as the program's region would run them on its result.
+The first call with which the NaN disappears is the origin. If none does, the calls of one op are tried together, then
+all calls that ran in a lower dtype, and of those ops the ones that are needed.
+
+Repeating needs the arguments. The calls keep them alive: of results, at most `MOST_BYTES`, the latest ones. Nothing is
+computed before a NaN appears. A tensor that was written to since is not used: what depends on it is unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from torch_promote.errors import PolicyError
+from torch_promote.numerics.step_state import repeat
+from torch_promote.observe.call import Call, TensorInfo
+from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, unnoticed
+from torch_promote.policy.op_names import exact_key
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
+from torch_promote.policy.policy import Policy
+from torch_promote.recording.values import TensorRange, extremes, is_finite
+from torch_promote.reference.dtypes import dtype_name
+
+__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override"]
+
+LOWER = (torch.float16, torch.bfloat16)
+#: Of the results of recent calls, so many bytes are kept alive; of the calls, so many.
+MOST_BYTES, MOST_CALLS = 512 * 2**20, 4_000
+#: So many calls are tried one by one.
+_MOST_TRIED = 64
+
+LossKind = Literal["underflow", "rounding", "overflow in the op", "overflow in a cast"]
+
+
+#: Stands for a tensor that cannot be read.
+_UNREADABLE = object()
+
+
+class _UnknownError(Exception):
+    """A tensor that a repetition needs has changed, or cannot be computed again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A tensor as a call got or made it, the number of the call that made it, and its position among the results."""
+
+    tensor: torch.Tensor  # shares memory and version with the program's, and no graph
+    version: int
+    maker: int | None
+    position: int
+    has_version: bool = True  # PyTorch gives the result of a factory, such as torch.full, another version counter
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has the values that it had: it was not written to, and its memory was not released."""
+        tensor = self.tensor
+        released = tensor.numel() and has_storage(tensor) and not tensor.untyped_storage().nbytes()
+        return self.has_version and _version(tensor) == self.version and not released
+
+    @property
+    def now(self) -> torch.Tensor:
+        if not self.is_known:
+            raise _UnknownError(f"a {dtype_name(self.tensor.dtype)}{list(self.tensor.shape)} was written to since")
+        return self.tensor
+
+
+@dataclass(slots=True, eq=False)
+class RecentCall:
+    """A call that can be repeated."""
+
+    facts: OpFacts
+    args: list[Any]  # with `_Kept` for tensors
+    call: Call
+    results: list[_Kept]
+    number: int = 0
+    bytes: int = 0
+
+    @property
+    def makers(self) -> Iterator[int]:
+        """The numbers of the calls that made its arguments."""
+        return (one.maker for one in _kept_in(self.args) if one.maker is not None)
+
+    @property
+    def is_lower(self) -> bool:
+        """Whether a result has a lower dtype."""
+        return any(one.tensor.dtype in LOWER for one in self.results)
+
+    @property
+    def can_be_widened(self) -> bool:
+        """Whether it computed in a lower dtype, and could return float32 instead."""
+        facts = self.facts
+        return self.is_lower and not (facts.writes or facts.is_view or self.is_opaque)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it cannot be repeated: it draws random numbers, or communicates between processes."""
+        draws = self.facts.is_random and not any(
+            name in ("train", "training") and value is False for name, value in self.call.arguments
+        )
+        return draws or self.facts.communicates
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The call that lost a number.
+
+    Attributes:
+        call: The call.
+        kind: What became of the number.
+        cures: Calls with which the later call is finite if they run in float32, one of each op; empty if none is known.
+        inputs: The ranges of its arguments.
+        outputs: The ranges of its results.
+        text: What was compared, a sentence each.
+    """
+
+    call: Call
+    kind: LossKind
+    cures: tuple[Call, ...]
+    inputs: tuple[TensorRange, ...]
+    outputs: tuple[TensorRange, ...]
+    text: tuple[str, ...]
+
+
+class RecentCalls:
+    """The recent calls of a block."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, RecentCall] = {}
+        self._made: dict[Any, tuple[int, int]] = {}  # which call made a tensor, and its position, by `_key`
+        self._numbers = itertools.count()
+        self._bytes = 0
+        self._has_forgotten = False
+        self._lock = threading.Lock()
+
+    def keep(self, values: Sequence[Any]) -> list[Any]:
+        """Returns arguments with a `_Kept` for each tensor. Called before a call, which may write to them."""
+        with unnoticed(versions=True):
+            return [self._keep(one) for one in values]
+
+    def _keep(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            try:
+                if not can_be_read(value):
+                    return _UNREADABLE
+                maker, position = self._made.get(_key(value), (None, 0))
+                if maker is not None and self._calls[maker].results[position].version != _version(value):
+                    maker = None
+                return _Kept(value.detach(), _version(value), maker, position)
+            except RuntimeError:  # an uninitialized parameter; a dtype or a subclass that lacks an op
+                return _UNREADABLE
+        if isinstance(value, list | tuple):
+            return [self._keep(one) for one in value]
+        return value
+
+    def add(self, facts: OpFacts, args: list[Any], call: Call, results: Sequence[torch.Tensor]) -> None:
+        """Adds a call that has ended, with its arguments from `keep`."""
+        with self._lock:
+            number = next(self._numbers)
+            kept = []
+            with unnoticed(versions=True):
+                for position, tensor in enumerate(results):
+                    if not can_be_read(tensor):
+                        return
+                    kept.append(_Kept(tensor.detach(), _version(tensor), number, position, bool(call.inputs)))
+            recent = RecentCall(facts, args, call, kept, number)
+            if not facts.shares and not facts.is_in_place:
+                recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
+            self._calls[number] = recent
+            self._made.update((_key(one.tensor), (number, one.position)) for one in kept)
+            self._bytes += recent.bytes
+            while self._bytes > MOST_BYTES or len(self._calls) > MOST_CALLS:
+                self._forget(next(iter(self._calls)))
+
+    def _forget(self, number: int) -> None:
+        oldest = self._calls.pop(number)
+        self._bytes -= oldest.bytes
+        self._has_forgotten = True
+        for one in oldest.results:
+            key = _key(one.tensor)
+            if self._made.get(key, (None,))[0] == number:
+                del self._made[key]
+
+    def clear(self) -> None:
+        """Lets go of all tensors."""
+        with self._lock:
+            self._calls, self._made, self._bytes = {}, {}, 0
+
+    # --- which call lost a number
+
+    def find_loss(
+        self, facts: OpFacts, args: list[Any], call: Call, is_cured: Callable[[list[torch.Tensor]], bool]
+    ) -> Loss | tuple[str, ...]:
+        """Finds the call that lost the number for want of which a call is not finite.
+
+        Args:
+            facts: The op.
+            args: Its arguments, from `keep`.
+            call: The call, which is not in the list.
+            is_cured: Whether results of a repetition are right.
+
+        Returns:
+            The loss, or what was tried, a sentence each.
+        """
+        target = RecentCall(facts, args, call, [], -1)
+        before = self._before(target)
+        tried = [one for one in reversed(before.values()) if one.can_be_widened]
+        tried.sort(key=lambda one: bool(one.call.autocast) and not may_have_override(one.call.name, one.call))
+        lower = [one for one in before.values() if one.is_lower]
+        made = self._tell_maker(target)
+        if not lower and not self._is_cut(before, target):
+            return (
+                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: another "
+                "dtype does not help.",
+                *made,
+            )
+        unknown = ""
+
+        def cures(some: Sequence[RecentCall]) -> dict[int, list[torch.Tensor]] | None:
+            nonlocal unknown
+            numbers = {one.number for one in some}
+            try:
+                wide = _repeated(before, target, numbers, numbers)
+                if is_cured(wide[target.number]):
+                    return None if is_cured(_repeated(before, target, numbers, set())[target.number]) else wide
+            except Exception as error:  # an op may refuse the dtype, or the memory may not suffice
+                unknown = str(error).partition("\n")[0]
+            return None
+
+        for one in tried[:_MOST_TRIED]:
+            if values := cures([one]):
+                return self._loss([one], values, target)
+        by_op: dict[str, list[RecentCall]] = {}
+        for one in tried:
+            by_op.setdefault(one.call.name, []).append(one)
+        for same in by_op.values():
+            if len(same) > 1 and (values := cures(same)):
+                return self._loss(same, values, target)
+        unknown = ""
+        if tried and (values := cures(tried)):
+            for name in list(by_op):  # without the ops that are not needed
+                fewer = [one for one in tried if one.call.name in by_op and one.call.name != name]
+                if fewer and (found := cures(fewer)):
+                    values = found
+                    del by_op[name]
+            return self._loss([one for one in tried if one.call.name in by_op], values, target)
+        count = f"{len(lower):,} call{'s' * (len(lower) > 1)} before it"
+        if unknown or self._is_cut(before, target) or any(one.is_opaque for one in lower):
+            why = unknown or "they cannot all be repeated"
+            text = (
+                f"The same call in float32 is not finite either. Whether it is with the {count} that ran in a lower "
+                f"dtype in float32, too, is not known: {why}."
+            )
+        else:
+            text = (
+                f"It is not finite in float32 either, also with the {count} that ran in a lower dtype repeated in "
+                "float32: another dtype does not help."
+            )
+        overflow = self._find_overflow(before)
+        if overflow is None:
+            return text, *made
+        texts = f"Its arguments are finite, its result is not. Therefore {_where(target)} is not finite.", text
+        return self._told(overflow, "overflow in the op", (), texts)
+
+    @staticmethod
+    def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
+        """The last call that made an infinite value of finite arguments, which the program did not ask for."""
+        for one in reversed(before.values()):
+            tensors = [kept.tensor for kept in (*_kept_in(one.args), *one.results)]
+            *inputs, last = [is_finite(found) for found in extremes(tensors)]
+            known = all(kept.is_known for kept in _kept_in(one.args))
+            if known and not last and all(inputs) and not asks_for_infinity(one.args):
+                return one
+        return None
+
+    def _tell_maker(self, target: RecentCall) -> list[str]:
+        maker = self.maker_of(target.args)
+        if maker is None:
+            return []
+        text = f"Its argument was made by {maker.name}, {maker.phase}, {maker.line or 'line unknown'}."
+        return [text, *_tell_idiom(maker, target.call)]
+
+    def maker_of(self, kept: Iterable[Any]) -> Call | None:
+        """The call that made the first of some arguments that a call made, other than a conversion; None if unknown."""
+        for one in _kept_in(kept):
+            while one is not None and one.maker in self._calls:
+                recent = self._calls[one.maker]
+                if not (recent.facts.keeps_elements or recent.facts.is_copy):
+                    return recent.call
+                one = next(_kept_in(recent.args), None)  # type: ignore[assignment]
+        return None
+
+    def _before(self, target: RecentCall) -> dict[int, RecentCall]:
+        """The calls that the arguments of a call come from, in the order in which they ran."""
+        found: dict[int, RecentCall] = {}
+        waiting = list(target.makers)
+        while waiting:
+            number = waiting.pop()
+            if number in self._calls and number not in found:
+                found[number] = self._calls[number]
+                waiting += found[number].makers
+        return dict(sorted(found.items()))
+
+    def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
+        """Whether an argument in a lower dtype may come from a call that is not in the list."""
+        arguments = [one for recent in (*before.values(), target) for one in _kept_in(recent.args)]
+        return any(one.maker not in before and one.tensor.dtype in LOWER for one in arguments) or (
+            self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
+        )
+
+    def _loss(self, found: Sequence[RecentCall], values: dict[int, list[torch.Tensor]], target: RecentCall) -> Loss:
+        """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
+        told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
+        kind: LossKind
+        recent, (kind, texts) = next(((one, what) for one, what in told if what[1]), (found[0], ("rounding", [])))
+        cures = list({one.call.name: one.call for one in found}.values())
+        how = "this call"
+        if len(found) > 1 or found[0] is not recent:
+            names = ", ".join(f"{one.name} ({one.line or 'line unknown'})" for one in cures)
+            how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
+        texts = [*_tell_constants(recent), *texts]
+        texts.append(f"Therefore {_where(target)} is not finite; repeated with {how} in float32, it is.")
+        if not recent.call.autocast:
+            texts.append("No region was open: to compute it in float32, convert its arguments with .float().")
+        return self._told(recent, kind, tuple(cures), [*texts, *_tell_idiom(recent.call, target.call)])
+
+    @staticmethod
+    def _told(recent: RecentCall, kind: LossKind, cures: tuple[Call, ...], texts: Iterable[str]) -> Loss:
+        call = recent.call
+        inputs, outputs = _ranges(call.inputs, _kept_in(recent.args)), _ranges(call.outputs, recent.results)
+        return Loss(call, kind, cures, inputs, outputs, tuple(texts))
+
+
+#: Ops that convert or pass on their argument; no override changes their results.
+_CONVERTING = ("to.", "_to_copy.", "copy_.", "detach.", "view.", "t.")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_legal(key: str, devices: tuple[str, ...]) -> bool:
+    try:
+        Policy.stock().override({key: "fp32"}, devices)
+    except PolicyError:
+        return False
+    return not key.removeprefix("aten::").startswith(_CONVERTING)
+
+
+def may_have_override(name: str, call: Call) -> bool:
+    """Whether an op may run in float32 by an override for the device types whose regions were open at a call."""
+    devices = tuple(device for device, _ in call.autocast if device in DEVICE_TYPES) or DEVICE_TYPES
+    return _is_legal(exact_key(name), devices)
+
+
+def _where(recent: RecentCall) -> str:
+    return f"{recent.call.name}, {recent.call.phase}, {recent.call.line or 'line unknown'},"
+
+
+#: Ops that do in one what two ops do, without rounding in between.
+_IDIOMS = {
+    ("aten::softmax", "aten::log"): "F.log_softmax",
+    ("aten::sigmoid", "aten::log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
+    ("aten::sigmoid", "aten::binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
+    ("aten::exp", "aten::log"): "torch.logsumexp",
+    ("aten::exp", "aten::div"): "torch.softmax",
+}
+
+
+def _tell_idiom(maker: Call, call: Call) -> list[str]:
+    one = _IDIOMS.get((maker.op, call.op))
+    return [] if one is None else [f"{one} computes both in one, without the rounding in between."]
+
+
+def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
+    return tuple(
+        TensorRange.of(info.name, one.tensor) if one.is_known else TensorRange(info.name, info.dtype, info.shape)
+        for info, one in zip(infos, kept, strict=False)
+    )
+
+
+def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
+    """What a call lost, given its results in float32; no text if it only rounded."""
+    for kept, exact in zip(recent.results, wide, strict=False):
+        low = kept.tensor
+        if low.dtype not in LOWER or low.shape != exact.shape or not kept.is_known:
+            continue
+        exact = exact.float()
+        is_cast = recent.facts.is_copy or recent.facts.is_cast
+        became: dict[LossKind, torch.Tensor] = {
+            "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
+            "underflow": (low == 0) & (exact != 0),
+        }
+        if bool((low.abs() <= 1).all()):  # the result is bounded, as that of tanh
+            became["rounding"] = (low.abs() == 1) & (exact.abs() < 1)
+        for kind, where in became.items():
+            if count := int(where.sum()):
+                numbers, dtype = exact[where], dtype_name(low.dtype)
+                far = numbers[numbers.abs().argmax()].item()
+                becomes = ", ".join(f"{one:g}" for one in low[where].unique().tolist())
+                text = f"{count:,} of {low.numel():,} values became {becomes} in {dtype}; in float32, the one of the "
+                return kind, [f"{text}largest magnitude is {far:.9g}."]
+    return "rounding", []
+
+
+def _tell_constants(recent: RecentCall) -> Iterator[str]:
+    """Names the numbers among the arguments that a lower dtype rounds to 0, 1 or infinity."""
+    dtype = next((one.tensor.dtype for one in recent.results if one.tensor.dtype in LOWER), torch.float32)
+    for name, number in _constants(recent):
+        rounded = torch.tensor(number, dtype=torch.float64).to(dtype).item()
+        if rounded != number and (rounded in (0, 1, -1) or math.isinf(rounded)):
+            yield f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
+
+
+def _constants(recent: RecentCall) -> Iterator[tuple[str, float]]:
+    for argument, value in zip(recent.facts.arguments, recent.args, strict=False):
+        if isinstance(value, float):
+            yield argument, value
+        elif isinstance(value, _Kept) and value.maker is None and value.is_known:
+            tensor = value.tensor
+            if tensor.dim() == 0 and tensor.dtype in (torch.float32, torch.float64):
+                yield argument, float(tensor.item())
+
+
+def _repeated(
+    before: dict[int, RecentCall], target: RecentCall, again: set[int], wide: set[int]
+) -> dict[int, list[torch.Tensor]]:
+    """Repeats some calls, those of `wide` in float32, and what depends on them; returns all results by number."""
+    values: dict[int, list[torch.Tensor]] = {}
+    with unnoticed():
+        for number, recent in (*before.items(), (target.number, target)):
+            changed = any(maker in values for maker in recent.makers)
+            if number not in again and not changed and number != target.number:
+                continue
+            if recent.is_opaque and number != target.number:
+                continue  # its result is taken as it was
+            values[number] = _repeat(recent, values, number in wide)
+    return values
+
+
+def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: bool) -> list[torch.Tensor]:
+    """Repeats a call: in float32, or in the dtypes that its region chooses, or in those that it had."""
+    target = None if is_wide else _region_dtype(recent.call)
+
+    def convert(value: Any, to: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+        if isinstance(value, _Kept):
+            made = None if value.maker is None else values.get(value.maker)
+            tensor = value.now if made is None else made[value.position]
+            got = to(tensor, value.tensor) if tensor.is_floating_point() else tensor
+            return got.clone() if recent.facts.writes and got is tensor else got
+        if isinstance(value, list):
+            return [convert(one, to) for one in value]
+        if value is _UNREADABLE:
+            raise _UnknownError("a tensor cannot be read")
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER else value
+
+    def as_asked(tensor: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        if is_wide:
+            return tensor.float() if tensor.dtype in LOWER else tensor
+        wants = target is not None and tensor.dtype in (*LOWER, torch.float32)
+        return tensor.to(target) if wants else tensor
+
+    try:
+        return repeat(recent.facts.op, recent.args, lambda _, value: convert(value, as_asked))
+    except _UnknownError:
+        raise
+    except Exception:  # an op may refuse tensors of two dtypes; then the program has to convert them
+        if is_wide:
+            raise
+        return repeat(
+            recent.facts.op, recent.args, lambda _, value: convert(value, lambda tensor, old: tensor.to(old.dtype))
+        )
+
+
+def _region_dtype(call: Call) -> torch.dtype | None:
+    """The dtype to which a call's policy casts its arguments; None if it does not."""
+    policy = call.policy
+    if policy is None or isinstance(policy, torch.dtype):
+        return policy
+    if policy in (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype):
+        return torch.float32
+    if policy is CastPolicy.lower_precision_fp:
+        return next((info.dtype for info in call.ran_with if info.dtype in LOWER), None)
+    return None
+
+
+def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
+    for value in values:
+        if isinstance(value, _Kept):
+            yield value
+        elif isinstance(value, list):
+            yield from _kept_in(value)
+
+
+def _key(tensor: torch.Tensor) -> Any:
+    if not has_storage(tensor):
+        return id(tensor)
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
