@@ -156,7 +156,7 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
         "raise SystemExit"
     )
     status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "train.py", "1", scaled)
-    assert status == 0
+    assert status == 1
     assert err.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
     assert "GradScaler(init_scale=" in err
     data = json.loads((script / "nan.json").read_text())

@@ -643,17 +643,91 @@ def test_steps_that_the_scaler_skips() -> None:
     scaler = report.scaler
     assert (scaler.count, scaler.skipped, scaler.last_skipped) == (3, 3, 2)
     assert (scaler.first_scale, scaler.scale) == (2.0**16, 2.0**13)
-    first, what, which, scale, cure, *_ = str(report).splitlines()
+    first, what, *rest = str(report).splitlines()
     assert first.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
-    assert what.endswith("and lowered the scale, which was 65,536 at first and is 8,192 now.")
-    assert which.startswith("skipped steps: In the last of them, the first overflow was in aten::mm, backward, head, ")
-    assert scale.endswith(
+    assert what.startswith("skipped steps: ")
+    assert not any("skipped steps" in one for one in rest)  # one paragraph
+    assert "and lowered the scale, which was 65,536 at first and is 8,192 now." in what
+    assert "In the last of them, the first overflow was in aten::mm, backward, head, " in what
+    assert (
         "is 100 without the scale, so it fits with 512 or less. The scale is that low after 4 more skipped steps: run "
-        "longer, or start there: GradScaler(init_scale=512)."
+        "longer, or start there: GradScaler(init_scale=512)." in what
     )
-    assert cure.endswith(f"To keep a high scale, try the op in float32: {HEAD}.")
+    assert what.endswith(f"To keep a high scale, try the op in float32: {HEAD}.")
     assert "Steps that GradScaler skipped" in report.text()
     assert "to try: " not in str(report)  # there is no origin
+
+
+@pytest.mark.parametrize("overrides", [{}, {"linear": "fp32"}])
+def test_the_advice_for_a_skipped_step_is_no_policy_in_force(overrides: dict[str, Any]) -> None:
+    model = nn.Sequential()
+    model.add_module("head", nn.Linear(4, 3))
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**30), torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF, overrides=overrides):
+            loss = nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = find(step)
+    if overrides:  # nothing runs in float16
+        assert (report.scaler.skipped, report.attempts) == (0, [])
+        return
+    assert report.scaler.never_stepped
+    assert report.attempts[0].code == HEAD
+    assert not any("cross_entropy" in one.code for one in report.attempts)
+
+
+@pytest.mark.parametrize(("scale", "dtype", "zeros"), [(1e-9, HALF, 4), (1.0, HALF, 0), (1e-9, torch.bfloat16, 0)])
+def test_gradients_that_become_zero(scale: float, dtype: torch.dtype, zeros: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", dtype):
+            loss = model(torch.ones(2, 4)).float().sum() * scale
+        loss.backward()
+        optimizer.step()
+
+    report = find(step)
+    data = report.to_dict()
+    assert not report.found
+    if not zeros:
+        assert (data["vanished"], data["zero_gradients"]) == ([], None)
+        return
+    assert data["zero_gradients"] == [0, zeros, 4]
+    first, *rest = str(report).splitlines()
+    assert first.startswith(
+        "gradients of 4 of 4 parameters are all 0 in step 0, because values became 0 in float16; no inf or NaN"
+    )
+    assert any(one.startswith("zeros: aten::_to_copy, backward, (model), ") for one in rest)
+    assert any("GradScaler" in one for one in rest)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_optimizer_that_steps_with_gradients_that_the_scaler_refused(skips: bool) -> None:
+    body = Body(head=100.0)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**16), torch.optim.AdamW(body.parameters(), 0.1)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            loss = body(torch.ones(1, 4)).float().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(body.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if not skips:
+            optimizer.step()
+        optimizer.zero_grad()
+
+    report = find(lambda: [step() for _ in range(3)])
+    assert report.found is not skips
+    if report.origin is not None:
+        assert (report.origin.kind, report.origin.phase, report.attempts) == ("optimizer step", "optimizer", [])
+        assert "scaler.step(optimizer) skips such a step" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_promote.errors import NonfiniteError, OptionError, check_flag
 from torch_promote.numerics.nonfinite_finder import (
@@ -24,6 +26,7 @@ from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Code, Content, Listing, Report, module_name, to_json
 from torch_promote.report.block import block
 from torch_promote.report.codec import encode
@@ -122,6 +125,8 @@ class NonfiniteReport(Report):
             "benign": encode(self.benign),
             "scaler": encode(self.scaler),
             "scaled": encode(self._seen.scaled),
+            "vanished": encode(list(self._seen.vanished.values())),
+            "zero_gradients": encode(self._seen.zero_gradients),
             "attempts": encode(self.attempts),
             "not_seen": encode(self.not_seen),
             "checked": self.checked,
@@ -151,9 +156,10 @@ class NonfiniteReport(Report):
             title="find_nonfinite",
             verdict=first,
             facts=facts,
-            good=not self.found and (None if scaler.skipped else True),
+            good=not self.found and (None if scaler.skipped or self._seen.zero_gradients else True),
             parts=(
                 Listing("The first call with finite inputs and a non-finite output", [line.strip() for line in rest]),
+                Listing("Gradients that became 0 in the backward", self._about_zeros()),
                 Listing("Steps that GradScaler skipped", self._about_scaler()),
                 *([Code("To try, the narrowest first", codes, where="all")] if codes else []),
                 Listing("Benign", list(map(str, self.benign))),
@@ -161,8 +167,27 @@ class NonfiniteReport(Report):
             ),
         )
 
+    def _about_zeros(self) -> list[str]:
+        """What vanished in the backward, and what to do."""
+        vanished = sorted(self._seen.vanished.values(), key=lambda one: -one.count / one.total)
+        if not vanished:
+            return []
+        lines = [str(one) for one in vanished[:3]]
+        if len(vanished) > 3:
+            lines.append(f"The same in {len(vanished) - 3:,} more places.")
+        if self.scaler.count:
+            return [*lines, f"GradScaler's scale, {self.scaler.scale:,.10g}, is too low for them, or was at that time."]
+        return [*lines, "To keep them: scale the loss (torch.amp.GradScaler), or use bfloat16 in place of float16."]
+
     def _clean(self) -> str:
         clean = f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
+        if self._seen.zero_gradients is not None:
+            step, zeros, count = self._seen.zero_gradients
+            of = (
+                f"gradients of {zeros:,} of {count:,} parameters are all 0 in step {step:,}, because values became 0 in"
+            )
+            dtypes = {one.call.outputs[0].dtype for one in self._seen.vanished.values()}
+            clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:
@@ -181,6 +206,7 @@ class NonfiniteReport(Report):
     def __str__(self) -> str:
         first = self._clean() if self.origin is None else str(self.origin)
         lines = [first, *(f"to try: {one.code}" for one in self.attempts if self.found)]
+        lines += [f"zeros: {one}" for one in self._about_zeros()]
         about_scaler = " ".join(self._about_scaler())
         lines += [f"skipped steps: {about_scaler}"] if about_scaler else []
         lines += [f"benign: {one}" for one in self.benign] + [f"not seen: {one}" for one in self.not_seen]
@@ -245,7 +271,8 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._seen = finder.seen
     try:
-        with observe(finder.observer, report.not_seen):
+        with observe(finder.observer, report.not_seen), ExitStack() as hooks:
+            hooks.callback(register_optimizer_step_pre_hook(finder.before_step).remove)
             yield report
     finally:
         finder.finish()

@@ -31,6 +31,7 @@ import functools
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -55,10 +56,11 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import RunningModules, is_ours, shorten
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name
 from torch_promote.report.codec import encode
 
-__all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin"]
+__all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin", "Vanished"]
 
 
 NonfiniteKind = Literal[
@@ -228,6 +230,34 @@ class BenignNonfinite(_OfCall):
         return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
 
 
+@dataclass(frozen=True)
+class Vanished(_OfCall):
+    """Values of a backward that are 0 in float16 or bfloat16, and not 0 if the same call is repeated in float32.
+
+    Attributes:
+        call: The first call that made them.
+        count: The number of values that became 0.
+        total: The number of values of its result.
+        largest: The largest of these values in float32.
+        calls: The number of repeated calls from this place that made such values.
+    """
+
+    call: Call
+    count: int
+    total: int
+    largest: float
+    calls: int = 1
+
+    _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls")
+
+    def __str__(self) -> str:
+        where = f"{module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+        return (
+            f"{self.call.name}, {self.phase}, {where}: {self.count:,} of {self.total:,} values became 0 in "
+            f"{dtype_name(self.call.outputs[0].dtype)}; the largest of them is {self.largest:.3g} in float32"
+        )
+
+
 class Propagation:
     """Follows the infinite values of an origin through the tensors that contain them.
 
@@ -276,6 +306,10 @@ class FinderState:
     checked: int = 0  # the number of checked calls
     # The ops that the forward called in a region, by module and line: a call by name, and the call that made its input.
     forward_ops: dict[tuple[str, str], dict[str, tuple[Call, Call | None]]] = field(default_factory=dict)
+    # Gradients that a lower dtype made 0, by place; and the step with the most parameters whose gradient is 0: its
+    # number, these parameters, and all with a gradient.
+    vanished: dict[tuple[str, ...], Vanished] = field(default_factory=dict)
+    zero_gradients: tuple[int, int, int] | None = None
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
@@ -286,6 +320,9 @@ class FinderState:
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 _MOST_BENIGN = 1000
+#: So many calls of a place of a backward are repeated in float32 to see whether their zeros are zeros there, too; the
+#: share of such zeros from which they are named.
+_MOST_LOOKS, _SHARE_OF_ZEROS = 3, 0.05
 
 
 @dataclass(eq=False)
@@ -449,6 +486,8 @@ class NonfiniteFinder:
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
+        self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls of a backward were repeated, by place
+        self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of infinite values, which are benign if the program only converts the values to integers.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
@@ -535,6 +574,8 @@ class NonfiniteFinder:
             if not is_finite(watched.outputs[i]) and (i in unwritten or watched.keeps(tensor)):
                 watched.outputs[i] = FINITE
         if all(map(is_finite, watched.outputs)):
+            if call.phase == "backward" and not call.composite:
+                self._look_for_zeros(watched)
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
                 for _, spread in self._provisional:
                     spread.read(watched.args[:1])
@@ -595,6 +636,40 @@ class NonfiniteFinder:
             node="" if node is None else node.name(),
             text=text,
         )
+
+    def _look_for_zeros(self, watched: WatchedCall) -> None:
+        """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
+        call, facts = watched.call, watched.facts
+        if not any(tensor.dtype in LOWER for tensor in watched.results) or facts.is_random or facts.shares:
+            return
+        place = call.name, call.module, call.line
+        only_zeros = any(
+            tensor.dtype in LOWER and tensor.numel() and found == (0, 0)
+            for tensor, found in zip(watched.results, watched.outputs, strict=True)
+        )
+        if self._looks[place] >= (_MOST_LOOKS if only_zeros else 1):
+            return
+        self._looks[place] += 1
+        wide = watched.again(torch.float32)
+        for low, exact in zip(watched.results, wide or (), strict=False):
+            if low.dtype not in LOWER or not can_be_read(low) or low.shape != exact.shape:
+                continue
+            with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
+                lost = exact[(low == 0) & (exact != 0)]
+                if lost.numel() > _SHARE_OF_ZEROS * low.numel():
+                    found = Vanished(call, lost.numel(), low.numel(), float(lost.abs().max()))
+                    calls = self.seen.vanished[place].calls + 1 if place in self.seen.vanished else 1
+                    self.seen.vanished[place] = replace(self.seen.vanished.get(place, found), calls=calls)
+                    return
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Called before a step of an optimizer: counts the gradients that are 0, if a lower dtype made some 0."""
+        if self.seen.vanished and not self.observer.is_done:
+            given = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+            zeros = sum(found == (0, 0) for found in extremes(given))
+            if zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
+                self.seen.zero_gradients = self._steps, zeros, len(given)
+        self._steps += 1
 
     def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
         try:
