@@ -17,8 +17,9 @@ from helpers.command_line import Capture, error_of, terminal_of_80_columns, text
 from helpers.traced_commands import TRAINING, command_run, line_of, warm
 from torch_promote.cli.program import main
 from torch_promote.cli.user_program import Outcome, report_each
+from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Record
-from torch_promote.observe.call import Call
+from torch_promote.observe.call import Call, Unseen
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX
@@ -132,10 +133,11 @@ def test_find_nan_names_the_override_to_try(script: Path, capfd: Capture) -> Non
     code = f"step == 1 and torch.autocast('cpu', torch.float16)(torch.mm){arguments}"
     status, _, err = command_run(capfd, "find-nan", "train.py", "2", code)
     assert status == 1
-    assert err.endswith("run it again with --override mm.default=fp32\n")
+    cure = "to see whether it cures it: torch-promote find-nan"
+    assert f"{cure} --override mm.default=fp32 train.py 2 " in err
     outside = command_run(capfd, "find-nan", "train.py", "2", f"step == 1 and torch.mm{arguments}")
-    assert (outside[0], "run it again" in outside[2]) == (1, False)  # no region, in which an override would act
-    assert "run it again" not in command_run(capfd, "find-nan", "--override=exp=fp32,mm=fp16", "train.py", "2", code)[2]
+    assert (outside[0], cure in outside[2]) == (1, False)  # no region, in which an override would act
+    assert cure not in command_run(capfd, "find-nan", "--override=exp=fp32,mm=fp16", "train.py", "2", code)[2]
 
 
 def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, capfd: Capture) -> None:
@@ -143,11 +145,12 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
     overflow = f"{in_half}: model(torch.ones(2, 4))"
     status, _, err = command_run(capfd, "find-nan", "train.py", "2", overflow)
     assert status == 1
-    assert err.endswith(
-        'to try: tp.set_module_policy(model, {"0": {"linear": "fp32"}})\n'
-        'to try: tp.my_autocast(..., overrides={"linear": "fp32"})\n'
-        "torch-promote: to see whether float32 cures it, run it again with --override linear=fp32\n"
-    )
+    cures = [
+        'tp.set_module_policy(model, {"0": {"linear": "fp32"}})',
+        'tp.my_autocast(..., overrides={"linear": "fp32"})',
+    ]
+    assert "To try, the narrowest first\n  " + "\n  ".join(cures) in err
+    assert " --override linear=fp32 train.py 2 " in err
     scaled = (
         "s = torch.amp.GradScaler('cpu', init_scale=2.0**100); o = torch.optim.SGD(model.parameters(), 1e-3)\n"
         "for _ in range(3):\n"
@@ -157,10 +160,37 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
     )
     status, _, err = command_run(capfd, "find-nan", "--json", "nan.json", "train.py", "1", scaled)
     assert status == 1
-    assert err.startswith("GradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN")
+    assert "\nGradScaler skipped all 3 steps, which changed no weight; otherwise no inf or NaN" in err
     assert "GradScaler(init_scale=" in err
     data = json.loads((script / "nan.json").read_text())
     assert (data["scaler"]["skipped"], data["origin"]) == (3, None)
+
+
+FIXED = """\
+import torch
+x = torch.zeros(2)
+with torch.autocast("cpu", torch.float16):
+    y = torch.nn.Linear(2, 2, bias=False)(x)
+    z = y / (y + 1e-8)
+print("finite" if z.isfinite().all() else "not finite")
+"""
+
+
+def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Capture) -> None:
+    (script / "fixed.py").write_text(FIXED)
+    status, out, err = command_run(capfd, "find-nan", "--fix", "mine.toml", "--html", "nan.html", "fixed.py")
+    assert (status, out) == (0, "not finite\nfinite\n")
+    assert "torch-promote: runs it again with --override add.Tensor=fp32\n" in err
+    assert err.endswith("torch-promote: to use it: torch-promote run --policy mine.toml fixed.py\n")
+    assert tp.Policy.load(script / "mine.toml") == tp.Policy.stock().override({"add.Tensor": "fp32"})
+    assert command_run(capfd, "run", "--policy", "mine.toml", "fixed.py")[1] == "finite\n"
+    assert "no inf or NaN" in (script / "nan.html").read_text()
+
+    (script / "hopeless.py").write_text("import torch\ntorch.zeros(2).log() * 0\n")
+    status, _, err = command_run(capfd, "find-nan", "--fix", "other.toml", "hopeless.py")
+    assert status == 1
+    assert "other.toml is not written: no override is left to try. Tried: nothing." in err
+    assert not (script / "other.toml").exists()
 
 
 # How it ends
@@ -255,7 +285,9 @@ HERE = Namespace(is_process=False)
 
 
 def nonfinite(process: int, found: bool | None, rank: int | None = None) -> Record:
-    return Record(process, 0, rank, steps=3, found=found, text=f"text {process}", data={"process": process})
+    report = NonfiniteReport()
+    report.not_seen = [Unseen("unknown", 0, f"text {process}")]
+    return Record(process, 0, rank, steps=3, found=found, report=report)
 
 
 def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
@@ -266,8 +298,13 @@ def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
     capfd.readouterr()
     assert report_each(HERE, Outcome(0, 1, by_process), {".json": "nan.json"}) == 1
     err = re.sub(r".*wrote.*\n", "", capfd.readouterr().err)
-    assert err == "torch-promote: rank0\ntext 2\ntorch-promote: rank1\ntext 3\n"
-    assert json.loads((folder / "nan.rank1.json").read_text()) == {"process": 3}
+    assert re.findall("torch-promote: .*|text .", err) == [
+        "torch-promote: rank0",
+        "text 2",
+        "torch-promote: rank1",
+        "text 3",
+    ]
+    assert json.loads((folder / "nan.rank1.json").read_text())["not_seen"][0]["text"] == "text 3"
 
 
 def test_a_file_of_a_trace_that_cannot_be_written(capfd: Capture, folder: Path) -> None:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from torch_promote.cli.output import file
+from torch_promote.cli.output import file, say
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.errors import OptionError
+from torch_promote.numerics.find_nonfinite import NonfiniteReport
 from torch_promote.numerics.traced_process import Request
+from torch_promote.policy.policy import Policy
+from torch_promote.regions import installation as environment
+from torch_promote.regions.defaults import default_policy
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
+#: So many overrides are tried one after the other.
+_MOST_TRIED = 8
+
 DESCRIPTION = f"""\
 Runs a Python program as `torch-promote run` does, and reports the first call
-with finite inputs and an inf or NaN in its result, forward or backward: the op,
-the module, the line, the ranges of its inputs, and whether the dtype is to
-blame or the mathematics. The report goes to stderr, stdout is the program's.
+with finite inputs and an inf or NaN in its result, forward or backward, or the
+call that lost the number for want of which it is one (1e-8 is 0 in float16):
+the op, the module, the line, the ranges of its inputs, and whether the dtype
+is to blame or the mathematics. The report goes to stderr, stdout is the
+program's.
 
 {PROGRAM}"""
 
@@ -26,38 +39,85 @@ examples:
                                                  stop there, with a traceback
   torch-promote find-nan --override softmax=fp32 train.py
                                                  does this override cure it?
+  torch-promote find-nan --fix mine.toml train.py
+                                                 run it again with each cure
 
 Masks with -inf and steps that GradScaler skips are no alarm, but listed as
 benign, with the number of skipped steps and a scale that would do. Each rank
 writes a file of its own, such as nan.rank1.json.
 
 exit status: the program's, if it is not 0. 1 if an origin was found, GradScaler
-skipped all steps, or the program left no report. 2 if the command line is invalid: nothing has run then.
+skipped all steps, or the program left no report. 2 if the command line is
+invalid: nothing has run then.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument("--json", metavar="F.json", type=file(".json"), help="write the report as JSON")
+    parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write the report as a page")
     parser.add_argument(
         "--raise-at-first", action="store_true", help="raise an error at the first origin, from the line that made it"
+    )
+    parser.add_argument(
+        "--fix",
+        metavar="F.toml",
+        type=file(".toml"),
+        help="run the program again with each cure, until there is no origin, and write the policy that cured it",
     )
     add_record_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    if arguments.fix is not None and arguments.stock:
+        raise OptionError("--fix tries overrides, which --stock rules out. Leave one of them out.")
     request = Request("", {"raise_at_first": arguments.raise_at_first}, finds_nonfinite=True)
-    outcome = run_recorded(arguments, "find-nan", request)
-    tried = {one.partition("=")[0].strip().removeprefix("aten::") for one in ",".join(arguments.override).split(",")}
-    for record in outcome.records.values():
-        # A forked process inherits the origin that its parent found, and does not report it.
-        data = record.data if record.data and (record.found or record.data["origin"] is None) else {}
-        for attempt in data.get("attempts", ()):
-            if attempt["option"] and tried.isdisjoint(name for op in attempt["ops"] for name in _names_of(op)):
-                again = f"run it again with {attempt['option']}"
-                record.text += f"\ntorch-promote: to see whether float32 cures it, {again}"
-    return report_each(arguments, outcome, {".json": arguments.json})
+    tried: list[str] = []
+    while True:
+        outcome = run_recorded(arguments, "find-nan", request)
+        status = report_each(arguments, outcome, {".json": arguments.json, ".html": arguments.html})
+        found = [one.report for one in outcome.records.values() if one.report is not None and one.found]
+        cures = _cures(found, arguments.override)
+        if arguments.fix is None:
+            for cure in cures:
+                say(f"torch-promote: to see whether it cures it: torch-promote find-nan {cure} {_program(arguments)}")
+            return status
+        if found and cures and len(tried) < _MOST_TRIED:
+            tried.append(cures[0])
+            arguments.override = [*arguments.override, *shlex.split(cures[0].replace("--override ", ""))]
+            say(f"torch-promote: runs it again with {' '.join(tried)}")
+            continue
+        if found or not tried or status:
+            why = "no override is left to try" if found else "there is no origin to cure" if not status else "it failed"
+            say(f"torch-promote: {arguments.fix} is not written: {why}. Tried: {' '.join(tried) or 'nothing'}.")
+            return status
+        _policy(arguments).save(arguments.fix)
+        say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")
+        say(f"torch-promote: to use it: torch-promote run --policy {shlex.quote(arguments.fix)} {_program(arguments)}")
+        return 0
+
+
+def _cures(found: Iterable[NonfiniteReport], in_force: Sequence[str]) -> list[str]:
+    """The options to try, the narrowest first, without those for ops that have an override."""
+    tried = {one.partition("=")[0].strip().removeprefix("aten::") for one in ",".join(in_force).split(",")}
+    attempts = (one for report in found for one in report.attempts if one.option)
+    return list(
+        dict.fromkeys(
+            one.option for one in attempts if tried.isdisjoint(name for op in one.ops for name in _names_of(op))
+        )
+    )
+
+
+def _policy(arguments: argparse.Namespace) -> Policy:
+    overrides: dict[str, Any] = {}
+    for text in arguments.override:
+        overrides |= environment.split_overrides(text)
+    return Policy.of(arguments.policy or default_policy() or "stock").override(overrides)
+
+
+def _program(arguments: argparse.Namespace) -> str:
+    return shlex.join(arguments.program)
 
 
 def _names_of(key: str) -> tuple[str, str]:

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -33,7 +32,6 @@ from typing import TYPE_CHECKING, cast
 
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
-from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import installation as environment
 from torch_promote.regions.autocast import CacheMode
@@ -229,7 +227,7 @@ class Outcome:
 
 
 def _has_content(record: Record) -> bool:
-    return bool(record.found if record.report is None else record.report.total.policies)
+    return bool(record.found if record.report is None or record.found is not None else record.report.total.policies)
 
 
 def add_record_options(parser: argparse.ArgumentParser) -> None:
@@ -288,22 +286,20 @@ def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[
     """
     from torch_promote.numerics.traced_process import named_after
 
-    records = {tag: one for tag, one in outcome.named().items() if not (one.report is None and one.found is None)}
+    records = {tag: one for tag, one in outcome.named().items() if one.report is not None}
     good = bool(records)
     for tag, record in records.items():
         if tag or len(records) > 1:
             say(f"torch-promote: {tag or 'the program'}")
-        say(record.text if record.report is None else record.report)
+        assert record.report is not None
+        say(record.report)
         good &= not record.found
         written = []
         for suffix, path in files.items():
             if path is not None:
                 path = named_after(path, suffix, tag)
                 try:
-                    if record.report is None:
-                        write_atomically(path, json.dumps(record.data, indent=2) + "\n")
-                    else:
-                        record.report.save(path)
+                    record.report.save(path)
                     written.append(path)
                 except (OSError, TorchPromoteError) as error:
                     say(f"torch-promote: error: {path} cannot be written: {getattr(error, 'strerror', error)}")

@@ -19,6 +19,7 @@ from torch_promote.numerics.nonfinite_finder import (
     FinderState,
     NonfiniteFinder,
     NonfiniteOrigin,
+    Vanished,
 )
 from torch_promote.numerics.recent_calls import LOWER, may_have_override
 from torch_promote.numerics.scaler_steps import ScalerSteps
@@ -26,10 +27,11 @@ from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
+from torch_promote.recording.values import TensorRange
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Code, Content, Listing, Report, module_name, to_json
+from torch_promote.report.base import Code, Column, Content, Fact, Listing, Part, Report, Table, module_name, to_json
 from torch_promote.report.block import block
-from torch_promote.report.codec import encode
+from torch_promote.report.codec import decode_record, encode
 
 __all__ = ["Attempt", "NonfiniteReport", "find_nonfinite"]
 
@@ -68,6 +70,7 @@ class NonfiniteReport(Report):
         self.not_seen: list[Unseen] = []
         self.torch_version: str = str(torch.__version__)
         self._seen = FinderState()
+        self._attempts: list[Attempt] | None = None  # those of another process
 
     @property
     def found(self) -> bool:
@@ -96,6 +99,8 @@ class NonfiniteReport(Report):
         Empty if no override can change the result: the kind of the origin is "mathematics", "data" or "optimizer step",
         the op has no policy, or no region was open. An override that is in force is not among them.
         """
+        if self._attempts is not None:
+            return self._attempts
         fault = self.origin or (self._seen.scaled if self.scaler.skipped else None)
         if fault is None or fault.kind in ("mathematics", "data", "optimizer step"):
             return []
@@ -135,6 +140,31 @@ class NonfiniteReport(Report):
         }
 
     @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the report of another process from the data of its `to_dict`."""
+        report = cls()
+        names = {"origin": NonfiniteOrigin | None, "not_seen": list[Unseen], "torch": str, "attempts": list[Attempt]}
+        read = decode_record(names, data)
+        report.origin, report.not_seen = read["origin"], read["not_seen"]
+        report.torch_version, report._attempts = read["torch"], read["attempts"]
+        kinds: dict[str, Any] = {
+            "benign": list[BenignNonfinite],
+            "vanished": list[Vanished],
+            "scaler": ScalerSteps,
+            "scaled": NonfiniteOrigin | None,
+            "zero_gradients": tuple[int, int, int] | None,
+            "checked": int,
+        }
+        seen = decode_record(kinds, data)
+        benign, vanished = seen.pop("benign"), seen.pop("vanished")
+        report._seen = FinderState(
+            benign={(one.kind, one.op, one.module, one.line): one for one in benign},
+            vanished={(one.op, one.module, one.line): one for one in vanished},
+            **seen,
+        )
+        return report
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Raises OptionError: the JSON is for other programs."""
         raise OptionError(f"a report of find_nonfinite is not read again. json.load reads {os.fspath(path)!r}.")
@@ -147,21 +177,39 @@ class NonfiniteReport(Report):
     def content(self) -> Content:
         """Returns what the report says to people."""
         origin, scaler = self.origin, self.scaler
-        first, *rest = str(origin).splitlines() if origin is not None else [self._clean()]
-        facts = [("checked calls", f"{self.checked:,}"), ("torch", self.torch_version)]
+        facts: list[Fact] = []
+        parts: list[Part] = []
+        if origin is not None:
+            call = origin.call
+            facts += [
+                ("op", call.name, "" if origin.inner == call.name else f"in its call of {origin.inner}"),
+                ("module", module_name(origin.module)),
+                ("line", shorten(origin.line) or "unknown"),
+                ("phase", f"{origin.phase}, step {origin.step:,}", origin.node),
+                ("policy", call.policy_name or "none", call.policy_source),
+                ("dtypes", call.dtypes),
+            ]
+            columns = "", "dtype", "shape", Column("min", "number"), Column("max", "number"), "inf", "NaN"
+            rows = [
+                (f"{what} {one.name}", dtype_name(one.dtype), str(list(one.shape)), *_numbers_of(one))
+                for what, one in origin.shown
+            ]
+            parts += [Listing("Why", origin.why), Table("Ranges", columns, rows, most=len(rows))]
         if scaler.skipped:
-            facts.insert(0, ("skipped steps", f"{scaler.skipped:,} of {scaler.count:,}"))
+            facts.append(("skipped steps", f"{scaler.skipped:,} of {scaler.count:,}"))
+        facts += [("checked calls", f"{self.checked:,}")]
         codes = "\n".join(one.code for one in self.attempts) if self.found else ""
+        about_scaler = " ".join(self._about_scaler())
         return Content(
-            title="find_nonfinite",
-            verdict=first,
+            title=f"find_nonfinite: torch {self.torch_version}",
+            verdict=self._clean() if origin is None else f"{origin.kind}: {origin.where}",
             facts=facts,
             good=not self.found and (None if scaler.skipped or self._seen.zero_gradients else True),
             parts=(
-                Listing("The first call with finite inputs and a non-finite output", [line.strip() for line in rest]),
-                Listing("Gradients that became 0 in the backward", self._about_zeros()),
-                Listing("Steps that GradScaler skipped", self._about_scaler()),
+                *parts,
                 *([Code("To try, the narrowest first", codes, where="all")] if codes else []),
+                Listing("Gradients that became 0 in the backward", self._about_zeros()),
+                Listing("Steps that GradScaler skipped", [about_scaler] if about_scaler else []),
                 Listing("Benign", list(map(str, self.benign))),
                 Listing("Not seen", self.not_seen),
             ),
@@ -284,6 +332,10 @@ def _names(name: str, call: Call) -> bool:
         or f"{call.module}.".startswith(f"{name}.")
         or (":" in name and call.line.endswith(name))
     )
+
+
+def _numbers_of(one: TensorRange) -> tuple[float | int | None, ...]:
+    return one.min, one.max, one.infs or None, one.nans or None
 
 
 # --- what to try

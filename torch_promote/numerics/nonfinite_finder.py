@@ -135,6 +135,7 @@ class NonfiniteOrigin(_OfCall):
         nonfinite: If the call lost a number, the call that is not finite for want of it; None otherwise.
         cures: The calls with which `nonfinite` is finite if they run in float32, one of each op.
         text: What was compared, a sentence each.
+        step: The number of optimizer steps before.
     """
 
     call: Call
@@ -147,30 +148,48 @@ class NonfiniteOrigin(_OfCall):
     nonfinite: Call | None = None
     cures: tuple[Call, ...] = ()
     text: tuple[str, ...] = ()
+    step: int = 0
 
     _JSON = (
         *("op", "inner", "module", "phase", "line", "kind", "inputs", "outputs", "argument", "node", "call"),
-        *("nonfinite", "cures", "text"),
+        *("nonfinite", "cures", "text", "step"),
     )
+
+    @property
+    def why(self) -> list[str]:
+        """Why the output is not finite: what was compared, a sentence each."""
+        return [*(self.text or [_WHY[self.kind].format(argument=self.argument or "an argument")])]
 
     def __str__(self) -> str:
         inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
-        where = f'module "{self.module}"' if self.module else module_name("")
+        module = f'module "{self.module}"' if self.module else module_name("")
         lines = [
-            f"{self.kind}: {self.call.name}{inside}, {self.phase}, {where}, {shorten(self.line) or 'line unknown'}",
-            *(self.text or [_WHY[self.kind].format(argument=self.argument or "an argument")]),
+            f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {shorten(self.line) or 'line unknown'}",
+            *self.why,
         ]
         if self.call.policy is not None:
             lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
         if self.node:
             lines.append(f"autograd node: {self.node}")
+        shown = self.shown
+        for what, ranges in (("input", self.inputs), ("output", self.outputs)):
+            told = [one for of, one in shown if of == what]
+            lines += [f"  {what} {one}" for one in told]
+            if len(told) < len(ranges):
+                lines.append(f"  {what}s not shown: {len(ranges) - len(told):,}")
+        return "\n".join(lines)
+
+    @property
+    def where(self) -> str:
+        """The op, the module and the line."""
+        return f"{self.call.name} in {module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+
+    @property
+    def shown(self) -> list[tuple[str, TensorRange]]:
+        """The ranges that the text names, as inputs and outputs: of many, those that tell most."""
         outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])
         inputs = _most_telling(self.inputs, [one.name for one in outputs])
-        for what, shown, ranges in (("input", inputs, self.inputs), ("output", outputs, self.outputs)):
-            lines += [f"  {what} {one}" for one in shown]
-            if len(shown) < len(ranges):
-                lines.append(f"  {what}s not shown: {len(ranges) - len(shown):,}")
-        return "\n".join(lines)
+        return [*(("input", one) for one in inputs), *(("output", one) for one in outputs)]
 
 
 #: The number of inputs and outputs of an op on lists that the text of an origin names.
@@ -215,7 +234,7 @@ class BenignNonfinite(_OfCall):
     scaled: float | None = None
     unscaled: float | None = None
 
-    _JSON = ("kind", "op", "module", "phase", "line", "count", "scale", "scaled", "unscaled")
+    _JSON = ("kind", "op", "module", "phase", "line", "count", "scale", "scaled", "unscaled", "call")
 
     @property
     def op(self) -> str:
@@ -248,7 +267,7 @@ class Vanished(_OfCall):
     largest: float
     calls: int = 1
 
-    _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls")
+    _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls", "call")
 
     def __str__(self) -> str:
         where = f"{module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
@@ -442,6 +461,7 @@ class Verdict:
     kind: NonfiniteKind
     inner: str
     argument: str = ""
+    text: tuple[str, ...] = ()
 
 
 def _is_lowest(value: float, dtype: torch.dtype) -> bool:
@@ -600,7 +620,7 @@ class NonfiniteFinder:
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call = watched.call
-        text: tuple[str, ...] = ()
+        text = verdict.text
         if verdict.kind == "mathematics" and watched.kept is not None:
             found = self._find_loss(watched)
             if isinstance(found, Loss):
@@ -616,6 +636,7 @@ class NonfiniteFinder:
                     nonfinite=call,
                     cures=found.cures,
                     text=found.text,
+                    step=self._steps,
                 )
             text = found
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
@@ -635,6 +656,7 @@ class NonfiniteFinder:
             argument=verdict.argument,
             node="" if node is None else node.name(),
             text=text,
+            step=self._steps,
         )
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
@@ -801,9 +823,13 @@ class NonfiniteFinder:
         if dtypes.isdisjoint(LOWER):
             return Verdict("mathematics", call.name)
         wider = watched.again(torch.float32)
-        if wider is not None and not all(map(is_finite, extremes(wider))):
+        found = [] if wider is None else extremes(wider)
+        if not all(map(is_finite, found)):
             return Verdict("mathematics", call.name)
-        return Verdict("overflow in the op", call.name)
+        text = _WHY["overflow in the op"]
+        low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
+        text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
+        return Verdict("overflow in the op", call.name, text=(text,))
 
     @staticmethod
     def _earlier_cast(watched: WatchedCall) -> Verdict | None:
@@ -838,7 +864,8 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
         return verdict
     passed = dict(watched.tensors).get(verdict.argument)
     arguments = [*parent.tensors, *tensor_arguments(parent.facts.op, parent.cast_args or ())]
-    return Verdict(verdict.kind, verdict.inner, next((name for name, tensor in arguments if tensor is passed), ""))
+    name = next((name for name, tensor in arguments if tensor is passed), "")
+    return Verdict(verdict.kind, verdict.inner, name, verdict.text)
 
 
 def _called_by_grad_scaler(frame: Any) -> bool:

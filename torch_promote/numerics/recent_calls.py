@@ -27,6 +27,7 @@ from torch_promote.errors import PolicyError
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, TensorInfo
 from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, unnoticed
+from torch_promote.observe.places import shorten
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.policy import Policy
@@ -288,7 +289,7 @@ class RecentCalls:
         maker = self.maker_of(target.args)
         if maker is None:
             return []
-        text = f"Its argument was made by {maker.name}, {maker.phase}, {maker.line or 'line unknown'}."
+        text = f"Its argument was made by {maker.name}, {maker.phase}, {shorten(maker.line) or 'line unknown'}."
         return [text, *_tell_idiom(maker, target.call)]
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
@@ -327,7 +328,7 @@ class RecentCalls:
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
         if len(found) > 1 or found[0] is not recent:
-            names = ", ".join(f"{one.name} ({one.line or 'line unknown'})" for one in cures)
+            names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         texts = [*_tell_constants(recent), *texts]
         texts.append(f"Therefore {_where(target)} is not finite; repeated with {how} in float32, it is.")
@@ -362,7 +363,7 @@ def may_have_override(name: str, call: Call) -> bool:
 
 
 def _where(recent: RecentCall) -> str:
-    return f"{recent.call.name}, {recent.call.phase}, {recent.call.line or 'line unknown'},"
+    return f"{recent.call.name}, {recent.call.phase}, {shorten(recent.call.line) or 'line unknown'},"
 
 
 #: Ops that do in one what two ops do, without rounding in between.

@@ -60,10 +60,9 @@ class Record:
     rank: int | None  # if a launcher set one
     recording: str = ""  # the file of its trace; "" if there is none
     steps: int = 0  # the number of optimizer steps that ended in it
-    report: TraceReport | None = None  # its trace; None if it did not reach the steps, and in find-nan
+    report: Any = None  # a `TraceReport`, or in find-nan a `NonfiniteReport`; None if it did not reach the steps
     # In find-nan, whether there is an origin, or GradScaler skipped all steps; None if it did not reach the steps.
     found: bool | None = None
-    text: str = ""  # in find-nan, the report
     data: dict[str, Any] | None = None  # in find-nan, the report
 
 
@@ -84,6 +83,10 @@ def read_records(folder: Path, max_calls: int) -> dict[int, Record]:
         record = Record(**json.loads(file.read_text(encoding="utf-8")))
         if record.recording:
             record.report = TraceReport.load(record.recording, max_calls)
+        elif record.data is not None:
+            from torch_promote.numerics.find_nonfinite import NonfiniteReport
+
+            record.report = NonfiniteReport.from_dict(record.data)
         found[record.process] = record
     return found
 
@@ -173,9 +176,10 @@ class _Process:
                     shutil.move(self._file, record.recording)
         elif self._report is not None:
             data = self._report.to_dict()
+            # A forked process inherits the origin that its parent found.
             found = bool(self._report.found) and data["origin"] != self._inherited
             record.found = found or self._report.scaler.never_stepped
-            record.text, record.data = str(self._report), data
+            record.data = data
         whole = Path(self._request.folder, f"{os.getpid()}.json")
         part = whole.with_suffix(".json-part")
         with contextlib.suppress(OSError):  # the command has ended before this process
