@@ -116,6 +116,31 @@ def test_without_a_region_the_code_is_to_change() -> None:
     own_softmax(torch.full((1, 2), -20.0).double())
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_of_weights_in_half(foreach: bool) -> None:
+    """Adam's eps of 1e-8 is 0 in float16, and so is the moment of a gradient of 0."""
+    weight = torch.ones(2, dtype=HALF, requires_grad=True)
+    weight.grad = torch.zeros_like(weight)
+    optimizer = torch.optim.Adam([weight], foreach=foreach)
+    with tp.find_nonfinite() as report:
+        optimizer.step()
+    assert report.origin is not None
+    assert (report.origin.kind, report.origin.phase) == ("underflow", "optimizer")
+    assert "add_" in report.origin.op
+    assert "1e-08 is 0 in float16." in str(report)
+    assert "keep them in float32" in str(report)
+
+
+def test_an_op_that_loses_a_number_inside() -> None:
+    report = find(lambda: F.cosine_similarity(linear(0), linear(0)), HALF)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.nonfinite) == ("aten::cosine_similarity", None)
+    assert report.attempts[-1].option == "--override cosine_similarity=fp32"
+    assert not find(
+        lambda: F.cosine_similarity(linear(0), linear(0)), HALF, overrides={"cosine_similarity": "fp32"}
+    ).found
+
+
 TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call before it ran in a lower dtype"
 
 

@@ -520,7 +520,7 @@ class NonfiniteFinder:
         if of.facts.writes:
             self._look_before(watched, of)
         if self._parent(of) is None:
-            watched.kept = self._recent.keep(args)
+            watched.kept = self._recent.keep(args, watched.copies)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _called_by_grad_scaler(sys._getframe()):
@@ -633,7 +633,7 @@ class NonfiniteFinder:
                     outputs=found.outputs,
                     argument="",
                     node="",
-                    nonfinite=call,
+                    nonfinite=None if found.call is call else call,
                     cures=found.cures,
                     text=found.text,
                     step=self._steps,

@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,12 +145,15 @@ class RecentCalls:
         self._has_forgotten = False
         self._lock = threading.Lock()
 
-    def keep(self, values: Sequence[Any]) -> list[Any]:
-        """Returns arguments with a `_Kept` for each tensor. Called before a call, which may write to them."""
-        with unnoticed(versions=True):
-            return [self._keep(one) for one in values]
+    def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor]) -> list[Any]:
+        """Returns arguments with a `_Kept` for each tensor. Called before a call.
 
-    def _keep(self, value: Any) -> Any:
+        `copies` are copies of those that the call writes to, by the id of the argument.
+        """
+        with unnoticed(versions=True):
+            return [self._keep(one, copies) for one in values]
+
+    def _keep(self, value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             try:
                 if not can_be_read(value):
@@ -158,11 +161,12 @@ class RecentCalls:
                 maker, position = self._made.get(_key(value), (None, 0))
                 if maker is not None and self._calls[maker].results[position].version != _version(value):
                     maker = None
-                return _Kept(value.detach(), _version(value), maker, position)
+                old = copies.get(id(value), value)
+                return _Kept(old.detach(), _version(old), maker, position)
             except RuntimeError:  # an uninitialized parameter; a dtype or a subclass that lacks an op
                 return _UNREADABLE
         if isinstance(value, list | tuple):
-            return [self._keep(one) for one in value]
+            return [self._keep(one, copies) for one in value]
         return value
 
     def add(self, facts: OpFacts, args: list[Any], call: Call, results: Sequence[torch.Tensor]) -> None:
@@ -176,7 +180,7 @@ class RecentCalls:
                         return
                     kept.append(_Kept(tensor.detach(), _version(tensor), number, position, bool(call.inputs)))
             recent = RecentCall(facts, args, call, kept, number)
-            if not facts.shares and not facts.is_in_place:
+            if not facts.shares or facts.writes:  # of arguments that it writes to, it keeps copies
                 recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
             self._calls[number] = recent
             self._made.update((_key(one.tensor), (number, one.position)) for one in kept)
@@ -217,6 +221,7 @@ class RecentCalls:
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
+        is_lower = any(info.dtype in LOWER for info in (*call.inputs, *call.ran_with, *call.outputs))
         tried.sort(key=lambda one: bool(one.call.autocast) and not may_have_override(one.call.name, one.call))
         lower = [one for one in before.values() if one.is_lower]
         made = self._tell_maker(target)
@@ -239,6 +244,9 @@ class RecentCalls:
                 unknown = str(error).partition("\n")[0]
             return None
 
+        if is_lower and not facts.writes and cures([target]):  # ops inside of it lose the number
+            text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
+            return self._told(target, "rounding", (call,), [text])
         for one in tried[:_MOST_TRIED]:
             if values := cures([one]):
                 return self._loss([one], values, target)
@@ -250,7 +258,7 @@ class RecentCalls:
                 return self._loss(same, values, target)
         unknown = ""
         if tried and (values := cures(tried)):
-            for name in list(by_op):  # without the ops that are not needed
+            for name in reversed(list(by_op)):  # without the ops that are not needed, the farthest first
                 fewer = [one for one in tried if one.call.name in by_op and one.call.name != name]
                 if fewer and (found := cures(fewer)):
                     values = found
@@ -293,8 +301,13 @@ class RecentCalls:
         return [text, *_tell_idiom(maker, target.call)]
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
-        """The call that made the first of some arguments that a call made, other than a conversion; None if unknown."""
-        for one in _kept_in(kept):
+        """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
+        arguments = list(_kept_in(kept))
+        with unnoticed():
+            arguments.sort(
+                key=lambda one: not (one.is_known and has_storage(one.tensor) and bool((one.tensor == 0).any()))
+            )
+        for one in arguments:
             while one is not None and one.maker in self._calls:
                 recent = self._calls[one.maker]
                 if not (recent.facts.keeps_elements or recent.facts.is_copy):
@@ -332,7 +345,9 @@ class RecentCalls:
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         texts = [*_tell_constants(recent), *texts]
         texts.append(f"Therefore {_where(target)} is not finite; repeated with {how} in float32, it is.")
-        if not recent.call.autocast:
+        if recent.call.phase == "optimizer":
+            texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
+        elif not recent.call.autocast:
             texts.append("No region was open: to compute it in float32, convert its arguments with .float().")
         return self._told(recent, kind, tuple(cures), [*texts, *_tell_idiom(recent.call, target.call)])
 
@@ -478,8 +493,11 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
     except Exception:  # an op may refuse tensors of two dtypes; then the program has to convert them
         if is_wide:
             raise
+        wants = torch.float32 if recent.call.phase == "optimizer" else None
         return repeat(
-            recent.facts.op, recent.args, lambda _, value: convert(value, lambda tensor, old: tensor.to(old.dtype))
+            recent.facts.op,
+            recent.args,
+            lambda _, value: convert(value, lambda tensor, old: tensor.to(wants or old.dtype)),
         )
 
 
