@@ -303,10 +303,7 @@ class RecentCalls:
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
         """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
         arguments = list(_kept_in(kept))
-        with unnoticed():
-            arguments.sort(
-                key=lambda one: not (one.is_known and has_storage(one.tensor) and bool((one.tensor == 0).any()))
-            )
+        arguments.sort(key=lambda one: not _has_zero(one))
         for one in arguments:
             while one is not None and one.maker in self._calls:
                 recent = self._calls[one.maker]
@@ -519,6 +516,14 @@ def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
             yield value
         elif isinstance(value, list):
             yield from _kept_in(value)
+
+
+def _has_zero(kept: _Kept) -> bool:
+    try:
+        with unnoticed():
+            return kept.is_known and has_storage(kept.tensor) and bool((kept.tensor == 0).any())
+    except RuntimeError:  # the dtype or the device lacks an op
+        return False
 
 
 def _key(tensor: torch.Tensor) -> Any:
