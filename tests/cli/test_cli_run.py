@@ -63,7 +63,12 @@ def test_the_program_sees_what_it_sees_under_python(folder: Path, capfd: Capture
     expected = python(*arguments)
     assert expected[0] == 0
     assert json.loads(expected[1])["torch"] is False
-    assert ran(capfd, *arguments) == expected
+    name = "the code" if started[0] == "-c" else started[-1].removeprefix("-m")
+    said = "".join(
+        f"torch-promote: {option} after {name} is {name}'s argument. Options of `run` stand before the program.\n"
+        for option in ("--policy", "--crosscheck")
+    )
+    assert ran(capfd, *arguments) == (*expected[:2], said + expected[2])
     assert ran(capfd, "--policy", "cuda", "--override=softmax=fp16", "--cache", "all", "--", *arguments) == expected
 
 
@@ -182,7 +187,43 @@ def test_the_options_become_variables(folder: Path, capfd: Capture, monkeypatch:
     expected |= {"POLICY": str(folder / "mine.toml"), "CACHE": "all", "OVERRIDES": "exp=fp32,mm=fp16,bmm=fp16"}
     _, out, err = ran(capfd, "-v", *arguments, "x.py")
     assert eval(out) == expected
+    overrides = "{'exp': 'fp32', 'mm': 'fp16', 'bmm': 'fp16'}"
     assert err.startswith("torch-promote: Regions of torch.autocast for cpu, cuda, xpu, mps are run by torch_promote:")
+    assert err.endswith(f", overrides {overrides}, cache 'all'.\n")
+
+
+def test_policies_with_tables_for_modules(folder: Path, capfd: Capture) -> None:
+    program(
+        folder / "x.py",
+        """
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        with torch.autocast("cpu"):
+            print(model[0](torch.ones(2, 2)).dtype, model(torch.ones(2, 2)).dtype)
+        """,
+    )
+    program(folder / "mine.toml", 'format = 2\n[modules."1"]\npolicy = "fp32"\n')
+    expected = (0, "torch.bfloat16 torch.float32\n")
+    status, out, err = ran(capfd, "-v", "--policy", "mine.toml", "x.py")
+    assert (status, out) == expected
+    assert "The policy's tables for modules apply to the models that run: '1'.\n" in err
+    assert ran(capfd, "--policy", "mine.toml", "--model", "Sequential", "x.py") == (*expected, "")
+
+
+def test_a_model_without_a_policy_for_it(folder: Path, capsys: Capture) -> None:
+    program(folder / "x.py", "")
+    error = "torch-promote: error: --model Net is for a policy with tables for modules. Name one: --policy F.toml.\n"
+    assert error_of(capsys, "run", "--model", "Net", "x.py") == error
+    assert error_of(capsys, "run", "--policy", "cuda", "--model", "Net", "x.py") == error
+
+
+def test_a_region_that_switches_the_cache_off_is_said_once(folder: Path, capfd: Capture) -> None:
+    region = 'with torch.autocast("cpu", cache_enabled=False): pass\n'
+    program(folder / "x.py", f"import torch\nfor _ in range(2):\n    {region}")
+    _, _, err = ran(capfd, "--cache", "persistent", "x.py")
+    assert err.count("cache='persistent' was asked for, and a region with cache_enabled=False reuses no casts.") == 1
+    assert "x.py:3: UnusedOverrideWarning: " in err
+    assert ran(capfd, "x.py") == (0, "", "")
 
 
 # training programs: bits, child processes, torchrun

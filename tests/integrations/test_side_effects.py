@@ -69,6 +69,16 @@ ON_USE = {
         "is_ours(torch.amp.autocast_mode.autocast.__enter__)",
         "tp.installed().remove()\nassert not is_ours(torch.amp.autocast_mode.autocast.__enter__)\ntp.install()",
     ),
+    "nn.Module.__call__": (
+        "is_ours(torch.nn.Module.__call__)",
+        "import tempfile\n"
+        "with tempfile.NamedTemporaryFile('w', suffix='.toml') as file:\n"
+        "    file.write('format = 2\\n[modules.head]\\npolicy = \"fp32\"')\n"
+        "    file.flush()\n"
+        "    os.environ['TORCH_PROMOTE_POLICY'] = file.name\n"
+        "    importlib.import_module('torch_promote.regions.defaults').use_environment()\n"
+        "    tp.set_default_policy(None)",
+    ),
     "nn.Module.forward of single modules": (
         "'forward' in vars(linear)",
         "tp.set_module_policy(linear, {'': 'fp32'})\ntp.remove_module_policy(linear)\n"
@@ -86,7 +96,7 @@ ON_USE = {
 }
 
 PROGRAM = """
-import asyncio, json, os, sys
+import asyncio, importlib, json, os, sys
 import torch, torch.utils.checkpoint
 from torch.optim import optimizer
 import torch_promote as tp

@@ -35,7 +35,7 @@ from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
 from torch_promote.policy.policy import Policy
 from torch_promote.regions import installation as environment
 from torch_promote.regions.autocast import CacheMode
-from torch_promote.regions.defaults import default_policy
+from torch_promote.regions.defaults import MODEL, default_policy
 from torch_promote.regions.installation import Installation
 
 if TYPE_CHECKING:
@@ -83,7 +83,14 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="another cast policy for an op, as in my_autocast(overrides=...); repeatable",
     )
+    parser.add_argument(
+        "--model",
+        metavar="CLASS",
+        help="the class of the model from which the names in the policy's tables for modules start; by default the "
+        "outermost module that runs, or the one module in it that has them all",
+    )
     parser.add_argument("--cache", metavar="MODE", help="the cache mode: weights, persistent, all or none")
+    parser.set_defaults(options=parser._option_string_actions)
 
 
 def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
@@ -101,17 +108,27 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
         name = " ".join(arguments.program[:2]) if word == "-m" else word
         raise OptionError(f"there is no module to run: {name}. Python looks in {os.getcwd()!r} and in sys.path.")
+    name = arguments.program[1] if word == "-m" else "the code" if word.startswith("-c") else word.removeprefix("-m")
+    for option in _behind(arguments):
+        say(f"torch-promote: {option} after {name} is {name}'s argument. Options of `{what}` stand before the program.")
     problem = why_not_loaded()
     if problem is not None:
         raise OptionError(f"the program would run without torch_promote: {problem}")
     variables = {**os.environ, environment.AUTOCAST: "1"}
+    policy = default_policy()
     if arguments.policy is not None:
         try:
-            Policy.of(arguments.policy)
+            policy = Policy.of(arguments.policy)
         except PolicyError as error:
             raise PolicyError(f"--policy {arguments.policy}: {error}") from error
         named = arguments.policy in Policy.names()
         variables[environment.POLICY] = arguments.policy if named else os.path.abspath(arguments.policy)
+    if arguments.model is not None:
+        if policy is None or not policy.modules:
+            raise OptionError(
+                f"--model {arguments.model} is for a policy with tables for modules. Name one: --policy F.toml."
+            )
+        variables[MODEL] = arguments.model
     overrides = environment.asked_overrides()
     for text in arguments.override:
         overrides |= environment.split_overrides(text)
@@ -119,13 +136,26 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         variables[environment.OVERRIDES] = environment.join_overrides(overrides)
     if arguments.cache is not None:
         variables[environment.CACHE] = arguments.cache
-    policy = arguments.policy if arguments.policy is not None else default_policy()
     cache = cast(CacheMode | None, variables.get(environment.CACHE) or None)
-    installation = Installation(policy, overrides, cache)  # checks them
+    # Checks them. The program finds the models of the tables.
+    installation = Installation(None if policy is None else policy.without_modules(), overrides, cache)
+    info = installation.info
+    if policy is not None and policy.modules:
+        names = ", ".join(repr(name) for name, _ in policy.modules)
+        info += f" The policy's tables for modules apply to the models that run: {names}."
     options = []
     if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
         options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore
-    return [sys.executable, *options, *arguments.program], variables, installation.info
+    return [sys.executable, *options, *arguments.program], variables, info
+
+
+def _behind(arguments: argparse.Namespace) -> list[str]:
+    """The long options of the command among the arguments of the program, unless `--` says that these are meant."""
+    if arguments.is_separated:
+        return []
+    words = [word.partition("=")[0] for word in arguments.program[1 + (arguments.program[0] in ("-m", "-c")) :]]
+    ours = {word for word in arguments.options if word.startswith("--")} - {"--help"}
+    return [word for word in dict.fromkeys(words) if word in ours]
 
 
 def _is_module(name: str) -> bool:
@@ -269,7 +299,7 @@ def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> 
     first, end = arguments.steps
     command, variables, _ = prepare(arguments, what)
     if arguments.stock:
-        if arguments.policy is not None or arguments.override or arguments.cache is not None:
+        if arguments.override or any(getattr(arguments, name) is not None for name in ("policy", "model", "cache")):
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
         variables[environment.AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:

@@ -108,13 +108,14 @@ def _unwind_after_tracing(base: int) -> None:
     tracing.output.add_cleanup_hook(unwind)
 
 
-def skip_frames(*functions: Any) -> None:
-    """Keeps Dynamo from compiling frames of these functions and of the functions that they call.
+def skip_frames(*functions: Any, inner: bool = True) -> None:
+    """Keeps Dynamo from compiling frames of these functions and (`inner`) of the functions that they call.
 
     After a graph break, Dynamo compiles each function that the broken one calls separately.
     """
     eval_frame: Any = torch._C._dynamo.eval_frame  # exists even before torch._dynamo is imported
-    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    actions = eval_frame._FrameAction
+    skip = eval_frame._FrameExecStrategy(actions.SKIP, actions.SKIP if inner else actions.DEFAULT)
     for function in (*functions, skip_frames):  # Dynamo would warn that it cannot trace the line above
         eval_frame.set_code_exec_strategy(function.__code__, skip)
 

@@ -19,6 +19,7 @@ from torch_promote.policy.overrides import parse_overrides
 __all__ = [
     "KEY_OF_WHOLE",
     "MODULES",
+    "OF_CLASS",
     "WHOLE",
     "Table",
     "Tables",
@@ -38,10 +39,12 @@ WHOLE = ("fp32", "off")
 KEY_OF_WHOLE = "policy"
 #: The section of a file that holds the tables.
 MODULES = "modules"
+#: The start of a name that selects the modules of a class: "class:RMSNorm".
+OF_CLASS = "class:"
 
 #: What holds for a module: one of `WHOLE`, or overloads' full names and their policies, sorted.
 Table = str | tuple[tuple[str, Value], ...]
-#: The names, or patterns of names, of modules, sorted, and their tables.
+#: The names, patterns of names, or classes of modules, sorted, and their tables.
 Tables = tuple[tuple[str, Table], ...]
 
 
@@ -57,8 +60,8 @@ def parse_tables(tables: Mapping[Any, Any]) -> dict[str, Table]:
 def _parse(name: object, table: object) -> Table:
     if not isinstance(name, str):
         raise PolicyError(
-            f"a policy names modules by a str, such as 'blocks.*.attn', got {name!r}. To select by class, use "
-            f"set_module_policy."
+            f"a policy names modules by a str, such as 'blocks.*.attn' or 'class:RMSNorm', got {name!r}. The classes "
+            f"themselves are for set_module_policy."
         )
     section = section_of(name)
     if isinstance(table, str):

@@ -18,6 +18,7 @@ from torch_promote.errors import PolicyError, check_flag
 from torch_promote.extension import fork_safe_lock, register_change
 from torch_promote.integrations import checkpoint
 from torch_promote.integrations import compile as _compile
+from torch_promote.policy.module_tables import module_finder
 from torch_promote.policy.named_policies import replace_registered_ops
 from torch_promote.policy.op_table import CastPolicy, DeviceTypes, OpPolicy, spell_policy
 from torch_promote.policy.overrides import check_device_types, parse_overrides, show_key
@@ -34,8 +35,8 @@ __all__ = [
     "use_environment",
 ]
 
-#: The environment variable that names a policy, or the file of one.
-VARIABLE = "TORCH_PROMOTE_POLICY"
+#: The environment variables that name a policy, or the file of one, and the class of the model of its tables.
+VARIABLE, MODEL = "TORCH_PROMOTE_POLICY", "TORCH_PROMOTE_MODEL"
 
 _lock = fork_safe_lock()
 _default: Policy | None = None
@@ -203,12 +204,18 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
 
 
 def use_environment() -> None:
-    """Sets the default policy that the environment variable names, if it is set."""
+    """Sets the default policy that the environment variable names, if it is set.
+
+    The models that run follow its tables for modules: the program names no model.
+    """
     asked = os.environ.get(VARIABLE)
     if not asked:
         return
     try:
-        set_default_policy(asked)
+        policy = Policy.of(asked)
+        if policy.modules:
+            module_finder().follow(policy, os.environ.get(MODEL, ""))
+        set_default_policy(policy)
     except PolicyError as error:
         text = f"the environment variable {VARIABLE} is {asked!r}: {error} Correct it, or unset it."
         raise PolicyError(text) from None

@@ -16,6 +16,7 @@ import functools
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyError
+from torch_promote.errors import OptionError, PolicyError, UnusedOverrideWarning
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
@@ -360,6 +361,13 @@ class Installation:
             return None
         devices, mode = (DeviceSpec(device_type, dtype, enabled),), None if self.cache == "none" else self.cache
         packed = self._specs[key] = RegionSpec(devices, reuses and self.cache != "none", mode, self._change).pack()
+        if enabled and not reuses and mode is not None:
+            warnings.warn(
+                f"cache={mode!r} was asked for, and a region with cache_enabled=False reuses no casts. Remove "
+                "cache_enabled=False there.",
+                UnusedOverrideWarning,
+                stacklevel=3,
+            )
         return packed
 
     def digest(self) -> str:
@@ -375,7 +383,7 @@ class Installation:
     def info(self) -> str:
         """Returns a sentence that describes the installation."""
         parts = [] if self.policy is None else [f"policy {self.policy!r}"]
-        parts += [f"{len(self.overrides)} override{'s' * (len(self.overrides) > 1)}"] if self.overrides else []
+        parts += [f"overrides {spell_overrides(self.overrides)}"] if self.overrides else []
         parts += [] if self.cache is None else [f"cache {self.cache!r}"]
         asked = ", ".join(parts) or "PyTorch's own policy and the cache mode 'weights' unless set elsewhere"
         return f"Regions of torch.autocast for {', '.join(DEVICE_TYPES)} are run by torch_promote: {asked}."
@@ -470,7 +478,7 @@ AUTOCAST = "TORCH_PROMOTE_AUTOCAST"
 POLICY = defaults.VARIABLE
 OVERRIDES = "TORCH_PROMOTE_OVERRIDES"
 CACHE = "TORCH_PROMOTE_CACHE"
-VARIABLES = (AUTOCAST, POLICY, OVERRIDES, CACHE)
+VARIABLES = (AUTOCAST, POLICY, defaults.MODEL, OVERRIDES, CACHE)
 
 
 def use_environment() -> Installation | None:

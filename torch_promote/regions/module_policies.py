@@ -6,11 +6,15 @@ region's policy; torch_promote/regions/module_forward.py implements the policy.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import fnmatch
+import functools
 import inspect
+import sys
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +22,11 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from torch_promote.errors import LONGEST_NAME, PolicyError, did_you_mean
-from torch_promote.extension import NumberedTables, fork_safe_lock, numbered
+from torch_promote.errors import LONGEST_NAME, PolicyError, UnusedOverrideWarning, did_you_mean
+from torch_promote.extension import NumberedTables, fork_safe_lock, number_in_force, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
-from torch_promote.policy.module_tables import spell_table
+from torch_promote.integrations.compile import skip_frames
+from torch_promote.policy.module_tables import OF_CLASS, spell_table
 from torch_promote.policy.policy import AppliedPolicy, ModuleHandle, ModulePolicyLike, Policy, PolicyOfModule
 from torch_promote.regions.module_forward import (
     ModulePolicy,
@@ -38,6 +43,7 @@ __all__ = [
     "apply",
     "bind",
     "choose",
+    "follow",
     "matches",
     "module_policies",
     "remove_module_policy",
@@ -130,7 +136,7 @@ def choose(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> dict[n
     names = _names(model)
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
-        modules, rank = _find(names, key), 2 if not isinstance(key, str) else int(_is_pattern(key))
+        modules, rank = _find(names, key), 2 if _is_class(key) else int(_is_pattern(key))
         try:
             policy = ModulePolicy(value)
         except PolicyError as error:
@@ -249,10 +255,21 @@ def _is_pattern(key: str) -> bool:
     return any(character in key for character in "*?[")
 
 
+def _is_class(key: Key) -> bool:
+    return not isinstance(key, str) or key.startswith(OF_CLASS)
+
+
+def _is_instance(module: nn.Module, name: str) -> bool:
+    """Whether a module is of the class with a name, "Linear" or "torch.nn.modules.linear.Linear", or a subclass."""
+    return any(name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in type(module).__mro__)
+
+
 def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     """Returns the modules that a key selects, without those whose forward is never called."""
     if isinstance(key, str) and len(key) > LONGEST_NAME:
         found = []
+    elif isinstance(key, str) and _is_class(key):
+        found = [module for module in names if _is_instance(module, key.removeprefix(OF_CLASS))]
     elif isinstance(key, str):
         name_or_pattern = _original(key)
         found = [module for module, own in names.items() if any(matches(name, name_or_pattern) for name in own)]
@@ -274,8 +291,9 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
 
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     kinds = {kind.__name__ for module in names for kind in type(module).__mro__[:-1]}
-    if not isinstance(key, str):
-        return f"no module of the model is of type {key.__name__}.{did_you_mean(key.__name__, sorted(kinds))}"
+    if not isinstance(key, str) or _is_class(key):
+        asked = key.removeprefix(OF_CLASS) if isinstance(key, str) else key.__name__
+        return f"no module of the model is of type {asked}.{did_you_mean(asked, sorted(kinds))}"
     name = key.rpartition(".")[2]
     of_nn = isinstance(own := getattr(nn, name, None), type) and issubclass(own, nn.Module)
     if of_nn or name in kinds:
@@ -460,3 +478,166 @@ def apply(policy: Policy, model: nn.Module) -> AppliedPolicy:
             f"policy.override_modules({{name: overrides}})."
         )
     return _Applied(policy, model)
+
+
+# --- policies of a whole program, which names no model
+
+# NOTE [ Tables without a model ]
+# `torch-promote run --policy F` and TORCH_PROMOTE_POLICY give a policy to a program that does not know it. Its tables
+# are for one model. That is found at the first call of a module under the policy: names start from the outermost module
+# that runs, or from the one module in it in which all of them are found, such as the model in a wrapper. A module runs
+# in each frame of a method of it, as in `training_step` of a trainer's module or `decode` of an autoencoder. Other
+# modules of the same class, with modules of the same names, follow the tables as well, such as a moving average.
+# `nn.Module.__call__` is replaced for this: a hook for all modules comes too late for the module that is called, and
+# torch.compile warns of it.
+
+
+class _Follower:
+    """Applies the tables of a policy to the models that run."""
+
+    def __init__(self, policy: Policy, model: str) -> None:
+        self._policy = policy
+        self._model = model  # the name of the class of the model; "" if names start from the outermost module
+        self.tables: NumberedTables = numbered(policy.modules, None)
+        self.tables.applied += 1
+        self._keys = [key for key, _ in policy.modules]
+        self.seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._applied: weakref.WeakKeyDictionary[nn.Module, AppliedPolicy] = weakref.WeakKeyDictionary()
+        # The class of the models, and the names of their modules.
+        self._kind: tuple[type[nn.Module], list[list[str]]] | None = None
+        self._warned: set[type[nn.Module]] = set()  # those outermost modules in which the names are not found
+
+    def called(self, module: nn.Module) -> None:
+        """Called before the first call of a module under the policy."""
+        running = [one for one in _running_modules() if one is not module]
+        outermost = running[-1] if running else module
+        self.seen.add(module)
+        self.seen.update(outermost.modules())
+        names = _names(outermost)
+        roots = self._roots(outermost, names)
+        for root in roots:
+            kind = type(root), [*_names(root).values()]
+            if not self._model and (len(roots) > 1 or (self._kind or kind) != kind):
+                others = [f"{type(one).__name__} ({names[one][0]!r})" for one in roots[1:]]
+                raise PolicyError(self._ambiguous([*others, (self._kind or kind)[0].__name__][0], type(root).__name__))
+            self._kind = kind
+            if root not in self._applied:
+                self._applied[root] = apply(self._policy, root)
+        cls = type(next(iter(names)))  # not what torch.compile has made of it
+        if not roots and cls not in self._warned and next(outermost.parameters(), None) is not None:
+            self._warned.add(cls)
+            if not self._model:  # otherwise, modules beside the model are expected
+                warnings.warn(self._not_found(cls.__name__, names), UnusedOverrideWarning, stacklevel=4)
+
+    def _roots(self, outermost: nn.Module, names: Mapping[nn.Module, list[str]]) -> list[nn.Module]:
+        """The modules from which the names of the tables start, without those inside of another one."""
+        if self._model:
+            return [module for module in names if _is_instance(module, self._model)]
+        found: list[nn.Module] = []
+        inside: set[nn.Module] = set()
+        for module in names:
+            if module not in inside and self._has_all(module):
+                found.append(module)
+                inside.update(module.modules())
+        return found
+
+    def _has_all(self, module: nn.Module) -> bool:
+        own = _names(module)
+        paths = {path for each in own.values() for path in each}
+        exact = [key for key in self._keys if not _is_class(key) and not _is_pattern(key)]
+        others = [key for key in self._keys if key not in exact]
+        return paths.issuperset(exact) and all(_selects(key, own) for key in others)
+
+    def _ambiguous(self, one: str, other: str) -> str:
+        remedy = f"Say which one is meant by its class: --model {other}, or TORCH_PROMOTE_MODEL={other}."
+        if one.partition(" ")[0] == other:
+            remedy = "In the program, say which one is meant: policy.apply_to(model)."
+        return (
+            f"the policy has tables for modules ({self._spelled()}), and the program runs two models that have them: "
+            f"{one} and {other}. {remedy}"
+        )
+
+    def _not_found(self, name: str, names: Mapping[nn.Module, list[str]]) -> str:
+        missing = next((key for key in self._keys if not _selects(key, names)), "")
+        known = [type(one).__name__ for one in names] if _is_class(missing) else []
+        known = known or [one for own in names.values() for one in own]
+        return (
+            f"the policy's tables for modules ({self._spelled()}) are not applied to {name}, which does not have "
+            f"{missing!r}.{did_you_mean(missing.removeprefix(OF_CLASS), known)} Names start from the outermost module "
+            f"that runs, or from one module in it."
+        )
+
+    def at_exit(self) -> None:
+        """Says that the tables were applied to no model, if that has not been said."""
+        if self._kind is not None:
+            return
+        text = ""
+        if self._model and self._warned:
+            shown = ", ".join(sorted(one.__name__ for one in self._warned))
+            text = f"No module of the class {self._model} ran under the policy. Outermost modules that ran: {shown}."
+        elif not self._warned and "torch._dynamo" in sys.modules and torch._dynamo.utils.counters["stats"]:
+            text = "Models are not found inside of compiled functions: compile the model itself."
+        if text:
+            print(f"torch_promote: the tables for modules ({self._spelled()}) had no effect. {text}", file=sys.stderr)
+
+    def _spelled(self) -> str:
+        shown = [repr(key) for key in self._keys[:3]]
+        return ", ".join([*shown, "..."] if self._keys[3:] else shown)
+
+
+def _selects(key: str, names: Mapping[nn.Module, list[str]]) -> bool:
+    if _is_class(key):
+        return any(_is_instance(module, key.removeprefix(OF_CLASS)) for module in names)
+    return any(matches(name, key) for own in names.values() for name in own)
+
+
+def _running_modules() -> Iterator[nn.Module]:
+    """The modules of which this thread runs a method, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and "_modules" in module.__dict__:
+                yield module
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+_follower: _Follower | None = None
+
+
+def _find_model(module: nn.Module) -> None:
+    """Called before a call of a module."""
+    if torch.compiler.is_compiling():  # Dynamo traces this
+        return
+    follower = _follower
+    if follower is not None and number_in_force() == follower.tables.number and module not in follower.seen:
+        with _lock:
+            follower.called(module)
+
+
+def follow(policy: Policy, model: str = "") -> None:
+    """Has the models that run follow the tables of a policy: see NOTE [ Tables without a model ].
+
+    Args:
+        policy: The policy of the whole program, which has tables.
+        model: The name of the class of the model that the tables are for; "" for the outermost module that runs.
+    """
+    global _follower
+    _follower = _Follower(policy, model)
+    atexit.register(_follower.at_exit)
+    _replace_call()
+
+
+@functools.cache
+def _replace_call() -> None:
+    original = nn.Module.__call__
+
+    @functools.wraps(original)
+    def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        _find_model(self)
+        return original(self, *args, **kwargs)
+
+    skip_frames(_find_model)
+    skip_frames(call, inner=False)
+    nn.Module.__call__ = call  # type: ignore[method-assign]
