@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 import sys
 from argparse import Namespace
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import torch_promote as tp
+from helpers.autoloading import entry_point, variables
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.program_defaults import as_it_was
 from torch_promote.cli import target as targets
@@ -23,7 +25,7 @@ from torch_promote.errors import OptionError
 from torch_promote.numerics.comparison import Comparison
 from torch_promote.numerics.tuning import Tuning
 
-__all__ = ["as_it_was", "terminal_of_80_columns"]  # fixtures
+__all__ = ["as_it_was", "entry_point", "terminal_of_80_columns"]  # fixtures
 
 #: In float16, the product overflows where the mean is taken in float32: it needs float32, and the layers do not.
 MAKE = '''
@@ -221,7 +223,11 @@ def test_it_prints_the_comparison(target_file: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     comparison = Comparison.load("run.json")
     assert out == "a step\n" * 3 + f"{comparison}\n"
-    assert err == "torch-promote: wrote run.html, run.json\n"
+    wrote, following = err.splitlines()
+    assert wrote == "torch-promote: wrote run.html, run.json"
+    tune = "torch-promote: next: torch-promote tune train.py:make --tolerance=1e-0"
+    assert following.startswith(tune)
+    assert following.endswith(" -o mine.toml")
     assert Path("run.html").read_text().startswith("<!DOCTYPE html>")
     assert {site.module for site in comparison.sites} >= {"first", "last", ""}
     assert max(map(len, out.splitlines())) <= 80
@@ -234,7 +240,9 @@ def test_json_has_stdout_to_itself(target_file: Path, capsys: Capture) -> None:
     data = json.loads(out)
     assert Comparison.from_dict(data).to_dict() == data
     assert "first.weight" in [one["name"] for one in data["gradients"]]
-    assert err == "a step\n" * 6
+    *steps, following = err.splitlines()
+    assert steps == ["a step"] * 6
+    assert following.startswith("torch-promote: next: ")
 
 
 def test_the_policies_are_those_that_were_named(target_file: Path, capsys: Capture) -> None:
@@ -279,7 +287,10 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     out, err = capsys.readouterr()
     tuning = Tuning.load("run.json")
     assert out.replace("a step\n", "").split() == str(tuning).split()
-    assert err == "torch-promote: wrote mine.toml, run.html, run.json\n"
+    assert err == (
+        "torch-promote: wrote mine.toml, run.html, run.json\n"
+        "torch-promote: next: torch-promote run --policy mine.toml your_script.py\n"
+    )
     assert dict(tuning.overrides) == {"aten::mul": "fp32"}
     assert tp.Policy.load("mine.toml") == tuning.policy
     assert "mine.toml" in Path("run.html").read_text()
@@ -299,7 +310,9 @@ def test_the_options_of_the_search(target_file: Path, capsys: Capture) -> None:
     data = json.loads(out)
     assert (data["level"], data["budget"], data["tolerance"], data["met"]) == ("site", 30, {"loss": 1e-3}, True)
     assert err.count("a step\n") == 2 * data["runs"]
-    assert err.endswith("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml\n")
+    saved = "torch-promote: the policy was not saved. To save it, name a file: -o mine.toml\n"
+    again = f"train.py:make --tolerance loss=1e-3 {' '.join(options)} --resume runs.json --json -o mine.toml\n"
+    assert err.endswith(f"{saved}torch-promote: next: torch-promote tune {again}")
     assert Path("runs.json").exists()
 
 
@@ -328,7 +341,10 @@ def test_a_search_that_finds_nothing_or_is_interrupted(
     assert main(["tune", "train.py:checked", "--tolerance", "1e-3", "-o", "mine.toml"]) == 1
     out, err = capsys.readouterr()
     assert out.replace("a step\n", "").startswith("not met: ")
-    assert err.endswith("torch-promote: no policy was found, so mine.toml was not written.\n")
+    assert err.endswith(
+        "torch-promote: no policy was found, so mine.toml was not written.\n"
+        "torch-promote: next: torch-promote compare train.py:checked\n"
+    )
     assert not Path("mine.toml").exists()
     assert main(["tune", "train.py:interrupted", *ASK[2:], "-o", "best.toml"]) == 130
     assert "\nInterrupted. " in capsys.readouterr().out
@@ -341,6 +357,45 @@ def test_a_search_that_finds_nothing_or_is_interrupted(
     assert main([*ASK, "-o", "mine.toml"]) == 130
     assert "interrupted in the first runs: nothing is known, and nothing was saved." in capsys.readouterr().err
     assert not Path("mine.toml").exists()
+
+
+PROGRAM = """
+if __name__ == "__main__":
+    model, step = make()
+    print("loss", step().item())
+"""
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_the_last_step_is_printed_and_works(
+    target_file: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, entry_point: Path, level: str
+) -> None:
+    """From a comparison to the search, and from there to the unchanged program under the policy that was found."""
+    monkeypatch.setenv("PYTHONPATH", variables(entry_point)["PYTHONPATH"])
+    target_file.write_text(GOOD + PROGRAM)
+    assert main(["compare", TARGET]) == 0
+    assert main([*_next(capfd), "--level", level]) == 0
+    command = _next(capfd)
+    assert command == ["run", "--policy", "mine.toml", "train.py"]
+    losses = []
+    for policy in ([], ["--policy", "fp32"], command[1:3]):
+        assert main(["run", *policy, "train.py"]) == 0
+        losses.append(float(capfd.readouterr().out.partition("loss ")[2]))
+    assert abs(losses[2] - losses[1]) < abs(losses[0] - losses[1])
+    assert main(["compare", TARGET, "--candidate", "mine.toml", "--tolerance", "0.5"]) == 0
+    assert _next(capfd) == command
+
+
+def test_the_last_step_of_a_comparison_with_inf(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(MAKE + PROGRAM)
+    assert main(["compare", TARGET]) == 1
+    assert _next(capsys) == ["find-nan", "train.py"]
+
+
+def _next(capture: Capture) -> list[str]:
+    """The command that was said last."""
+    last = capture.readouterr().err.splitlines()[-1]
+    return shlex.split(last.partition("torch-promote: next: torch-promote ")[2])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import say
@@ -101,4 +102,22 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             continue
         status = 1
+    _say_next(arguments, errors, limits, status)
     return status
+
+
+def _say_next(
+    arguments: argparse.Namespace, errors: Mapping[str, float], limits: Mapping[str, float], status: int
+) -> None:
+    """Says what to type next: the search for where the values become infinite, for overrides, or the program."""
+    largest, policy = max(errors.values(), default=0.0), arguments.candidate
+    if not math.isfinite(largest):
+        targets.say_next(arguments, "find-nan", policy=policy)
+    elif status or (largest and not limits):
+        # Half of the error, as a power of ten, is a tolerance that the candidate does not meet.
+        asked = arguments.tolerance or [("", 10.0 ** math.floor(math.log10(largest / 2)))]
+        options = [f"--tolerance={name}{'=' * bool(name)}{value:g}" for name, value in asked]
+        options += [f"--batches={arguments.batches}"] * (arguments.batches > 1)
+        targets.say_next(arguments, "tune", *options, "-o", "mine.toml", policy=policy)
+    else:
+        targets.say_next(arguments, "run", policy=policy)

@@ -101,6 +101,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(command)
     end = _start_of_program(parser, rest) if command in _RUN_A_PROGRAM else len(rest)
     arguments = parser.parse_args(rest[:end])
+    arguments.words = rest
     arguments.is_separated = rest[end : end + 1] == ["--"]
     arguments.program = rest[end + arguments.is_separated :]
     return arguments

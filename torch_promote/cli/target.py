@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import math
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.report.base import Report
 
-__all__ = ["TargetError", "add_arguments", "open_target", "put_out", "tolerance_of"]
+__all__ = ["TargetError", "add_arguments", "open_target", "put_out", "say_next", "tolerance_of"]
 
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
@@ -106,6 +107,38 @@ def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) ->
         report.save(path)
     if files:
         say(f"torch-promote: wrote {', '.join(map(str, files))}")
+
+
+def say_next(arguments: argparse.Namespace, command: str, *options: str, policy: str | None = None) -> None:
+    """Says which command to type next: one that takes this one's target, or the program in the target's file.
+
+    Args:
+        arguments: Those of this command.
+        command: The next one.
+        options: More options of it.
+        policy: The policy under which it runs; None for the one in force.
+    """
+    words, variable = ["torch-promote", command], ""
+    if command in ("compare", "tune"):
+        words += [arguments.target, *options]
+        if policy is not None and command == "tune":
+            variable = f"TORCH_PROMOTE_POLICY={shlex.quote(policy)} "
+        elif policy is not None:
+            words += ["--candidate", policy]
+    else:
+        words += [*([] if policy is None else ["--policy", policy]), *options, *_program_of(arguments.target)]
+    say(f"torch-promote: next: {variable}{shlex.join(words)}")
+
+
+def _program_of(target: str) -> list[str]:
+    """The program in the file of a target, as `python` takes it; a name to replace if that file runs nothing."""
+    place = target.rpartition(":")[0]
+    module = sys.modules.get(place)
+    path = Path(place if module is None or module.__file__ is None else module.__file__)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if "__main__" in path.read_text(encoding="utf-8"):
+            return [place] if module is None else ["-m", place]
+    return ["your_script.py"]
 
 
 # Loading

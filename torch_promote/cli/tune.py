@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, say, show
@@ -34,7 +35,9 @@ examples:
   torch-promote tune train.py:make --tolerance 1e-3 --level site --budget 200
   torch-promote tune train.py:make --tolerance 1e-3 --resume runs.json
                                                  goes on after an interruption
-then, in your program: torch_promote.install(policy="mine.toml"), or
+  torch-promote run --policy mine.toml train.py  then: the program, unchanged
+
+In a program: torch_promote.install(policy="mine.toml"), or
   with torch_promote.my_autocast("cpu", policy="mine.toml", model=model): ...
 
 Ctrl-C ends the search, and reports and saves the best that is known.
@@ -113,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets.put_out(found, arguments, arguments.output)
     if arguments.output is None:
         say(_NOT_SAVED)
+    _say_next(arguments, found.met, interrupted=found.interrupted)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
@@ -136,4 +140,18 @@ def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> in
         say(f"torch-promote: no policy was found, so {arguments.output} was not written.")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
+    _say_next(arguments, met, is_saved=met)
     return 0 if met else 1
+
+
+def _say_next(arguments: argparse.Namespace, met: bool, *, is_saved: bool = True, interrupted: bool = False) -> None:
+    """Says what to type next: the program under the policy, the rest of this search, or what loses accuracy."""
+    policy = arguments.output if is_saved else None
+    if met and policy is not None and not interrupted:
+        targets.say_next(arguments, "run", policy=policy)
+    elif not met and not interrupted:
+        targets.say_next(arguments, "compare", policy=policy)
+    else:
+        more = [] if policy is not None else ["-o", "mine.toml"]
+        more += ["--resume", "runs.json"] if interrupted and arguments.resume is None else []
+        say(f"torch-promote: next: {shlex.join(['torch-promote', 'tune', *arguments.words, *more])}")
