@@ -344,5 +344,13 @@ def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None
     for arguments, message in (
         ((RECORD, "sofmax"), "no module, op or line of this trace is 'sofmax'. Closest: softmax"),
         ((RECORD, ""), "explain what? Got ''. Legal: a module's path"),
+        (
+            (RECORD, "--steps", "3:5"),
+            "it runs no program. Got --steps. Legal before the pattern: --html, --json",
+        ),
+        ((RECORD, "--cache=all", "--values", "0"), "Got --cache, --values."),
+        ((RECORD, "--model", "Net"), "Got --model."),
+        ((RECORD, "0", "--html", "run.html"), "Got --html."),
+        ((RECORD, "0", "1"), "Got 2 patterns."),
     ):
         assert message in error_of(capsys, "trace", "--read", *arguments)

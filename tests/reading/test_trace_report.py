@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,9 @@ bf16 -> fp32  target (activation)  train.py:7      1       -    16 B         -  
 ... 1 more
 
 Fewer casts
-change                          casts  bytes  effect
-my_autocast(..., cache="all")       1  1 KiB  These casts of activations would be reused within
-                                              their region.
-overrides={"mse_loss": "keep"}      2   32 B  The op would run on its uncast arguments, in lower
-                                              precision. Its results would differ.
+change                         casts  bytes  effect
+my_autocast(..., cache="all")      1  1 KiB  These casts of activations would be reused within their
+                                             region.
 
 Not in this report
   A compiled graph ran 2 times. The calls in it were not seen.""",
@@ -88,26 +87,29 @@ def test_savings_of_a_cache_are_the_casts_that_it_avoids() -> None:
 
 def test_a_policy_saves_casts_up_to_float32_and_no_others() -> None:
     up = cast("self", from_dtype=BF16, to_dtype=F32, bytes=16)
-    low = made_up_call("aten::mse_loss", "", inputs=(info("self", BF16),), casts=(up,), policy=tp.CastPolicy.fp32)
-    mixed = dataclasses.replace(low, op="aten::layer_norm", inputs=(info("input", BF16), info("weight")))
-    (found,) = savings([low, mixed, linear("", 0, 1)])
-    assert (found.remedy, found.casts, found.bytes) == ('overrides={"mse_loss": "keep"}', 1, 16)
+    low = made_up_call("aten::prod", "", inputs=(info("self", BF16),), casts=(up,), policy=tp.CastPolicy.fp32)
+    mixed = dataclasses.replace(low, op="aten::cdist", inputs=(info("input", BF16), info("weight")))
+    (found,) = savings([low, mixed])
+    assert (found.remedy, found.casts, found.bytes) == ('overrides={"prod": "keep"}', 1, 16)
+    assert savings([low, mixed, linear("", 0, 1)]) == [], "they are few"
+    for op in ("mse_loss", "cross_entropy_loss", "softmax", "_log_softmax", "layer_norm", "rms_norm", "nll_loss2d"):
+        assert savings([dataclasses.replace(low, op=f"aten::{op}")]) == []
 
 
 @pytest.mark.parametrize("remedy", ["all", "keep", "persistent"])
 def test_what_is_said_to_save_casts_does(remedy: str) -> None:
     model = torch.nn.ModuleList(torch.nn.Linear(8, 8).requires_grad_(False) for _ in range(3))
-    x, target = torch.ones(4, 8), torch.ones(4, 8)
+    x = torch.ones(4, 8)
 
     def run(**options: Any) -> TraceReport:
         with tp.trace(model) as report:
             for _ in range(2 if remedy == "persistent" else 1):
                 with tp.my_autocast("cpu", **options):
                     y = sum(layer(x) for layer in model)
-                    torch.nn.functional.mse_loss(y, target.to(BF16))
+                    y.prod()
         return report
 
-    options: dict[str, Any] = {"overrides": {"mse_loss": "keep"}} if remedy == "keep" else {"cache": remedy}
+    options: dict[str, Any] = {"overrides": {"prod": "keep"}} if remedy == "keep" else {"cache": remedy}
     before, after = run(), run(**options)
     found = next(one for one in savings(before.calls) if f'"{remedy}"' in one.remedy)
     if remedy == "persistent":  # which also keeps activations within a region
@@ -125,16 +127,55 @@ def test_time_in_casts_is_a_share_of_the_outermost_calls() -> None:
     assert time_in_casts(report_of(inner, outer, max_calls=1)) is None
 
 
-def test_ops_that_return_views_come_last() -> None:
-    x = torch.ones(2, 2)
-    with tp.trace() as report:
-        for _ in range(3):
+def test_the_order_of_ops() -> None:
+    """Inf and NaN first, then casts, then forward; views, fills and optimizers are folded, and calls counted once."""
+    x, weight = torch.ones(2, 2), torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = torch.optim.SGD([weight], lr=0.1, foreach=False)
+    with tp.trace(values=True) as report:
+        for _ in range(9):
             x.view(4).unsqueeze(0).detach().expand(2, 4).t()
-        for op in (torch.sin, torch.cos, torch.exp):
-            op(x)
-        x.to(torch.float64)
-    shown = [group.key for group in by_weight(report.by_op())]
-    assert set(shown[-5:]) == {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand")}
+        with tp.my_autocast("cpu"):
+            loss = ((x @ weight).float().sin() + torch.full((2, 2), 2.0)).sum()
+        (loss / 0).add(1)
+        loss.backward()
+        optimizer.step()
+    shown, apart = by_weight(report)
+    names = [group.key for group in shown]
+    assert names[:3] == ["aten::div.Tensor", "aten::add.Tensor", "aten::matmul"]
+    assert names.index("aten::sin") < names.index("aten::cos"), "cos is in the backward alone"
+    assert {group.key for group in apart["(optimizer)"]} == {"aten::add_.Tensor"}
+    views = {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand", "full")}
+    assert views <= {group.key for group in apart["(views, fills and allocations)"]}
+    lines = report.text(None).splitlines()
+    facts = [line.split() for line in lines if line.startswith("calls  ")]
+    total = f"{report.total.calls - 1:,}"
+    assert [words[1] for words in facts] == [total]
+    assert f" of {total} calls." in lines[1]
+    assert lines[3].split() == ["losses", "1", "(all", "finite)"]
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize(("factor", "said"), [(math.nan, "NaN"), (math.inf, "inf")])
+def test_losses_are_read_always(values: bool, factor: float, said: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with tp.trace(values=values) as report:
+        for step in range(3):
+            (weight.sum() * (factor if step else 1.0)).backward()
+            optimizer.zero_grad()
+            optimizer.step()
+    found = report.nonfinite
+    assert (found.losses, found.nans + found.infs, found.first_loss, found.loss_step) == (3, 2, 1, 1)
+    title, verdict, *_ = report.text(None).splitlines()
+    assert title.endswith(f", 2 of 3 losses are {said}, from step 1")
+    assert ("torch-promote find-nan" in verdict) == (not values)
+
+
+def test_losses_of_other_devices_are_read_together() -> None:
+    """And what has no data is no loss that was read."""
+    with FakeTensorMode(), tp.trace() as report:
+        torch.nn.Parameter(torch.ones(2)).sum().backward()
+    assert report.nonfinite.losses == 0
 
 
 def test_tables_print_as_tables() -> None:

@@ -60,6 +60,8 @@ file is no recording, or nothing or several things in it match the pattern.
 
 #: The options that name a file, and how its name ends.
 _SUFFIXES = {"html": ".html", "json": ".json"}
+#: The options that show a recording.
+_OF_READ = ("read", *_SUFFIXES, "max-calls")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,10 +121,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace) -> int:
     """Shows a recording, or explains what it says of something."""
-    unused = [name for name in ("record", "values", "stock", "override", "policy") if getattr(arguments, name)]
+    behind = len(arguments.words) - len(arguments.program)
+    given = [(place, word.partition("=")[0]) for place, word in enumerate(arguments.words)]
+    options = [(place, word) for place, word in given if word in arguments.options]
+    unused = [word for place, word in options if word.lstrip("-") not in _OF_READ or place >= behind]
     if unused or len(arguments.program) > 1:
-        what = f"--{unused[0]}" if unused else f"{len(arguments.program)} patterns"
-        raise OptionError(f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}.")
+        what = ", ".join(unused) if unused else f"{len(arguments.program)} patterns"
+        raise OptionError(
+            f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}. Legal before the "
+            f"pattern: {', '.join(f'--{name}' for name in _OF_READ[1:])}."
+        )
     report = TraceReport.load(arguments.read, arguments.max_calls)
     shown = report.explain(*arguments.program) if arguments.program else report
     show({}, [shown], False)

@@ -15,7 +15,7 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.call import Call
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
-from torch_promote.reading.findings import savings
+from torch_promote.reading.findings import is_delicate, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
@@ -256,6 +256,8 @@ class _Explainer:
         other, effect = _OTHER_POLICY.get(policy, ("", ""))
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
+            return ""
+        if other == "lower" and self.kind != "op" and is_delicate(op):
             return ""
         if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported
             return ""

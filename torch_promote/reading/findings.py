@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast
 from torch_promote.observe.ops import facts_of
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
     from torch_promote.recording.values import Values
 
 __all__ = [
+    "OPTIMIZER",
+    "PLUMBING",
     "Saving",
     "by_weight",
     "casts_chart",
     "dtypes_chart",
     "exponents_chart",
     "float8_table",
+    "is_delicate",
     "module_tree",
     "modules_and_optimizer",
+    "nonfinite_by_op",
     "result_dtypes",
     "savings",
     "time_in_casts",
@@ -88,12 +93,22 @@ def time_in_casts(report: Recording) -> float | None:
 
 
 _FP32_POLICIES = ("fp32", "float32", "float64")
+#: Ops whose results decide about the accuracy of a run: nobody lowers them to save a cast.
+_DELICATE = re.compile("loss|entropy|softmax|norm|nll")
+#: The share of the bytes of all casts from which a policy that avoids them is suggested.
+_LEAST_SAVING = 0.05
+
+
+def is_delicate(op: str) -> bool:
+    """Whether an op is a loss, a softmax or a norm, which is not run in lower precision to save casts."""
+    return _DELICATE.search(op) is not None
 
 
 def savings(calls: Sequence[Call]) -> list[Saving]:
     """Returns suggestions to make fewer casts.
 
-    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision.
+    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision,
+    if they are many.
     """
     avoidable: dict[str, list[int]] = {"all": [], "persistent": []}
     for cast in (cast for call in calls for cast in call.casts if cast.avoidable):
@@ -101,7 +116,7 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
     by_op: dict[str, list[int]] = defaultdict(list)
     for call in calls:
         floating = [dtype_name(info.dtype) for info in call.inputs if info.dtype.is_floating_point]
-        if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)):
+        if call.policy_name in _FP32_POLICIES and all(map(_is_lower, floating)) and not is_delicate(call.op):
             by_op[call.op] += [cast.bytes for cast in call.casts if not cast.reused and _widens(cast)]
     found = [
         (
@@ -116,7 +131,10 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
         ),
     ]
     effect = "The op would run on its uncast arguments, in lower precision. Its results would differ."
+    least = _LEAST_SAVING * sum(cast.bytes for call in calls for cast in call.casts if not cast.reused)
     for op, sizes in sorted(by_op.items(), key=lambda item: -sum(item[1])):
+        if sum(sizes) < least:
+            break
         found.append((f'overrides={{"{op.removeprefix("aten::")}": "keep"}}', sizes, effect))
     return [Saving(remedy, len(sizes), sum(sizes), effect) for remedy, sizes, effect in found if sizes]
 
@@ -125,18 +143,46 @@ def _widens(cast: Cast) -> bool:
     return _is_lower(dtype_name(cast.from_dtype)) and not _is_lower(dtype_name(cast.to_dtype))
 
 
-def by_weight(groups: Iterable[CallGroup]) -> list[CallGroup]:
-    """Sorts groups by op: by cast bytes, then by whether they have a policy, then by the number of calls.
+#: The names of the groups of the calls that optimizers made, and of those that compute nothing.
+OPTIMIZER, PLUMBING = "(optimizer)", "(views, fills and allocations)"
 
-    Ops that return a view of their argument, such as transpose, come last.
+
+def by_weight(report: Recording) -> tuple[list[CallGroup], dict[str, list[CallGroup]]]:
+    """Returns the calls by op, as one reads them: inf and NaN first, then casts, then policies, forward first.
+
+    Those of optimizers stand apart, and so do those that compute nothing: views, allocations, and fills, also with
+    random numbers. The second result has them by op under `OPTIMIZER` and `PLUMBING`.
     """
-    return sorted(
-        groups, key=lambda group: (-group.bytes, not group.policies, facts_of(group.key).is_view, -group.calls)
-    )
+    ops: dict[str, CallGroup] = {}
+    apart: dict[str, dict[str, CallGroup]] = {PLUMBING: {}, OPTIMIZER: {}}
+    bad = nonfinite_by_op(report)
+    for (op, _, _), group in report.groups().items():
+        facts = facts_of(op)
+        plain = facts.is_view or facts.is_detach or facts.is_uninitialized or facts.overwrites
+        plain |= all(text.startswith("none ->") for text in group.dtypes)  # such as randn
+        of = apart[PLUMBING] if plain and not (bad[op] or group.policies) else ops
+        of = apart[OPTIMIZER] if set(group.phases) == {"optimizer"} else of
+        of.setdefault(op, CallGroup(op)).merge(group)
+
+    first = {op: place for place, op in enumerate(bad)}
+
+    def weight(group: CallGroup) -> tuple[Any, ...]:
+        facts = facts_of(group.key)
+        is_backward = not (group.phases["forward"] or group.phases["recompute"])
+        order = first.get(group.key, len(first))
+        return order, -group.bytes, not group.policies, is_backward, facts.keeps_elements, -group.calls
+
+    sorted_apart = {name: sorted(each.values(), key=lambda one: -one.calls) for name, each in apart.items()}
+    return sorted(ops.values(), key=weight), sorted_apart
 
 
-#: The name of the group of the calls that optimizers made.
-OPTIMIZER = "(optimizer)"
+def nonfinite_by_op(report: Recording) -> Counter[str]:
+    """Returns the number of stored calls of each op with inf or NaN in their results, in the order of the first."""
+    found: Counter[str] = Counter()
+    for number, values in report.values.items():
+        if number < len(report.calls) and not all(one.is_finite for one in values):
+            found[report.calls[number].name] += 1
+    return found
 
 
 def modules_and_optimizer(report: Recording) -> list[CallGroup]:

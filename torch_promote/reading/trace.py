@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Literal
@@ -13,15 +14,20 @@ from torch import nn
 from torch_promote.errors import OptionError, check_flag
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
+from torch_promote.observe.ops import can_be_read, unnoticed
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
-from torch_promote.recording.recorder import Recorder
+from torch_promote.recording.recorder import Recorder, loss_of
 from torch_promote.recording.recording import recording_lock
+from torch_promote.recording.values import extremes
 from torch_promote.report.block import block
 
 __all__ = ["Tracer", "trace"]
+
+#: The number of losses on a GPU that are read together, with one synchronization.
+_LOSSES_TO_READ = 64
 
 
 @block
@@ -84,6 +90,7 @@ class Tracer:
         self._block = contextlib.ExitStack()
         modules = self._modules = RunningModules(model)
         self._recorder = Recorder(self.report, modules, file) if values else None
+        self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
         if self._recorder is None:
             self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
         else:
@@ -99,6 +106,17 @@ class Tracer:
                 self._file.add(number, call)
                 if number % CALLS_TO_WRITE == CALLS_TO_WRITE - 1:
                     self._file.flush(self.report)
+            loss = loss_of(call, of.args)
+            if loss is not None and can_be_read(loss):
+                with unnoticed():
+                    self._losses.append((self.report.steps, loss.detach()))
+                if loss.device.type == "cpu" or len(self._losses) >= _LOSSES_TO_READ:
+                    self._read_losses()
+
+    def _read_losses(self) -> None:
+        waiting, self._losses = self._losses, []
+        for (step, _), ends in zip(waiting, extremes([loss for _, loss in waiting]), strict=True):
+            self.report.nonfinite.add_loss(math.isnan(ends[0]), any(map(math.isinf, ends)), step)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.report.steps += 1
@@ -123,6 +141,7 @@ class Tracer:
         try:
             self._block.close()
         finally:
+            self._read_losses()
             if self._recorder is not None:
                 self._recorder.close()
             for module, path in self._modules.named():  # those that did not run, too

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self, get_args
 
 from torch_promote.errors import OptionError
@@ -21,6 +21,7 @@ from torch_promote.reading.findings import (
     float8_table,
     module_tree,
     modules_and_optimizer,
+    nonfinite_by_op,
     result_dtypes,
     savings,
     time_in_casts,
@@ -56,7 +57,8 @@ class TraceReport(Recording, Report):
         torch_version: PyTorch's version.
         not_seen: Computations of the block that are not in the report: sentences with a `kind` and a `count`.
         steps: The number of optimizer steps that ended in the block.
-        nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
+        nonfinite: The losses that are inf or NaN, and with `values=True` the call that made the first of these values.
+            A loss is a tensor on which `backward()` is called; with `where="casts"` and no values, none is seen.
         first_nonfinite: That `Call`, or None.
         values: With `values=True`, the values of each call's results, by its number, which is its index in `calls`.
             `values_of` returns those of a `Call`.
@@ -139,7 +141,7 @@ class TraceReport(Recording, Report):
     def _first_nonfinite(self) -> str:
         first = self.first_nonfinite
         if first is None:
-            return "The call that made the first of these values is not in this report."
+            return "To see which call made the first of these values, run `torch-promote find-nan` in place of `trace`."
         return f"The first inf or NaN: {describe_call(first, self)}."
 
     def _verdict(self) -> str:
@@ -172,12 +174,16 @@ class TraceReport(Recording, Report):
         total, of_model, nonfinite = self.total, self._total_of_model(), self.nonfinite
         if nonfinite.kind:
             yield "losses", f"{nonfinite.nans + nonfinite.infs:,} of {nonfinite.losses:,} {nonfinite.kind}"
+        elif nonfinite.losses:
+            yield "losses", f"{nonfinite.losses:,}", "all finite"
         if nonfinite.calls:
             first = self.first_nonfinite
             where = "" if first is None else f"first: {describe_call(first, self)}"
             yield "calls with inf or NaN", f"{nonfinite.calls:,}", where
-        phases = (f"{total.phases[phase]:,} {phase}" for phase in get_args(Phase) if total.phases[phase])
-        yield "calls", f"{total.calls:,}", ", ".join(phases)
+        phases = (f"{of_model.phases[phase]:,} {phase}" for phase in get_args(Phase) if of_model.phases[phase])
+        others = total.calls - of_model.calls
+        more = [f"and {others:,} more of optimizers"] if others and of_model.calls else []
+        yield "calls", f"{of_model.calls or others:,}", ", ".join([*phases, *more]) or "of optimizers"
         results = sorted(result_dtypes(of_model.dtypes).items(), key=lambda item: -item[1])
         shares = [f"{percent(calls, of_model.calls)} {name}" for name, calls in results]
         if shares:
@@ -196,7 +202,7 @@ class TraceReport(Recording, Report):
 
     def _parts(self) -> Iterable[Part]:
         yield module_tree(modules_and_optimizer(self))
-        yield self._ops()
+        yield from self._ops()
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
@@ -212,12 +218,17 @@ class TraceReport(Recording, Report):
         dropped = f"Calls after the first {len(self.calls):,}, which only sums and tables include: {self.dropped:,}."
         yield Listing("Not in this report", [*self.not_seen, *([dropped] if self.dropped else [])])
 
-    def _ops(self) -> Table:
-        rows = [
-            (
-                group.key,
+    def _ops(self) -> Iterator[Table]:
+        """The table of the ops, and for the page what it sums up in a row."""
+        groups, apart = by_weight(self)
+        bad = nonfinite_by_op(self)
+
+        def row(group: CallGroup, name: str = "") -> tuple[Any, ...]:
+            return (
+                name or group.key,
                 group.calls,
-                group.dtypes,
+                "" if name else group.dtypes,
+                bad[group.key] or None,
                 group.casts or None,
                 group.reused or None,
                 group.bytes or None,
@@ -225,12 +236,12 @@ class TraceReport(Recording, Report):
                 group.errors or None,
                 group.duration / 1e6,
             )
-            for group in by_weight(self.by_op())
-        ]
+
         columns = (
             Column("op", "name"),
             Column("calls", "count"),
             Column("dtypes", "dtypes"),
+            Column("inf or NaN", "count"),
             Column("casts", "count"),
             Column("reused", "count", "page"),
             Column("bytes", "bytes"),
@@ -242,7 +253,15 @@ class TraceReport(Recording, Report):
             "Dtypes of inputs, of inputs after casts, and of outputs. A composite op and the ops that it calls are "
             "separate calls."
         )
-        return Table("Ops", columns, rows, note=note)
+        rows = [row(group) for group in groups]
+        for name, folded in apart.items():
+            whole = CallGroup(name)
+            for group in folded:
+                whole.merge(group)
+            rows += [row(whole, f"{name[:-1]}: {len(folded)} op{'s' * (len(folded) > 1)})")] if folded else []
+        yield Table("Ops", columns, rows, note=note)
+        for name, folded in apart.items():
+            yield Table(f"Ops {name}", columns, [row(group) for group in folded], where="page")
 
     def _casts(self) -> Table:
         rows = [

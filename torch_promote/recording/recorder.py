@@ -47,7 +47,7 @@ from torch_promote.recording.program_state import OptimizerStates, environment, 
 from torch_promote.recording.recording import Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "loss_of"]
 
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
@@ -384,7 +384,7 @@ class Recorder:
             if draw:
                 self._report.draws[number] = draw
         if call.own:
-            loss = self._loss_of(call, args)
+            loss = loss_of(call, args)
             if loss is not None:
                 self._set_loss(self._values_of(loss), self._calls_in(self._writers_of(loss)))
             if computes:
@@ -521,16 +521,6 @@ class Recorder:
             found += [one] if one >= 0 else self._source_writers.get(one, ())
         return tuple(found)
 
-    def _loss_of(self, call: Call, args: Sequence[Any]) -> torch.Tensor | None:
-        """The loss if a call makes the gradient of one."""
-        if call.op != "aten::ones_like":
-            return None
-        frame: Any = sys._getframe(1)
-        while frame is not None and is_ours(frame):
-            frame = frame.f_back
-        is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
-        return args[0] if is_loss else None
-
     # --- steps
 
     @_goes_on
@@ -632,15 +622,7 @@ class Recorder:
     def _set_loss(self, values: Values, writers: tuple[int, ...]) -> None:
         """Called with the values of the next loss."""
         self._losses.append(values)
-        found = self._report.nonfinite
-        number = found.losses
-        found.losses += 1
-        if not (values.nans or values.infs):
-            return
-        found.nans += bool(values.nans)
-        found.infs += bool(values.infs)
-        if found.first_loss is None:
-            found.first_loss, found.loss_step = number, len(self._steps)
+        if self._report.nonfinite.add_loss(bool(values.nans), bool(values.infs), len(self._steps)):
             faults = {one: self._faults[one][1] for one in writers if one in self._faults}
             for writer, made in list(faults.items())[:1]:
                 self._name_call(writer if made is None else made)
@@ -648,6 +630,17 @@ class Recorder:
     def _name_call(self, number: int) -> None:
         self._report.nonfinite.first_call = number
         self._report.nonfinite.call_step = bisect.bisect_right(self._steps, number)
+
+
+def loss_of(call: Call, args: Sequence[Any]) -> torch.Tensor | None:
+    """Returns the loss if a call that has just ended makes the gradient of one."""
+    if call.op != "aten::ones_like":
+        return None
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_ours(frame):
+        frame = frame.f_back
+    is_loss = frame is not None and frame.f_code is _GRADIENT_OF_LOSS and isinstance(args[0], torch.Tensor)
+    return args[0] if is_loss else None
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

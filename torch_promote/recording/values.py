@@ -220,7 +220,7 @@ def check_sketch(text: str) -> None:
 
 @dataclass
 class NonfiniteValues:
-    """The losses of a trace with values, and its inf and NaN except those that masks asked for.
+    """The losses of a trace, and with values its inf and NaN except those that masks asked for.
 
     Attributes:
         losses: The number of losses.
@@ -244,6 +244,17 @@ class NonfiniteValues:
     nan_calls: int = 0
     first_call: int | None = None
     call_step: int = 0
+
+    def add_loss(self, is_nan: bool, is_inf: bool, step: int) -> bool:
+        """Adds the next loss, after `step` optimizer steps. Returns whether it is the first that is not finite."""
+        number = self.losses
+        self.losses += 1
+        self.nans += is_nan
+        self.infs += is_inf
+        if not (is_nan or is_inf) or self.first_loss is not None:
+            return False
+        self.first_loss, self.loss_step = number, step
+        return True
 
     @property
     def kind(self) -> str:
