@@ -25,7 +25,9 @@ from torch_promote.errors import OptionError
 from torch_promote.reading.alignment import align
 from torch_promote.reading.difference import Difference
 from torch_promote.reading.divergence import shapes_of
+from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
+from torch_promote.recording.program_state import OptimizerStates
 from torch_promote.report.base import Tree, spell
 
 BATCHES = 3
@@ -689,3 +691,66 @@ def test_eager_against_inductor() -> None:
     """It uses its buffers again, without a new version, and writes the gradients of a norm one by one."""
     difference = record_compiled().diff(record_compiled("inductor"))
     assert (difference.kind, difference.first) in ((None, None), ("rounding", None))
+
+
+# --- steps that were asked for, and states that cannot be read
+
+
+def steps_of(first: int, end: int | None, seed: int = 0) -> TraceReport:
+    """The requested ones of five steps, as `torch-promote trace --steps` records them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    asked = f"{first}:{'' if end is None else end}" if first or end else ""
+    tracer = Tracer(model, True, False, 50_000, None, asked)
+    for step in range(5):
+        if step == first:
+            tracer.__enter__()
+        if seed and step == 3:
+            torch.manual_seed(seed)
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step + 1 == (5 if end is None else end):
+            tracer.__exit__()
+            return tracer.report
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        (((2, 4), (2, None)), " Not compared: 1 more step of B, which A was not asked to record (--steps)."),
+        (((0, 5), (0, 2)), " Not compared: 3 more steps of A, which B was not asked to record (--steps)."),
+        (((2, 4), (2, 4)), ""),
+        (((0, None), (0, 5)), ""),
+    ],
+)
+def test_steps_that_one_recording_was_not_asked_for(sides: Any, said: str) -> None:
+    found = tp.diff(*(steps_of(*side) for side in sides))
+    assert found.equal
+    assert (found.unmatched, found.only_in_a, found.only_in_b) == (0, [], [])
+    assert found.content().verdict.endswith(f"calls have equal bits.{said}")
+
+
+def test_a_difference_in_steps_that_both_have_is_found() -> None:
+    found = tp.diff(steps_of(2, 4), steps_of(2, None, seed=1))
+    assert (found.kind, found.facts[0].step) == ("input", 1)
+
+
+def test_recordings_of_other_steps_are_an_error() -> None:
+    with pytest.raises(OptionError, match=r"A has --steps 2:4, and B has --steps 0:\. Record the same steps of both\."):
+        tp.diff(steps_of(2, 4), steps_of(0, None))
+
+
+def test_a_state_that_neither_run_could_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(OptimizerStates, "_tensors_of", fails)
+    found = tp.diff(steps_of(0, None), steps_of(0, None))
+    assert (found.equal, found.unread_states) == (True, ["state of AdamW"])
+    said = " In neither run could the state of AdamW be read, so it was not compared."
+    assert found.content().verdict.endswith(said)
+    monkeypatch.undo()
+    assert tp.diff(steps_of(0, None), steps_of(0, None)).unread_states == []

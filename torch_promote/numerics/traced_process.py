@@ -124,7 +124,10 @@ class _Process:
             self._file = self._name_file()
             options = self._request.options
             values = options["values"] or options["record"] is not None
-            self._block = self._tracer = Tracer(None, values, False, options["max_calls"], RecordingFile(self._file))
+            first, end = self._request.first, self._request.end
+            steps = f"{first}:{'' if end is None else end}" if first or end is not None else ""
+            file = RecordingFile(self._file)
+            self._block = self._tracer = Tracer(None, values, False, options["max_calls"], file, steps)
         self._report = self._block.__enter__()
 
     def _name_file(self) -> str:

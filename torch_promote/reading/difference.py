@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import math
 import os
 from collections import Counter
@@ -23,7 +24,8 @@ from torch_promote.reading.divergence import (
     shapes_of,
 )
 from torch_promote.reading.run import Run, is_unfinished, relative_error
-from torch_promote.recording.recording import Step
+from torch_promote.recording.program_state import UNKNOWN
+from torch_promote.recording.recording import STEPS, Calls, Step
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Branch,
@@ -52,7 +54,7 @@ __all__ = ["Difference", "DifferingCall", "ModuleGrowth", "StepDifference", "com
 
 _SIDES = Column("A", "dtypes"), Column("B", "dtypes")
 #: Names in `Recording.environment` that do not select kernels.
-_OF_NO_EFFECT = frozenset({"python", "rank"})
+_OF_NO_EFFECT = frozenset({"python", "rank", STEPS})
 #: The error of losses, gradients and parameters that compiled code may cause by rounding.
 _MOST_OF_COMPILED = 2e-2
 #: The share of calls that two runs of one program have in common at least.
@@ -252,6 +254,8 @@ class Difference(Report):
         environment: What differs in versions, devices and settings: by name, the values of both.
         unfinished: By run, "A" or "B", the number of steps in a recording without an end, because the run was killed or
             is still running. The other one is compared up to there.
+        left_out: By run, the number of optimizer steps that the other one was not asked to record.
+        unread_states: The states of optimizers that were read in neither run, and so were not compared.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -282,6 +286,8 @@ class Difference(Report):
     errors: list[tuple[int, float]] = field(default_factory=list)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     unfinished: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    unread_states: list[str] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -354,12 +360,18 @@ class Difference(Report):
         return Content("difference of two runs", self._verdict(), list(self._numbers()), parts, good=self.equal)
 
     def _verdict(self) -> str:
+        more = [
+            f" Not compared: {steps:,} more step{'s' * (steps != 1)} of {name}, which {'B' if name == 'A' else 'A'} "
+            "was not asked to record (--steps)."
+            for name, steps in self.left_out.items()
+        ]
+        more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
         ends = (
             f" The recording of {name} ends after {steps:,} step{'s' * (steps != 1)}: its run was killed, or is "
             "still running."
             for name, steps in self.unfinished.items()
         )
-        return "".join([self._sentence(), *ends])
+        return "".join([self._sentence(), *more, *ends])
 
     def _sentence(self) -> str:
         if not self.compared and self.equal:
@@ -529,7 +541,12 @@ class Difference(Report):
 
 
 def compare_recordings(before: Recording, after: Recording) -> Difference:
-    """Compares two recordings: their contents if both have values, otherwise the attributes of their calls."""
+    """Compares two recordings: their contents if both have values, otherwise the attributes of their calls.
+
+    Raises OptionError if they begin with other optimizer steps.
+    """
+    unread_states = [name for name in _unread_states(before) if name in _unread_states(after)]
+    before, after, left_out = _common_steps(before, after)
     one, other = Run(before), Run(after)
     environment = _environments(before, after)
     with_values = bool(before.values and after.values)
@@ -557,8 +574,43 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         errors=sorted(errors + unread),
         unmatched=unmatched + (walk.read_at_last + _unmatched_ends(before, after) if with_values else 0),
         unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
+        left_out=left_out,
+        unread_states=unread_states,
     )
     return _concluded(found, walk)
+
+
+def _unread_states(recording: Recording) -> list[str]:
+    """The states of optimizers that could not be read: "state of Adafactor"."""
+    numbers = (item for state in recording.states for item in state.numbers.items())
+    return list(dict.fromkeys(name for name, value in numbers if name.startswith("state of ") and value == UNKNOWN))
+
+
+def _common_steps(before: Recording, after: Recording) -> tuple[Recording, Recording, dict[str, int]]:
+    """The steps that both recordings have if one was asked for fewer, and the number of those that one has besides."""
+    asked = [one.environment.get(STEPS, "0:") for one in (before, after)]
+    firsts = [text.partition(":")[0] for text in asked]
+    if firsts[0] != firsts[1]:
+        raise OptionError(
+            f"the recordings begin with other optimizer steps: A has --steps {asked[0]}, and B has --steps {asked[1]}. "
+            "Record the same steps of both."
+        )
+    counts = len(before.ends), len(after.ends)
+    number = min(counts)
+    end = asked[counts[0] > counts[1]].partition(":")[2]
+    if counts[0] == counts[1] or not end or int(end) - int(firsts[0]) != number:  # or its program ended before
+        return before, after, {}
+    cut = [_first_steps(one, number) for one in (before, after)]
+    return cut[0], cut[1], {"A" if counts[0] > counts[1] else "B": abs(counts[0] - counts[1])}
+
+
+def _first_steps(recording: Recording, number: int) -> Recording:
+    """The first steps of a recording. The states at the end, which the other one has elsewhere, are left out."""
+    found = copy.copy(recording)
+    found.calls = Calls(recording.calls[: recording.ends[number - 1].calls] if number else ())
+    found.ends = recording.ends[:number]
+    found.states = [one for one in recording.states if one.step < number]
+    return found
 
 
 def _concluded(found: Difference, walk: Walk) -> Difference:

@@ -83,13 +83,19 @@ class Tracer:
     """The block of `trace`. See there for the arguments."""
 
     def __init__(
-        self, model: nn.Module | None, values: bool, only_casting: bool, max_calls: int, file: RecordingFile | None
+        self,
+        model: nn.Module | None,
+        values: bool,
+        only_casting: bool,
+        max_calls: int,
+        file: RecordingFile | None,
+        steps: str = "",  # those that were asked for, "3:5"; "" for all
     ) -> None:
         self.report: TraceReport = TraceReport(max_calls)
         self._file = file
         self._block = contextlib.ExitStack()
         modules = self._modules = RunningModules(model)
-        self._recorder = Recorder(self.report, modules, file) if values else None
+        self._recorder = Recorder(self.report, modules, file, steps) if values else None
         self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
         if self._recorder is None:
             self._observer = CallObserver(modules, self._ended, only_casting=only_casting)

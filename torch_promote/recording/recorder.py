@@ -44,7 +44,7 @@ from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, 
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.program_state import OptimizerStates, environment, generator_states, state_drawn_from
-from torch_promote.recording.recording import Read, Recording, Source, Step, recording_lock
+from torch_promote.recording.recording import STEPS, Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
 __all__ = ["Recorder", "loss_of"]
@@ -137,9 +137,13 @@ class Recorder:
         report: The report, which it fills.
         modules: Tracks which module runs.
         file: A file to write as well.
+        steps: The optimizer steps that were asked for, "3:5"; "" for all.
     """
 
-    def __init__(self, report: Recording, modules: RunningModules, file: RecordingFile | None = None) -> None:
+    def __init__(
+        self, report: Recording, modules: RunningModules, file: RecordingFile | None = None, steps: str = ""
+    ) -> None:
+        self._asked = {STEPS: steps} if steps else {}
         self._report = report
         self._modules = modules
         self._file = file
@@ -165,7 +169,7 @@ class Recorder:
 
     def forget(self) -> None:
         """Begins again, with an empty report: what is known of memory refers to calls of another process."""
-        self.__init__(self._report, self._modules, self._file)  # type: ignore[misc]
+        self.__init__(self._report, self._modules, self._file, self._asked.get(STEPS, ""))  # type: ignore[misc]
 
     # --- what a call reads
 
@@ -203,7 +207,7 @@ class Recorder:
         )
 
     def _start(self) -> None:
-        self._report.environment = environment()
+        self._report.environment = environment() | self._asked
         self._report.rng = generator_states()
 
     def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
@@ -557,7 +561,7 @@ class Recorder:
             self._report.ends.append(step)
         self._name_sources()
         if not self._steps:  # the program has set it up by now
-            self._report.environment = environment()
+            self._report.environment = environment() | self._asked
         if self._file is not None:
             self._file.add_step(step)
         self._steps.append(self._calls)

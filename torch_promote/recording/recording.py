@@ -20,6 +20,7 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Column, Table, load_renderer, module_name
 
 __all__ = [
+    "STEPS",
     "CallGroup",
     "Calls",
     "CastGroup",
@@ -32,6 +33,9 @@ __all__ = [
     "Step",
     "recording_lock",
 ]
+
+#: The name in `Recording.environment` of the optimizer steps that were asked for: "3:5", "3:".
+STEPS = "optimizer steps"
 
 #: Held while a recording changes. An op that a hook runs meanwhile comes back, and a child must not inherit it locked.
 recording_lock: threading.RLock = fork_safe_lock()
