@@ -304,15 +304,8 @@ void put_cache(RegionSpec& spec, PyObject* cache) {
   spec.cache_enabled = cache == Py_None ? spec.cache_enabled : spec.cache_mode.has_value();
 }
 
-// pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) -> (packed, given) | None: the packed spec of a
-// region of one device type with bfloat16 or float16, and these arguments. Returns None in all other cases, including
-// errors and warnings, which Python handles.
-PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (count != kPlainArguments) {
-    PyErr_SetString(
-        PyExc_TypeError, "pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) takes five arguments");
-    return nullptr;
-  }
+// What pack_plain_region returns for the arguments (device_type, dtype, enabled, cache_enabled, cache).
+PyObject* pack_plain(PyObject* const* args) {
   PyObject* dtype_given = args[1];
   PyObject* enabled = args[2];
   PyObject* cache_enabled = args[3];
@@ -336,6 +329,93 @@ PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_s
   spec.cache_enabled = cache_enabled == Py_None ? at::autocast::is_autocast_cache_enabled() : cache_enabled == Py_True;
   put_cache(spec, args[4]);
   return plain_region(args, spec.pack());
+}
+
+// pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) -> (packed, given) | None: the packed spec of a
+// region of one device type with bfloat16 or float16, and these arguments. Returns None in all other cases, including
+// errors and warnings, which Python handles.
+PyObject* py_pack_plain_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  if (count != kPlainArguments) {
+    PyErr_SetString(
+        PyExc_TypeError, "pack_plain_region(device_type, dtype, enabled, cache_enabled, cache) takes five arguments");
+    return nullptr;
+  }
+  return pack_plain(args);
+}
+
+// NOTE [ Construction in C ]
+// For `my_autocast(...)`, CPython makes a tuple and a dict of the arguments, and a frame for `__init__`: most of what a
+// plain region costs. So the class has a vectorcall function, which makes plain regions, and calls the class in the
+// usual way for all others. Subclasses do not inherit it.
+constexpr size_t kPositional = 4; // the arguments of a plain region: those of torch.autocast
+
+struct Constructor {
+  Py_ssize_t arguments = 0;                      // the offset of the slot `_arguments`
+  std::array<PyObject*, kPositional> names = {}; // interned, as those in the code of a call
+} constructor;
+
+PyObject* construct_in_python(PyObject* type, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  const auto positional = py::reinterpret_steal<py::tuple>(PyTuple_New(count));
+  const auto named = py::reinterpret_steal<py::dict>(names == nullptr ? nullptr : PyDict_New());
+  if (!positional || (names != nullptr && !named)) {
+    return nullptr; // GCOVR_EXCL_LINE: out of memory
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SET_ITEM(positional.ptr(), i, args[i]);
+  }
+  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, i), args[count + i]) != 0) {
+      return nullptr; // GCOVR_EXCL_LINE: out of memory
+    }
+  }
+  return PyType_Type.tp_call(type, positional.ptr(), named.ptr());
+}
+
+PyObject* construct_region(PyObject* type, PyObject* const* args, size_t flags, PyObject* names) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  std::array<PyObject*, kPlainArguments> given = {nullptr, nullptr, nullptr, nullptr, Py_None};
+  bool is_plain = count <= static_cast<Py_ssize_t>(kPositional);
+  std::copy_n(args, is_plain ? count : 0, given.begin());
+  for (Py_ssize_t i = 0; is_plain && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    const auto* const found = std::find(constructor.names.begin(), constructor.names.end(), PyTuple_GET_ITEM(names, i));
+    const size_t place = static_cast<size_t>(found - constructor.names.begin());
+    is_plain = place < kPositional && given.at(place) == nullptr;
+    if (is_plain) {
+      given.at(place) = args[count + i];
+    }
+  }
+  for (size_t i = 0; i < kPositional; ++i) {
+    given.at(i) = given.at(i) != nullptr ? given.at(i) : i == 2 ? Py_True : Py_None; // the defaults
+  }
+  const auto region = py::reinterpret_steal<py::object>(is_plain ? pack_plain(given.data()) : nullptr);
+  if (!region && PyErr_Occurred() != nullptr) {
+    return nullptr; // GCOVR_EXCL_LINE: out of memory
+  }
+  if (!region || region.is_none()) {
+    return construct_in_python(type, args, count, names);
+  }
+  auto* const type_object = reinterpret_cast<PyTypeObject*>(type);
+  PyObject* self = type_object->tp_alloc(type_object, 0);
+  if (self != nullptr) {
+    PyObject* packed = PyTuple_GET_ITEM(region.ptr(), 0);
+    PyObject* arguments = PyTuple_GET_ITEM(region.ptr(), 1);
+    Py_INCREF(packed);
+    Py_INCREF(arguments);
+    reinterpret_cast<RegionObject*>(self)->packed = packed;
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(self) + constructor.arguments) = arguments;
+  }
+  return self;
+}
+
+// Has `construct_region` make the regions of a class, whose slot `_arguments` is given.
+void construct_plain_regions(const py::handle type, const py::handle slot) {
+  TORCH_CHECK_TYPE(
+      PyType_Check(type.ptr()) && Py_TYPE(slot.ptr()) == &PyMemberDescr_Type, "expected a class and a slot");
+  constructor.arguments = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member->offset;
+  constexpr std::array<const char*, kPositional> kNames = {"device_type", "dtype", "enabled", "cache_enabled"};
+  std::transform(kNames.begin(), kNames.end(), constructor.names.begin(), PyUnicode_InternFromString);
+  reinterpret_cast<PyTypeObject*>(type.ptr())->tp_vectorcall = &construct_region;
 }
 
 template <class Function>
@@ -389,6 +469,7 @@ void add_regions(py::module_& m) {
   m.def("open_regions", [] { return py::tuple(py::cast(open_regions())); });
   m.def("depth", [] { return open_frames().size(); });
   m.def("cuda_allows", &cuda_allows);
+  m.def("construct_plain_regions", &construct_plain_regions);
   py::class_<Suspended, std::shared_ptr<Suspended>>(m, "SuspendedRegions");
   m.def("suspend_regions", &suspend);
   m.def("resume_regions", &resume);

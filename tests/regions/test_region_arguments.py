@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -199,10 +200,54 @@ def test_what_is_made_is_what_python_makes(around: Callable[[], Any]) -> None:
     with warnings.catch_warnings(), around(), leaves_no_trace():
         warnings.simplefilter("ignore")
         for args, kwargs in itertools.product(POSITIONAL, KEYWORDS):
-            make = partial(tp.my_autocast, *args, **kwargs)
+            make, by_init = (partial(call, *args, **kwargs) for call in (tp.my_autocast, CALLED_AS_OTHER_CLASSES))
             with in_python():
-                expected = outcome(make)
+                expected = outcome(by_init)
+            assert outcome(by_init) == expected
             assert [outcome(make) for _ in range(2)] == [expected] * 2, f"my_autocast(*{args}, **{kwargs})"
+
+
+#: Calls `__init__`, which a call of the class does for regions that are not plain.
+CALLED_AS_OTHER_CLASSES = partial(type.__call__, tp.my_autocast)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: tp.my_autocast("cpu"), 0),
+        (lambda: tp.my_autocast("cpu", dtype=BF16), 0),
+        (lambda: tp.my_autocast(device_type="cpu", dtype=FP16, enabled=False, cache_enabled=True), 0),
+        (lambda: CALLED_AS_OTHER_CLASSES("cpu", dtype=BF16), 1),
+        (lambda: Derived("cpu", dtype=BF16), 2),
+    ],
+)
+def test_a_plain_region_runs_no_python(make: Callable[[], tp.my_autocast], expected: int) -> None:
+    called: list[str] = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    make()
+    sys.setprofile(profile)
+    try:
+        make()
+    finally:
+        sys.setprofile(None)
+    assert len(called) - 1 == expected  # the lambda
+
+
+class Derived(tp.my_autocast):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+def test_regions_keep_nothing_alive() -> None:
+    one = tp.my_autocast("cpu", dtype=BF16)
+    before = [sys.getrefcount(kept) for kept in (tp.my_autocast, one._packed, one._arguments)]
+    for _ in range(100):
+        tp.my_autocast("cpu", dtype=BF16)
+    assert [sys.getrefcount(kept) for kept in (tp.my_autocast, one._packed, one._arguments)] == before
 
 
 # --- copies

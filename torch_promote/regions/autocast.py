@@ -200,6 +200,9 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         return f"my_autocast({', '.join(parts)})"
 
 
+_C.construct_plain_regions(my_autocast, vars(my_autocast)["_arguments"])
+
+
 class _Arguments(NamedTuple):
     """The arguments of `my_autocast`, in the order in which a region stores them."""
 
