@@ -21,7 +21,7 @@ import contextlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,43 +38,17 @@ __all__ = ["autoload", "main", "pytest_addoption", "pytest_configure"]
 # --- the command
 
 
+#: Whether this process is the command and has not parsed its command line yet. The package then loads no PyTorch.
+is_command = False
+
+
 def main() -> int:
-    """Runs the command line of the process.
+    """Runs the command line of the process, and returns the exit status; see torch_promote/cli/program.py."""
+    global is_command
+    is_command = True
+    from torch_promote.cli import program
 
-    Returns:
-        The exit status of torch_promote.cli.program.main; also 2 for an environment variable or an extension with which
-        torch_promote cannot be imported. Ctrl-C during the imports ends the process with 130.
-    """
-    if sys.argv[1:2] == ["build"]:  # compiles what the package needs to be imported
-        status: int = _load_building()["main"](sys.argv[2:])
-        return status
-    import signal
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # nohup ignores it
-        # Not KeyboardInterrupt: code that runs during the imports catches it, and the command would go on.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-    try:
-        from torch_promote.cli import program
-    except Exception as error:
-        if type(error).__module__ != "torch_promote.errors":
-            raise
-        sys.stderr.write(f"torch-promote: error: {error}\n")
-        return 2
-    finally:
-        signal.signal(signal.SIGINT, before)
     return program.main()
-
-
-def _load_building() -> dict[str, Any]:
-    """Returns the functions of torch_promote/building.py, without the package."""
-    import importlib.util
-    import runpy
-
-    package = importlib.util.find_spec("torch_promote")
-    assert package is not None
-    assert package.origin is not None
-    return runpy.run_path(os.path.join(os.path.dirname(package.origin), "building.py"))
 
 
 # --- import torch

@@ -28,7 +28,7 @@ from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli import output
 from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
-from torch_promote.cli.why import EXAMPLES
+from torch_promote.cli.why import EXAMPLES, RULES
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 from torch_promote.regions.float8 import what_lacks
@@ -88,6 +88,38 @@ def test_a_command_imports_no_other_command() -> None:
     assert not any(name.startswith(("torch_promote.numerics", "torch_promote.reading.trace")) for name in own)
 
 
+#: Command lines that are answered in the time that Python takes to start: PyTorch takes more than a second.
+WITHOUT_PYTORCH = [
+    *("--help", "--version", "rum x.py", "--verison", "run gone.py", "trace --read gone.jsonl.gz", "tune gone.py:make"),
+    *("diff a.jsonl.gz b.jsonl.gz", "compare gone.py:make", "find-nan -m gone", "parity --merge gone.json", "why"),
+    *(f"{command} --help" for command in COMMANDS),
+]
+
+
+@pytest.mark.parametrize("start", ["-c", "-m"])
+def test_help_and_errors_of_the_command_line_import_no_pytorch(start: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, _torch_promote_hooks as hooks
+for line in {WITHOUT_PYTORCH}:
+    sys.argv[:] = ["torch-promote", *line.split()]
+    try:
+        status = hooks.main()
+    except SystemExit as error:
+        status = error.code
+    assert status == (0 if "--help" in line or line == "--version" else 2), line
+    assert not {{"torch", "rich", "torch_promote.loader"}} & sys.modules.keys(), line
+"""
+    module = ["-X", "importtime", "-m", "torch_promote", "run", "gone.py"]
+    command = [sys.executable, *(module if start == "-m" else [start, code])]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == (2 if start == "-m" else 0), done.stderr
+    assert not re.search(r"[|] +torch$", done.stderr, re.M)
+
+
+def test_what_the_command_knows_without_pytorch() -> None:
+    assert tp.reference.RULE_NAMES == RULES
+
+
 def test_importing_the_package_imports_no_rich() -> None:
     done = run_python("import sys, torch_promote; print('rich' in sys.modules)", env=environment())
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
@@ -98,8 +130,8 @@ def test_importing_the_package_imports_no_rich() -> None:
 
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
-    ("", "required: COMMAND. See `torch-promote --help`."),
-    ("polices", "invalid choice: 'polices'"),
+    ("", "name a COMMAND. Legal: run, trace, find-nan, diff, compare,"),
+    ("polices", "'polices' is not a command. Closest: policies. Legal: run, trace,"),
     # run, trace, find-nan
     ("run", "run what? Name a script, -m MODULE, -c CODE or -. See `torch-promote run --help`."),
     ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
@@ -135,7 +167,7 @@ WRONG = [
     ("policies softmax mm", "softmax mm. To show only some ops, write --op softmax. See `torch-promote policies"),
     ("policies linalg_*", "To show only some ops, write --op 'linalg_*'."),
     ("parity softmax", "To show only some ops, write --ops softmax."),
-    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. See"),
+    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. Closest: --json. See"),
     ("policies --op *zzzz*", "--op '*zzzz*': "),
     ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
@@ -150,7 +182,7 @@ WRONG = [
     # parity
     ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),
     ("parity --jobs many", "argument --jobs: many is not an integer, 0 or more"),
-    ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: there are 1 entries."),
+    ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: the number of entries is 1."),
     ("parity --json /no/such/folder/a.json", "/no/such/folder/a.json: there is no folder '/no/such/folder'."),
     ("parity --merge /no/such/file", "cannot read /no/such/file:"),
     ("parity --merge a.json --quick", "--merge runs nothing, so the only other options that it accepts are --json"),
@@ -169,7 +201,7 @@ WRONG = [
     ("why 'int8[3]' README.md docs", "The shell may have changed it: put the expression in quotes."),
     (
         "trace --read gone.jsonl.gz softmax",
-        "'gone.jsonl.gz': No such file or directory. Pass a file that trace(record=",
+        "there is no recording 'gone.jsonl.gz'. `torch-promote trace --record F.jsonl.gz train.py` writes one.",
     ),
     ("trace --read text.json softmax", "its name does not end in .jsonl.gz. Pass a file that trace(record="),
     ("trace --read text.jsonl.gz softmax", "it is not a gzip file"),

@@ -13,19 +13,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from torch_promote.errors import TorchPromoteError, printable
-from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from torch_promote.report.base import Report
+
 __all__ = ["STDOUT", "Part", "file", "natural", "progress", "render", "say", "show", "width_of_output", "write"]
 
 #: What is drawn: a text, a report, a table with a header (a mapping for each row), or one of names and values.
-Part = str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+Part: TypeAlias = "str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]"
 
 #: The value of --json without a file.
 STDOUT = "-"
@@ -75,6 +76,8 @@ def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
         if problem:
             raise argparse.ArgumentTypeError(f"{path}: {problem}")
         if suffix == ".html":
+            from torch_promote.report.base import load_renderer
+
             load_renderer("page")
         return path
 
@@ -98,6 +101,8 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
     """
     from rich.console import Console
 
+    from torch_promote.report.base import Report
+
     stream = sys.stdout if stream is None else stream
     is_terminal = stream is not None and stream.isatty()
     width = width_of_output(stream)
@@ -118,6 +123,8 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
 
 
 def _drawn(part: Part) -> str | Report | Table:
+    from torch_promote.report.base import Report
+
     return printable(part) if isinstance(part, str) else part if isinstance(part, Report) else _table(part)
 
 

@@ -8,11 +8,10 @@ import json
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, say, show
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
-from torch_promote.numerics.step_runs import current_policy
-from torch_promote.numerics.tune import tune
-from torch_promote.policy.files import write_atomically
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
+
+check = targets.check
 
 DESCRIPTION = """\
 Finds the smallest set of overrides with which a step in lower precision stays
@@ -86,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    from torch_promote.numerics.tune import tune
+
     tolerance = targets.tolerance_of(arguments)
     try:
         with targets.open_target(arguments) as target:
@@ -120,6 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> int:
     """Prints why there was no search, and returns the exit status."""
+    from torch_promote.numerics.step_runs import current_policy
+    from torch_promote.policy.files import write_atomically
+
     met = isinstance(error, NothingToTuneError)
     sentence = f"{'nothing to do' if met else 'not met'}: {error}"
     data = {"met": met, "why": sentence}

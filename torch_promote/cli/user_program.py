@@ -32,14 +32,10 @@ from typing import TYPE_CHECKING, cast
 
 from torch_promote.cli.output import say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
-from torch_promote.policy.policy import Policy
-from torch_promote.regions import installation as environment
-from torch_promote.regions.autocast import CacheMode
-from torch_promote.regions.defaults import default_policy
-from torch_promote.regions.installation import Installation
 
 if TYPE_CHECKING:
     from torch_promote.numerics.traced_process import Record, Request
+    from torch_promote.regions.autocast import CacheMode
 
 __all__ = [
     "LEFT_NO_REPORT",
@@ -47,6 +43,7 @@ __all__ = [
     "Outcome",
     "add_policy_options",
     "add_record_options",
+    "check",
     "end_as",
     "prepare",
     "report_each",
@@ -86,8 +83,9 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", metavar="MODE", help="the cache mode: weights, persistent, all or none")
 
 
-def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
-    """Returns the command that runs the program, its environment, and a description of what that installs."""
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError if there is no such program."""
+    what = arguments.command
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     word = arguments.program[0]
@@ -101,6 +99,14 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
         name = " ".join(arguments.program[:2]) if word == "-m" else word
         raise OptionError(f"there is no module to run: {name}. Python looks in {os.getcwd()!r} and in sys.path.")
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str], str]:
+    """Returns the command that runs the program, its environment, and a description of what that installs."""
+    from torch_promote.policy.policy import Policy
+    from torch_promote.regions import installation as environment
+    from torch_promote.regions.defaults import default_policy
+
     problem = why_not_loaded()
     if problem is not None:
         raise OptionError(f"the program would run without torch_promote: {problem}")
@@ -120,8 +126,8 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     if arguments.cache is not None:
         variables[environment.CACHE] = arguments.cache
     policy = arguments.policy if arguments.policy is not None else default_policy()
-    cache = cast(CacheMode | None, variables.get(environment.CACHE) or None)
-    installation = Installation(policy, overrides, cache)  # checks them
+    cache = cast("CacheMode | None", variables.get(environment.CACHE) or None)
+    installation = environment.Installation(policy, overrides, cache)  # checks them
     options = []
     if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
         options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore
@@ -262,16 +268,17 @@ def parse_steps(text: str) -> tuple[int, int | None]:
     return first, end
 
 
-def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> Outcome:
+def run_recorded(arguments: argparse.Namespace, request: Request) -> Outcome:
     """Runs the program of `trace` or `find-nan` to its end. The folder and the steps are added to the request."""
     from torch_promote.numerics.traced_process import VARIABLE, read_records
+    from torch_promote.regions.installation import AUTOCAST
 
     first, end = arguments.steps
-    command, variables, _ = prepare(arguments, what)
+    command, variables, _ = prepare(arguments)
     if arguments.stock:
         if arguments.policy is not None or arguments.override or arguments.cache is not None:
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
-        variables[environment.AUTOCAST] = "0"
+        variables[AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
         program = run_to_end(command, variables)
