@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_promote.cli.output import file, natural, say, show
+from torch_promote.cli.output import closest_files, file, natural, say, show
 from torch_promote.errors import OptionError
 from torch_promote.recording import SUFFIX
 
@@ -162,5 +162,5 @@ def _find(name: str, rank: int | None) -> Path:
     if not path.is_file():
         ranks = sorted(one.name for one in path.parent.glob(f"{path.name.removesuffix(SUFFIX)}.rank*{SUFFIX}"))
         remedy = f"There are files of ranks, such as {ranks[0]}: choose one with --rank." if ranks else _RECORD
-        raise OptionError(f"there is no file {str(path)!r}. {remedy}")
+        raise OptionError(f"there is no file {str(path)!r}.{closest_files(str(path), SUFFIX)} {remedy}")
     return path

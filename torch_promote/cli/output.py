@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from torch_promote.errors import TorchPromoteError, printable
@@ -23,7 +25,19 @@ if TYPE_CHECKING:
 
     from torch_promote.report.base import Report
 
-__all__ = ["STDOUT", "Part", "file", "natural", "progress", "render", "say", "show", "width_of_output", "write"]
+__all__ = [
+    "STDOUT",
+    "Part",
+    "closest_files",
+    "file",
+    "natural",
+    "progress",
+    "render",
+    "say",
+    "show",
+    "width_of_output",
+    "write",
+]
 
 #: What is drawn: a text, a report, a table with a header (a mapping for each row), or one of names and values.
 Part: TypeAlias = "str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]"
@@ -82,6 +96,14 @@ def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
         return path
 
     return check
+
+
+def closest_files(path: str, suffix: str) -> str:
+    """Returns a hint with the files of the folder whose names are closest to one that does not exist, or ""."""
+    place = Path(path)
+    stems = [one.name.removesuffix(suffix) for one in place.parent.glob(f"*{suffix}")]
+    close = difflib.get_close_matches(place.name.removesuffix(suffix), stems, n=1)
+    return "".join(f" Closest: {place.with_name(stem + suffix)}." for stem in close)
 
 
 # Results

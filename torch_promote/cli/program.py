@@ -50,8 +50,12 @@ COMMANDS = {
 }
 #: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
-#: What does not exist, and people look for: words of the command line, and where it is.
+#: Words of the command line that do not exist, and what to write instead.
 _ELSEWHERE = {
+    "help": "Write `torch-promote --help`, or `torch-promote COMMAND --help`.",
+    "version": "Write `torch-promote --version`.",
+    "gpu": "The device types of GPUs are cuda (also for ROCm), xpu (Intel) and mps (Apple).",
+    "layer": "A layer is a module.",
     "explain": "`torch-promote trace --read F.jsonl.gz PATTERN` explains a module, an op or a line of a recording.",
     "--torch": "It compiles for the PyTorch that is installed beside it: install the other version first, or run it "
     "with the Python of its environment.",
@@ -77,22 +81,33 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             legal = list(map(str, action.choices))
-            raise argparse.ArgumentError(
-                action, f"invalid choice: {value!r}.{did_you_mean(str(value), legal, 1)} Legal: {', '.join(legal)}"
-            )
+            hint = f" {_ELSEWHERE[value]}" if value in _ELSEWHERE else did_you_mean(str(value), legal, 1)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint} Legal: {', '.join(legal)}")
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized"):
-            option = words[0].partition("=")[0]
-            by_op = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
-            if option.startswith("-"):
-                known = [name for name in self._option_string_actions if name.startswith("--")]
-                message += f". {_ELSEWHERE[option]}" if option in _ELSEWHERE else f".{did_you_mean(option, known, 1)}"
-            elif by_op:
-                message += f". To show only some ops, write {by_op} {shlex.quote(option)}"
+            message += self._remedy(words[0].partition("=")[0])
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
         self.exit(_WRONG_COMMAND_LINE)
+
+    def _remedy(self, word: str) -> str:
+        """Returns what to write instead of a word that the command does not take."""
+        if word in _ELSEWHERE:
+            return f". {_ELSEWHERE[word]}"
+        if word.startswith("-"):
+            known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+            if hint := did_you_mean(word, known, 1):
+                return f".{hint}"
+            having = [command for command in COMMANDS if word in make_parser(command)._option_string_actions]
+            return f". Commands with this option: {', '.join(having)}" if having else ""
+        places = [action.dest for action in self._get_positional_actions()]
+        by_op = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
+        if by_op:
+            return f". To show only some ops, write {by_op} {shlex.quote(word)}"
+        if "target" in places:
+            return f". TARGET is one word, such as train.py:{word}"
+        return "" if places else ". This command takes options alone"
 
 
 class _Version(argparse.Action):

@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch_promote
-from torch_promote.cli.output import STDOUT, file, say, show
+from torch_promote.cli.output import STDOUT, closest_files, file, natural, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser, tolerance: str, required: boo
         help="file.py:function or package.module:function; the function returns (model, step)",
     )
     parser.add_argument(
-        "--batches", metavar="N", type=int, default=1, help="how many times a run calls the step (default: 1)"
+        "--batches", metavar="N", type=natural, default=1, help="how many times a run calls the step (default: 1)"
     )
     parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write a page, which needs no network")
     parser.add_argument(
@@ -125,8 +125,7 @@ def _place_of(text: str) -> tuple[str, str]:
             f"{text if text.endswith('.py') else 'train.py'}:make."
         )
     if _is_file(place) and not os.path.isfile(place):
-        near = [str(one) for one in Path(place).parent.glob("*.py")]
-        raise OptionError(f"TARGET: there is no file {place!r}.{did_you_mean(place, near)}")
+        raise OptionError(f"TARGET: there is no file {place!r}.{closest_files(place, '.py')}")
     return place, name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from torch_promote.cli.output import file, natural, say, show
+from torch_promote.cli.output import closest_files, file, natural, say, show
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
 from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
@@ -103,7 +103,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise OptionError(f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}.")
     if not os.path.exists(arguments.read):
         record = f"`torch-promote trace --record F{SUFFIX} train.py` writes one."
-        raise OptionError(f"there is no recording {arguments.read!r}. {record}")
+        raise OptionError(f"there is no recording {arguments.read!r}.{closest_files(arguments.read, SUFFIX)} {record}")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from torch_promote.cli import target as targets
-from torch_promote.cli.output import STDOUT, file, say, show
+from torch_promote.cli.output import STDOUT, file, natural, say, show
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets.add_arguments(
         parser, "the largest error: 1e-3 for every metric, or loss=1e-3 for one; repeatable", required=True
     )
-    parser.add_argument("--budget", metavar="N", type=int, default=60, help="the most runs to make (default: 60)")
+    parser.add_argument("--budget", metavar="N", type=natural, default=60, help="the most runs to make (default: 60)")
     parser.add_argument(
         "--level",
         choices=("op", "module", "site"),
@@ -78,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=natural, default=0, help="the order of equal candidates (default: 0)"
+    )
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
     parser.add_argument("-o", "--output", metavar="F.toml", type=file(".toml"), help="save the policy")
 

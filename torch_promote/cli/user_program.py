@@ -30,7 +30,7 @@ from subprocess import Popen
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
-from torch_promote.cli.output import say
+from torch_promote.cli.output import closest_files, say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
 
 if TYPE_CHECKING:
@@ -93,7 +93,10 @@ def check(arguments: argparse.Namespace) -> None:
     if word in ("-m", "-c") and len(arguments.program) == 1:
         raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
     if is_script and not os.path.exists(word):
-        raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
+        remedy = f"For a module, write -m {word.removesuffix('.py')}."
+        if getattr(arguments, "crosscheck", None) and word in ("dtype", "bits"):
+            remedy = f"To check {word}, write --crosscheck={word}."
+        raise OptionError(f"there is no file {word!r} to run.{closest_files(word, '.py')} {remedy}")
     if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
         raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
     if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):

@@ -67,7 +67,7 @@ def _dtype(text: str) -> torch.dtype:
 
     dtype = named_dtype(text)
     if dtype is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype. Names are PyTorch's, or short ones: bf16, half, f4")
     return dtype
 
 

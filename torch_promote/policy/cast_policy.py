@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Literal
 
+from torch_promote.errors import PolicyError, did_you_mean, shown
+
 __all__ = ["DEVICE_TYPES", "POLICY_ALIASES", "CastPolicy", "CastPolicyName", "DeviceType"]
 
 
@@ -72,7 +74,11 @@ class CastPolicy(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> CastPolicy | None:
-        return POLICY_ALIASES.get(value) if isinstance(value, str) else None
+        if isinstance(value, str) and value in POLICY_ALIASES:
+            return POLICY_ALIASES[value]
+        names = [policy.value for policy in cls]
+        closest = did_you_mean(str(value), [*names, *POLICY_ALIASES], 1)
+        raise PolicyError(f"no cast policy is called {shown(value)}.{closest} Legal: {', '.join(names)}.")
 
 
 #: Other names of policies. `fp16` is PyTorch's name of a list of ops; they run in the region's dtype, whatever it is.
