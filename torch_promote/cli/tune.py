@@ -7,11 +7,10 @@ import json
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, natural, say, show
+from torch_promote.cli.target import check
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
-
-check = targets.check
 
 DESCRIPTION = """\
 Finds the smallest set of overrides with which a step in lower precision stays
