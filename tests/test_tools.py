@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +17,7 @@ import pytest
 import cpus
 import cuda_stand_in
 from helpers.subprocesses import environment, run_python
+from torch_promote import building
 
 TOOLS = Path(__file__).parents[1] / "tools"
 PROGRAMS = sorted(path.parent.name for path in TOOLS.glob("*/__main__.py") if path.parent.name != "cuda_stand_in")
@@ -86,3 +89,38 @@ def test_make_gpu_on_the_stand_in(tmp_path: Path) -> None:
     text = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert "| models: MLP, forward | 81 | 81 | " in text  # as many kernels as stock
     assert "| 0 failed" not in text
+
+
+def test_an_extension_of_a_wheel_needs_no_newer_glibc_than_pytorch(tmp_path: Path) -> None:
+    """What the extension uses of newer versions: `std::call_once`, `try_lock` and the counts of `std::shared_ptr`."""
+    (tmp_path / "some code.cpp").write_text("""
+#include <memory>
+#include <mutex>
+std::once_flag flag;
+std::mutex mutex;
+int run(std::shared_ptr<int> value) {
+  std::call_once(flag, [] {});
+  if (mutex.try_lock()) mutex.unlock();
+  auto copy = value;
+  return *copy;
+}
+""")
+    compiler = building.find_compiler()
+    assert compiler is not None
+    library = str(tmp_path / "library.so")
+    flags = [
+        "-std=c++20",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-include",
+        str(TOOLS / "wheel" / "glibc.h"),
+    ]
+    subprocess.run([*shlex.split(compiler), *flags, str(tmp_path / "some code.cpp"), "-o", library], check=True)
+    command = ["readelf", "--dyn-syms", "--wide", library]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    versions = [(int(major), int(minor)) for major, minor in re.findall(r"\w@GLIBC_(\d+)\.(\d+)", symbols)]
+    assert "pthread_once@GLIBC_" in symbols
+    assert max(versions) <= (2, 28)

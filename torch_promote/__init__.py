@@ -16,29 +16,46 @@ Example:
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
-
-from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, let_operators_fall_through
-
-check_extension()  # the imports below need the extension
 
 from torch_promote import errors
 from torch_promote.errors import PolicyError, TorchPromoteError
-from torch_promote.integrations import cast_invalidation as _cast_invalidation
-from torch_promote.integrations import compile as _compile
-from torch_promote.integrations import flex_attention as _flex_attention
-from torch_promote.policy.op_table import CastPolicy
-from torch_promote.policy.policy import Policy
-from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
-from torch_promote.regions.defaults import (
-    default_policy,
-    register_policy,
-    registered_policies,
-    set_default_policy,
-    use_environment,
-)
-from torch_promote.regions.promotion import promotion
-from torch_promote.regions.region import Region as _Region
+from torch_promote.errors import did_you_mean as _did_you_mean
+
+
+def _is_command() -> bool:
+    """Whether this process is the command and has not parsed its command line yet; see cli/program.py."""
+    module = sys.argv[:1] == ["-m"] and __name__ in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return module or getattr(sys.modules.get("_torch_promote_hooks"), "is_command", False)
+
+
+if TYPE_CHECKING or not _is_command():
+    from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, let_operators_fall_through
+
+    check_extension()  # the imports below need the extension
+
+    from torch_promote.integrations import cast_invalidation as _cast_invalidation
+    from torch_promote.integrations import compile as _compile
+    from torch_promote.integrations import flex_attention as _flex_attention
+    from torch_promote.policy.op_table import CastPolicy
+    from torch_promote.policy.policy import Policy
+    from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
+    from torch_promote.regions.defaults import (
+        default_policy,
+        register_policy,
+        registered_policies,
+        set_default_policy,
+        use_environment,
+    )
+    from torch_promote.regions.promotion import promotion
+    from torch_promote.regions.region import Region as _Region
+
+    if is_first_import():
+        _compile.install(_Region, my_autocast, promotion)
+        _cast_invalidation.install()
+        let_operators_fall_through(AUTOCAST_KEY)
+        _flex_attention.install()
 
 if TYPE_CHECKING:
     from torch_promote import reference, types
@@ -62,12 +79,6 @@ if TYPE_CHECKING:
         remove_module_policy,
         set_module_policy,
     )
-
-if is_first_import():
-    _compile.install(_Region, my_autocast, promotion)
-    _cast_invalidation.install()
-    let_operators_fall_through(AUTOCAST_KEY)
-    _flex_attention.install()
 
 __version__ = "0.1.0"
 
@@ -134,11 +145,13 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"torch_promote.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Dunders and the like are what tools ask any module for.
+    hint = "" if name.startswith("_") else f".{_did_you_mean(name, __all__)}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 def _use_environment() -> None:
@@ -155,4 +168,5 @@ def _use_environment() -> None:
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.
-do_once(_use_environment, TorchPromoteError)
+if not _is_command():
+    do_once(_use_environment)

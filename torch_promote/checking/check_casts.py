@@ -16,7 +16,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.checking.comparison import unequal_elements
-from torch_promote.errors import OptionError, StaleCastError, check_flag
+from torch_promote.errors import OptionError, StaleCastError, check_flag, explains_arguments
 from torch_promote.observe.places import calling_line
 
 __all__ = ["VARIABLE", "check_casts", "use_environment"]
@@ -65,6 +65,7 @@ class check_casts:  # noqa: N801 (what people write after `with`)
 
     __slots__ = ("_begin", "_end", "enabled")
 
+    @explains_arguments
     def __init__(self, enabled: bool = True) -> None:
         self.enabled: bool = check_flag("enabled", enabled)
         self._begin = self._end = (0, 0)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.errors import PolicyMismatchError
+from torch_promote.errors import PolicyMismatchError, explains_arguments
 from torch_promote.extension import policies_beyond_stock, tables_in_force
 from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.policy.module_tables import WHOLE, Tables, entries_of
@@ -18,6 +18,7 @@ from torch_promote.regions.module_policies import module_policies
 __all__ = ["check_ranks"]
 
 
+@explains_arguments
 def check_ranks(model: nn.Module | None = None, group: dist.ProcessGroup | None = None) -> None:
     """Raises on every rank of a distributed job if the ranks have different policies.
 

@@ -29,7 +29,15 @@ from torch_promote.checking.comparison import compare, copy_with_strides
 from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
-from torch_promote.errors import CrosscheckError, DecoratorError, DispatchObserverError, OptionError, check_flag
+from torch_promote.errors import (
+    CrosscheckError,
+    DecoratorError,
+    DispatchObserverError,
+    OptionError,
+    check_flag,
+    did_you_mean,
+    explains_arguments,
+)
 from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, tensors_in
@@ -102,10 +110,12 @@ class crosscheck:  # noqa: N801 (what people write after `with`)
 
     __slots__ = ("level", "raise_on_mismatch")
 
+    @explains_arguments
     def __init__(self, *, level: CrosscheckLevel = "dtype", raise_on_mismatch: bool = False) -> None:
         if level not in get_args(CrosscheckLevel):
             raise OptionError(
-                f"{level!r} is not a level of crosscheck. Legal: {', '.join(map(repr, get_args(CrosscheckLevel)))}."
+                f"{level!r} is not a level of crosscheck.{did_you_mean(str(level), get_args(CrosscheckLevel))} Legal: "
+                f"{', '.join(map(repr, get_args(CrosscheckLevel)))}."
             )
         self.level: CrosscheckLevel = level
         self.raise_on_mismatch: bool = check_flag("raise_on_mismatch", raise_on_mismatch)

@@ -159,7 +159,10 @@ class _Parser:
         dtype = named_dtype(name)
         if dtype is None:
             known = did_you_mean(name, map(dtype_name, ALL_DTYPES))
-            raise ExpressionError(f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known}")
+            raise ExpressionError(
+                f"{name!r} in {self.expression!r} is not a dtype of this PyTorch.{known} Tensors are written with "
+                "their dtype and sizes, such as float32[2, 3]."
+            )
         setattr(named, "id" if isinstance(named, ast.Name) else "attr", dtype_name(dtype))
         return dtype
 

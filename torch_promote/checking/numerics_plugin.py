@@ -59,11 +59,11 @@ def file_name(item: pytest.Item) -> str:
 
 
 @contextlib.contextmanager
-def recorded(item: pytest.Item, folder: str, update: bool) -> Iterator[RecordedTest]:
+def recorded(item: pytest.Item, folder: str, update: bool, strict: bool) -> Iterator[RecordedTest]:
     """Records a block, which runs a test, and stores the recording, or fails if the stored one differs.
 
-    A test that does not pass is neither stored nor compared. The report of another has the property "record_numerics":
-    "recorded", "replaced", "compared" or "differs".
+    With `strict`, it fails if there is none. A test that does not pass is neither stored nor compared. The report of
+    another has the property "record_numerics": "recorded", "replaced", "compared", "missing" or "differs".
     """
     tolerance = _tolerance_of(item)
     stored, new = (Path(folder, f"{file_name(item)}{suffix}") for suffix in (SUFFIX, f".new{SUFFIX}"))
@@ -82,7 +82,7 @@ def recorded(item: pytest.Item, folder: str, update: bool) -> Iterator[RecordedT
         if not passed:
             new.unlink(missing_ok=True)
     if passed:
-        end, failure = _judge(stored, new, tolerance, update)
+        end, failure = _judge(stored, new, tolerance, update, strict)
         item.user_properties.append((_NAME, end))
         if failure:
             pytest.fail(failure, pytrace=False)
@@ -106,11 +106,15 @@ def _tolerance_of(item: pytest.Item) -> float | None:
     return tolerance
 
 
-def _judge(stored: Path, new: Path, tolerance: float | None, update: bool) -> tuple[str, str]:
+def _judge(stored: Path, new: Path, tolerance: float | None, update: bool, strict: bool) -> tuple[str, str]:
     """Returns how a test that passed by itself ends, and the text of its failure, or ""."""
     if not new.exists():
         text = "no call of an op was recorded. Those of fixtures and of other threads are not."
         pytest.fail(f"{_NAME}: {text} Call the model in the test, or remove the marker.", pytrace=False)
+    if not stored.exists() and strict:
+        new.unlink()
+        remedy = "Run it once without --record-numerics-strict, which stores one, and commit the file."
+        return "missing", f"{_NAME}: this test has no recording, {str(stored)!r}. {remedy}"
     if not stored.exists():
         os.replace(new, stored)
         return "recorded", ""

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
-from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError
+from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError, explains_arguments
 from torch_promote.observe.autocast_state import state_in_force
 from torch_promote.observe.dispatch import observe_dispatch
 from torch_promote.observe.ops import device_of, facts_of, tensor_arguments, tensors_in
@@ -144,6 +144,7 @@ class Derivation:
         return "\n".join(wrapped)
 
 
+@explains_arguments
 def why(
     expression: str,
     *,
@@ -185,6 +186,11 @@ def why(
         >>> why("F.linear(f4[2, 3], f4[4, 3])", autocast="cpu").dtype
         torch.bfloat16
     """
+    if not isinstance(expression, str):
+        example, what = "int32[2, 3] + 5.5", type(expression).__name__
+        if isinstance(expression, torch.Tensor):
+            what = f"{what}. This one is written {dtype_name(expression.dtype)}{list(expression.shape)}"
+        raise ExpressionError(f'why() explains an expression, a str such as "{example}", got a value of type {what}.')
     if autocast is None and (dtype is not None or policy is not None):
         raise OptionError('dtype and policy are those of a region: pass autocast="cpu" or another device type, too.')
     if autocast is not None and autocast not in DEVICE_TYPES:

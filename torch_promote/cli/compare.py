@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import say
+from torch_promote.cli.target import check
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.numerics.compare import compare
-from torch_promote.report.base import spell_number
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = """\
 Runs a training or evaluation step under two policies, by default in float32 and
@@ -74,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    from torch_promote.numerics.compare import compare
+    from torch_promote.report.base import spell_number
+
     tolerance = targets.tolerance_of(arguments)
     with targets.open_target(arguments) as target:
         comparison = compare(

@@ -6,15 +6,16 @@ import argparse
 import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch_promote.cli.output import file, natural, say, show
+from torch_promote.cli.output import closest_files, file, natural, say, show
 from torch_promote.errors import OptionError
-from torch_promote.reading.difference import Difference
-from torch_promote.reading.trace_report import diff, load
-from torch_promote.recording.file import SUFFIX
-from torch_promote.report.base import spell_number
+from torch_promote.recording import SUFFIX
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+if TYPE_CHECKING:
+    from torch_promote.reading.difference import Difference
+
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = """\
 Compares two recorded runs of a program, which may have run on other machines,
@@ -98,9 +99,16 @@ def _tolerance(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is not a relative L2 error, a number from 0 up")
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Finds the files, or raises OptionError."""
+    arguments.a, arguments.b = (_find(path, arguments.rank) for path in (arguments.a, arguments.b))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
-    paths = [_find(path, arguments.rank) for path in (arguments.a, arguments.b)]
+    from torch_promote.reading.trace_report import diff, load
+
+    paths = arguments.a, arguments.b
     one, other = map(load, paths)
     for name, report in zip(paths, (one, other), strict=True):
         if not report.calls:
@@ -120,6 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _status(difference: Difference, tolerance: float | None) -> int:
     if tolerance is None:
         return int(bool(difference) or not difference.compared)
+    from torch_promote.report.base import spell_number
+
     within = difference.is_within(tolerance)
     verdict = "within" if difference.largest <= tolerance else "over"
     text = f"the largest relative L2 error, {spell_number(difference.largest)}, is {verdict} {spell_number(tolerance)}"
@@ -152,5 +162,5 @@ def _find(name: str, rank: int | None) -> Path:
     if not path.is_file():
         ranks = sorted(one.name for one in path.parent.glob(f"{path.name.removesuffix(SUFFIX)}.rank*{SUFFIX}"))
         remedy = f"There are files of ranks, such as {ranks[0]}: choose one with --rank." if ranks else _RECORD
-        raise OptionError(f"there is no file {str(path)!r}. {remedy}")
+        raise OptionError(f"there is no file {str(path)!r}.{closest_files(str(path), SUFFIX)} {remedy}")
     return path

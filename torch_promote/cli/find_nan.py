@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_promote.cli.output import file, say
-from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.cli.user_program import PROGRAM, add_record_options, check, report_each, run_recorded
 from torch_promote.errors import OptionError
-from torch_promote.numerics.find_nonfinite import NonfiniteReport
-from torch_promote.numerics.traced_process import Request
-from torch_promote.policy.policy import Policy
-from torch_promote.regions import installation as environment
-from torch_promote.regions.defaults import default_policy
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+if TYPE_CHECKING:
+    from torch_promote.numerics.find_nonfinite import NonfiniteReport
+    from torch_promote.policy.policy import Policy
+
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 #: So many overrides are tried one after the other.
 _MOST_TRIED = 8
@@ -72,10 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     if arguments.fix is not None and arguments.stock:
         raise OptionError("--fix tries overrides, which --stock rules out. Leave one of them out.")
+    from torch_promote.numerics.traced_process import Request
+
     request = Request("", {"raise_at_first": arguments.raise_at_first}, finds_nonfinite=True)
     tried: list[str] = []
     while True:
-        outcome = run_recorded(arguments, "find-nan", request)
+        outcome = run_recorded(arguments, request)
         status = report_each(arguments, outcome, {".json": arguments.json, ".html": arguments.html})
         found = [one.report for one in outcome.records.values() if one.report is not None and one.found]
         cures = _cures(found, arguments.override)
@@ -110,9 +111,13 @@ def _cures(found: Iterable[NonfiniteReport], in_force: Sequence[str]) -> list[st
 
 
 def _policy(arguments: argparse.Namespace) -> Policy:
+    from torch_promote.policy.policy import Policy
+    from torch_promote.regions.defaults import default_policy
+    from torch_promote.regions.installation import split_overrides
+
     overrides: dict[str, Any] = {}
     for text in arguments.override:
-        overrides |= environment.split_overrides(text)
+        overrides |= split_overrides(text)
     return Policy.of(arguments.policy or default_policy() or "stock").override(overrides)
 
 

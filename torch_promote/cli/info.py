@@ -6,20 +6,15 @@ import argparse
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import torch_promote
-from torch_promote import _C
 from torch_promote.cli.output import Part, show
 from torch_promote.cli.user_program import why_not_loaded
-from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, missing_rows, op_table, spell_policy, unlisted_ops
-from torch_promote.reference.dtypes import dtype_name
-from torch_promote.regions.defaults import registered_policies, spell_default_policy
-from torch_promote.regions.float8 import product_on, what_lacks
-from torch_promote.regions.installation import VARIABLES
+from torch_promote.policy.cast_policy import DEVICE_TYPES, CastPolicy
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
 
@@ -56,6 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _info() -> dict[str, Any]:
+    import torch
+
+    from torch_promote import _C
+    from torch_promote.loader import AUTOCAST_KEY
+    from torch_promote.policy.op_table import missing_rows, op_table, spell_policy, unlisted_ops
+    from torch_promote.reference.dtypes import dtype_name
+    from torch_promote.regions.defaults import registered_policies, spell_default_policy
+    from torch_promote.regions.installation import VARIABLES
+
     counting = _C.stock_policy_bytes()
     unlisted_byte = _C.POLICY_BYTES["unlisted"]
     devices = {}
@@ -91,6 +95,10 @@ def _info() -> dict[str, Any]:
 
 
 def _float8_on(device: torch.device) -> str | None:
+    import torch
+
+    from torch_promote.regions.float8 import product_on, what_lacks
+
     if not torch.get_device_module(device).is_available():
         return None
     lacking = what_lacks(device)
@@ -102,6 +110,8 @@ _LENGTH, _LINES = 100, 3
 
 
 def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
+    from torch_promote.regions.installation import VARIABLES
+
     def value(text: str) -> str:
         return text if in_full or len(text) <= _LENGTH else f"{text[:_LENGTH]}... (--all)"
 

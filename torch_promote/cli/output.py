@@ -7,25 +7,40 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from torch_promote.errors import TorchPromoteError, printable
-from torch_promote.report.base import Report, load_renderer
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["STDOUT", "Part", "file", "natural", "progress", "render", "say", "show", "width_of_output", "write"]
+    from torch_promote.report.base import Report
+
+__all__ = [
+    "STDOUT",
+    "Part",
+    "closest_files",
+    "file",
+    "natural",
+    "progress",
+    "render",
+    "say",
+    "show",
+    "width_of_output",
+    "write",
+]
 
 #: What is drawn: a text, a report, a table with a header (a mapping for each row), or one of names and values.
-Part = str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+Part: TypeAlias = "str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]"
 
 #: The value of --json without a file.
 STDOUT = "-"
@@ -75,10 +90,20 @@ def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
         if problem:
             raise argparse.ArgumentTypeError(f"{path}: {problem}")
         if suffix == ".html":
+            from torch_promote.report.base import load_renderer
+
             load_renderer("page")
         return path
 
     return check
+
+
+def closest_files(path: str, suffix: str) -> str:
+    """Returns a hint with the files of the folder whose names are closest to one that does not exist, or ""."""
+    place = Path(path)
+    stems = [one.name.removesuffix(suffix) for one in place.parent.glob(f"*{suffix}")]
+    close = difflib.get_close_matches(place.name.removesuffix(suffix), stems, n=1)
+    return "".join(f" Closest: {place.with_name(stem + suffix)}." for stem in close)
 
 
 # Results
@@ -97,6 +122,8 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
     both. An empty line is between each two parts that are not empty.
     """
     from rich.console import Console
+
+    from torch_promote.report.base import Report
 
     stream = sys.stdout if stream is None else stream
     is_terminal = stream is not None and stream.isatty()
@@ -118,6 +145,8 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
 
 
 def _drawn(part: Part) -> str | Report | Table:
+    from torch_promote.report.base import Report
+
     return printable(part) if isinstance(part, str) else part if isinstance(part, Report) else _table(part)
 
 

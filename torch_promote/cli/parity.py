@@ -12,16 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_promote.cli.output import STDOUT, Part, file, natural, progress, show
 from torch_promote.errors import OptionError
-from torch_promote.parity import runner
-from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.report import ParityReport, about, junit, merged
-from torch_promote.policy.op_table import DEVICE_TYPES
+from torch_promote.policy.cast_policy import DEVICE_TYPES
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+if TYPE_CHECKING:
+    from torch_promote.parity.model import Entry, EntryResult, Options
+    from torch_promote.parity.report import ParityReport
+
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 #: The default number of worker processes on a GPU. Each CUDA context takes half a gigabyte of its memory.
 _MAX_ON_A_GPU = 4
@@ -106,10 +107,21 @@ def _shard(text: str) -> tuple[int, int]:
     return index, count
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command, and returns its exit status."""
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError for files that do not exist, or are the same."""
     if arguments.json is not None and arguments.json == arguments.junit:
         raise OptionError(f"--json and --junit both name {arguments.json}. Use a different file for each.")
+    for name in arguments.merge or ():
+        if not os.path.exists(name):
+            raise OptionError(f"cannot read {name}: there is no such file. `torch-promote parity --json F` writes one.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
+    from torch_promote.parity import runner
+    from torch_promote.parity.model import Options
+    from torch_promote.parity.report import ParityReport, merged
+
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     if arguments.merge:
         if options != Options() or arguments.shard != (1, 1) or arguments.list or arguments.jobs is not None:
@@ -126,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     index, count = arguments.shard
     positions = range(index - 1, len(entries), count)
     if not positions:
-        raise OptionError(f"--shard {index}/{count} is empty: there are {len(entries)} entries.")
+        raise OptionError(f"--shard {index}/{count} is empty: the number of entries is {len(entries)}.")
     if arguments.list:
         return _list([entries[position] for position in positions], arguments)
     report = _checked(options, entries, positions, arguments)
@@ -136,6 +148,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _checked(
     options: Options, entries: Sequence[Entry], positions: range, arguments: argparse.Namespace
 ) -> ParityReport:
+    from torch_promote.parity import runner
+    from torch_promote.parity.report import ParityReport, about
+
     jobs = arguments.jobs
     if jobs is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -162,6 +177,8 @@ def _checked(
 
 
 def _report(report: ParityReport, arguments: argparse.Namespace) -> int:
+    from torch_promote.parity.report import junit
+
     _put_out(report.to_dict(), [report], arguments, junit(report))
     if report.status == 2:
         raise OptionError("nothing was checked: PyTorch has no sample for this selection that it can run.")

@@ -2,23 +2,33 @@
 
 Each command is a module of this folder, which is imported when the command runs. It has `DESCRIPTION` and `EPILOG` for
 `--help`, `add_arguments`, which adds options to a parser, and `run`, which takes the parsed arguments and returns the
-exit status.
+exit status. If it has `check`, that raises for what is wrong with the arguments together, such as a file that does not
+exist.
+
+NOTE [ Before PyTorch ]
+`import torch` takes more than a second. `--help`, and an error of the command line, answer without it: the modules of
+this folder import at their top only what imports no PyTorch (`errors`, `building`, `policy.cast_policy`), and the rest
+inside functions. `torch_promote/__init__.py` waits, too, until `main` has parsed and checked the command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import os
+import runpy
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
+import _torch_promote_hooks
 import torch_promote
 from torch_promote.cli.output import say, write
-from torch_promote.errors import TorchPromoteError
+from torch_promote.errors import MissingPackageError, TorchPromoteError, did_you_mean
 
 __all__ = ["COMMANDS", "main", "make_parser", "parse_arguments"]
 
@@ -40,6 +50,16 @@ COMMANDS = {
 }
 #: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
+#: Words of the command line that do not exist, and what to write instead.
+_ELSEWHERE = {
+    "help": "Write `torch-promote --help`, or `torch-promote COMMAND --help`.",
+    "version": "Write `torch-promote --version`.",
+    "gpu": "The device types of GPUs are cuda (also for ROCm), xpu (Intel) and mps (Apple).",
+    "layer": "A layer is a module.",
+    "explain": "`torch-promote trace --read F.jsonl.gz PATTERN` explains a module, an op or a line of a recording.",
+    "--torch": "It compiles for the PyTorch that is installed beside it: install the other version first, or run it "
+    "with the Python of its environment.",
+}
 
 _EPILOG = """\
 `torch-promote COMMAND --help` has examples, and explains the options and exit
@@ -50,7 +70,7 @@ if it is not 0.
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints as the commands do, and errors in one line. Its subparsers have the same class."""
+    """A parser that prints as the commands do, and errors in one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "formatter_class": argparse.RawDescriptionHelpFormatter})
@@ -58,13 +78,47 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         write(message) if file is sys.stdout else say(message.rstrip())
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            legal = list(map(str, action.choices))
+            hint = f" {_ELSEWHERE[value]}" if value in _ELSEWHERE else did_you_mean(str(value), legal, 1)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}.{hint} Legal: {', '.join(legal)}")
+
     def error(self, message: str) -> NoReturn:
-        words = message.removeprefix("unrecognized arguments: ")
-        option = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
-        if words != message and option and not words.startswith("-"):
-            message += f". To show only some ops, write {option} {shlex.quote(words.split()[0])}"
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized"):
+            message += self._remedy(words[0].partition("=")[0])
         say(f"torch-promote: error: {message.rstrip('.')}. See `{self.prog} --help`.")
         self.exit(_WRONG_COMMAND_LINE)
+
+    def _remedy(self, word: str) -> str:
+        """Returns what to write instead of a word that the command does not take."""
+        if word in _ELSEWHERE:
+            return f". {_ELSEWHERE[word]}"
+        if word.startswith("-"):
+            known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+            if hint := did_you_mean(word, known, 1):
+                return f".{hint}"
+            having = [command for command in COMMANDS if word in make_parser(command)._option_string_actions]
+            return f". Commands with this option: {', '.join(having)}" if having else ""
+        places = [action.dest for action in self._get_positional_actions()]
+        by_op = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
+        if by_op:
+            return f". To show only some ops, write {by_op} {shlex.quote(word)}"
+        if "target" in places:
+            return f". TARGET is one word, such as train.py:{word}"
+        return "" if places else ". This command takes options alone"
+
+
+class _Version(argparse.Action):
+    """Prints the versions. That of PyTorch is in a file of it, which imports nothing."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        found = importlib.util.find_spec("torch")
+        folders = (found and found.submodule_search_locations) or []
+        version = next((runpy.run_path(f"{folder}/version.py")["__version__"] for folder in folders), "not installed")
+        write(f"torch-promote {torch_promote.__version__} (torch {version})\n")
+        parser.exit()
 
 
 def make_parser(command: str = "") -> argparse.ArgumentParser:
@@ -80,14 +134,13 @@ def make_parser(command: str = "") -> argparse.ArgumentParser:
             allow_abbrev=not runs_a_program,  # `_start_of_program` knows whole names
         )
         module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
+        parser.set_defaults(run=module.run, check=getattr(module, "check", None), command=command)
         return parser
     parser = _Parser(
         prog="torch-promote", description="Shows, changes and checks what autocast does with each op.", epilog=_EPILOG
     )
-    version = f"torch-promote {torch_promote.__version__} (torch {torch.__version__})"
-    parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
     return parser
@@ -97,7 +150,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parses a command line. The result has the command's function as `run`, and the program to run as `program`."""
     command, *rest = argv or [""]
     if command not in COMMANDS:
-        return make_parser().parse_args(argv)
+        _end_without_command(make_parser(), argv)
     parser = make_parser(command)
     end = _start_of_program(parser, rest) if command in _RUN_A_PROGRAM else len(rest)
     arguments = parser.parse_args(rest[:end])
@@ -105,6 +158,21 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     arguments.is_separated = rest[end : end + 1] == ["--"]
     arguments.program = rest[end + arguments.is_separated :]
     return arguments
+
+
+def _end_without_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> NoReturn:
+    """Prints the help or the version, or the error of a command line that begins with no command."""
+    word = argv[0] if argv else ""
+    if not word.startswith("-"):
+        legal = f"{did_you_mean(word, COMMANDS, 1)} Legal: {', '.join(COMMANDS)}"
+        if not word:
+            parser.error(f"name a COMMAND.{legal}")
+        remedy = f" {_ELSEWHERE[word]}" if word in _ELSEWHERE else ""
+        if not remedy and Path(word).suffix == ".py":
+            remedy = f" To run a program, write `torch-promote run {shlex.join(argv)}`."
+        parser.error(f"{word!r} is not a command.{remedy}{legal}")
+    parser.parse_args(argv)
+    parser.error(f"name a COMMAND before its options. Legal: {', '.join(COMMANDS)}")
 
 
 def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
@@ -128,6 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         arguments.is_process = argv is None
+        if arguments.check is not None:
+            arguments.check(arguments)
+        if arguments.command != "build":  # which compiles what the package needs to be loaded
+            _load_package()
         status: int = arguments.run(arguments)
     except TorchPromoteError as error:
         say(f"torch-promote: error: {error}")
@@ -135,3 +207,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return status
+
+
+def _load_package() -> None:
+    """Loads PyTorch and the package, if this is the process of the command; see NOTE [ Before PyTorch ]."""
+    if "my_autocast" in vars(torch_promote):
+        return
+    _torch_promote_hooks.is_command = False
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # nohup ignores it
+        # Not KeyboardInterrupt: code that runs during the imports catches it, and the command would go on.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+    try:
+        importlib.reload(torch_promote)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingPackageError("PyTorch is not installed, which torch_promote needs: pip install torch.") from error
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -9,9 +9,17 @@ import tempfile
 from pathlib import Path
 
 from torch_promote.cli.output import say
-from torch_promote.cli.user_program import LEFT_NO_REPORT, PROGRAM, add_policy_options, end_as, prepare, run_to_end
+from torch_promote.cli.user_program import (
+    LEFT_NO_REPORT,
+    PROGRAM,
+    add_policy_options,
+    check,
+    end_as,
+    prepare,
+    run_to_end,
+)
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = f"""\
 Runs a Python program, unchanged, with torch_promote in place of torch.autocast:
@@ -64,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     See NOTE [ A fresh interpreter ] in user_program.py.
     """
-    command, variables, info = prepare(arguments, "run")
+    command, variables, info = prepare(arguments)
     if arguments.verbose:
         say(f"torch-promote: {info}")
     if arguments.crosscheck is not None:

@@ -20,16 +20,16 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 import torch_promote
-from torch_promote.cli.output import STDOUT, file, say, show
+from torch_promote.cli.output import STDOUT, closest_files, file, natural, say, show
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
-from torch_promote.report.base import Report
 
-__all__ = ["TargetError", "add_arguments", "open_target", "put_out", "say_next", "tolerance_of"]
+if TYPE_CHECKING:
+    from torch_promote.report.base import Report
+
+__all__ = ["TargetError", "add_arguments", "check", "open_target", "put_out", "say_next", "tolerance_of"]
 
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, tolerance: str, required: boo
         help="file.py:function or package.module:function; the function returns (model, step)",
     )
     parser.add_argument(
-        "--batches", metavar="N", type=int, default=1, help="how many times a run calls the step (default: 1)"
+        "--batches", metavar="N", type=natural, default=1, help="how many times a run calls the step (default: 1)"
     )
     parser.add_argument("--html", metavar="F.html", type=file(".html"), help="write a page, which needs no network")
     parser.add_argument(
@@ -144,6 +144,28 @@ def _program_of(target: str) -> list[str]:
 # Loading
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError if the target is none, or its file does not exist."""
+    _place_of(arguments.target)
+
+
+def _place_of(text: str) -> tuple[str, str]:
+    """Returns the file or module of a target, and the function in it."""
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        raise OptionError(
+            f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
+            f"{text if text.endswith('.py') else 'train.py'}:make."
+        )
+    if _is_file(place) and not os.path.isfile(place):
+        raise OptionError(f"TARGET: there is no file {place!r}.{closest_files(place, '.py')}")
+    return place, name
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.path.sep in place or os.path.exists(place)
+
+
 @contextlib.contextmanager
 def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
     """Loads the target for a block, whose errors from the step become a `TargetError`.
@@ -152,19 +174,13 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
     JSON alone.
     """
     text = what = arguments.target
-    place, _, name = text.rpartition(":")
-    if not place or not name.isidentifier():
-        raise OptionError(
-            f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
-            f"{text if text.endswith('.py') else 'train.py'}:make."
-        )
+    place, name = _place_of(text)
     path, argv = list(sys.path), list(sys.argv)
-    is_file = place.endswith(".py") or os.path.sep in place or os.path.exists(place)
     silent = arguments.json == STDOUT and sys.stderr is not None
     with contextlib.redirect_stdout(sys.stderr) if silent else contextlib.nullcontext():
         try:
             sys.argv[:] = [place]
-            module = _load_file(place) if is_file else _load_module(place)
+            module = _load_file(place) if _is_file(place) else _load_module(place)
             function = getattr(module, name, None)
             if not callable(function):
                 own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -192,9 +208,6 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
 
 def _load_file(place: str) -> ModuleType:
     path = Path(place).resolve()
-    if not path.is_file():
-        near = [str(one) for one in Path(place).parent.glob("*.py")]
-        raise OptionError(f"TARGET: there is no file {place!r}.{did_you_mean(place, near)}")
     name = f"target_{path.stem}" if path.stem in sys.modules else path.stem  # of a library, or of an earlier target
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -221,6 +234,8 @@ def _load_module(place: str) -> ModuleType:
 
 def _read(returned: Any, text: str) -> SimpleNamespace:
     """Checks what a target returned."""
+    from torch import nn
+
     if isinstance(returned, tuple | list) and len(returned) in (2, 3):
         returned = dict(zip(_KEYS, returned, strict=False))
     is_legal = isinstance(returned, Mapping) and {"model", "step"} <= returned.keys() <= set(_KEYS)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from torch_promote.cli.output import file, natural, say, show
+from torch_promote.cli.output import closest_files, file, natural, say, show
 from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
-from torch_promote.numerics.traced_process import Request, named_after
-from torch_promote.observe.call import Unseen
-from torch_promote.reading.trace_report import TraceReport
-from torch_promote.recording.file import SUFFIX
+from torch_promote.recording import SUFFIX
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = f"""\
 Runs a Python program as `torch-promote run` does, and reports which op ran in
@@ -96,13 +94,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_record_options(parser)
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError if there is no such program, or no such recording."""
+    if arguments.read is None:
+        check_program(arguments)
+        return
+    unused = [name for name in ("record", "values", "stock", "override", "policy") if getattr(arguments, name)]
+    if unused or len(arguments.program) > 1:
+        what = f"--{unused[0]}" if unused else f"{len(arguments.program)} patterns"
+        raise OptionError(f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}.")
+    if not os.path.exists(arguments.read):
+        record = f"`torch-promote trace --record F{SUFFIX} train.py` writes one."
+        raise OptionError(f"there is no recording {arguments.read!r}.{closest_files(arguments.read, SUFFIX)} {record}")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     if arguments.read is not None:
         return _read(arguments)
+    from torch_promote.numerics.traced_process import Request, named_after
+    from torch_promote.observe.call import Unseen
+
     record = None if arguments.record is None else os.path.abspath(arguments.record)
     options = {"values": arguments.values, "max_calls": arguments.max_calls, "record": record}
-    outcome = run_recorded(arguments, "trace", Request("", options))
+    outcome = run_recorded(arguments, Request("", options))
     named = list(outcome.named().values())
     others = [one.report.total.calls for one in outcome.records.values() if one not in named and one.report]
     if named and named[0].report is not None and any(others):
@@ -121,6 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace) -> int:
     """Shows a recording, or explains what it says of something."""
+    from torch_promote.reading.trace_report import TraceReport
+
     behind = len(arguments.words) - len(arguments.program)
     given = [(place, word.partition("=")[0]) for place, word in enumerate(arguments.words)]
     options = [(place, word) for place, word in given if word in arguments.options]

@@ -7,13 +7,11 @@ import json
 import shlex
 
 from torch_promote.cli import target as targets
-from torch_promote.cli.output import STDOUT, file, say, show
+from torch_promote.cli.output import STDOUT, file, natural, say, show
+from torch_promote.cli.target import check
 from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
-from torch_promote.numerics.step_runs import current_policy
-from torch_promote.numerics.tune import tune
-from torch_promote.policy.files import write_atomically
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 DESCRIPTION = """\
 Finds the smallest set of overrides with which a step in lower precision stays
@@ -57,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets.add_arguments(
         parser, "the largest error: 1e-3 for every metric, or loss=1e-3 for one; repeatable", required=True
     )
-    parser.add_argument("--budget", metavar="N", type=int, default=60, help="the most runs to make (default: 60)")
+    parser.add_argument("--budget", metavar="N", type=natural, default=60, help="the most runs to make (default: 60)")
     parser.add_argument(
         "--level",
         choices=("op", "module", "site"),
@@ -82,13 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float16", "bfloat16"), help="the dtype of regions that name none: float16 or bfloat16"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="the order of equal candidates (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=natural, default=0, help="the order of equal candidates (default: 0)"
+    )
     parser.add_argument("--resume", metavar="F", help="keep the runs in a file, and go on with those that it has")
     parser.add_argument("-o", "--output", metavar="F.toml", type=file(".toml"), help="save the policy")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
+    from torch_promote.numerics.tune import tune
+
     tolerance = targets.tolerance_of(arguments)
     try:
         with targets.open_target(arguments) as target:
@@ -124,6 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> int:
     """Prints why there was no search, and returns the exit status."""
+    from torch_promote.numerics.step_runs import current_policy
+    from torch_promote.policy.files import write_atomically
+
     met = isinstance(error, NothingToTuneError)
     sentence = f"{'nothing to do' if met else 'not met'}: {error}"
     data = {"met": met, "why": sentence}

@@ -30,16 +30,12 @@ from subprocess import Popen
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
-from torch_promote.cli.output import say
+from torch_promote.cli.output import closest_files, say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
-from torch_promote.policy.policy import Policy
-from torch_promote.regions import installation as environment
-from torch_promote.regions.autocast import CacheMode
-from torch_promote.regions.defaults import MODEL, default_policy
-from torch_promote.regions.installation import Installation
 
 if TYPE_CHECKING:
     from torch_promote.numerics.traced_process import Record, Request
+    from torch_promote.regions.autocast import CacheMode
 
 __all__ = [
     "LEFT_NO_REPORT",
@@ -47,6 +43,7 @@ __all__ = [
     "Outcome",
     "add_policy_options",
     "add_record_options",
+    "check",
     "end_as",
     "prepare",
     "report_each",
@@ -93,8 +90,9 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(options=parser._option_string_actions)
 
 
-def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[str, str], str]:
-    """Returns the command that runs the program, its environment, and a description of what that installs."""
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError if there is no such program."""
+    what = arguments.command
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
     word = arguments.program[0]
@@ -102,7 +100,10 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     if word in ("-m", "-c") and len(arguments.program) == 1:
         raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
     if is_script and not os.path.exists(word):
-        raise OptionError(f"there is no file {word!r} to run. For a module, write -m {word.removesuffix('.py')}.")
+        remedy = f"For a module, write -m {word.removesuffix('.py')}."
+        if getattr(arguments, "crosscheck", None) and word in ("dtype", "bits"):
+            remedy = f"To check {word}, write --crosscheck={word}."
+        raise OptionError(f"there is no file {word!r} to run.{closest_files(word, '.py')} {remedy}")
     if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
         raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
     if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
@@ -111,6 +112,14 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
     name = arguments.program[1] if word == "-m" else "the code" if word.startswith("-c") else word.removeprefix("-m")
     for option in _behind(arguments):
         say(f"torch-promote: {option} after {name} is {name}'s argument. Options of `{what}` stand before the program.")
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str], str]:
+    """Returns the command that runs the program, its environment, and a description of what that installs."""
+    from torch_promote.policy.policy import Policy
+    from torch_promote.regions import installation as environment
+    from torch_promote.regions.defaults import MODEL, default_policy
+
     problem = why_not_loaded()
     if problem is not None:
         raise OptionError(f"the program would run without torch_promote: {problem}")
@@ -136,9 +145,9 @@ def prepare(arguments: argparse.Namespace, what: str) -> tuple[list[str], dict[s
         variables[environment.OVERRIDES] = environment.join_overrides(overrides)
     if arguments.cache is not None:
         variables[environment.CACHE] = arguments.cache
-    cache = cast(CacheMode | None, variables.get(environment.CACHE) or None)
+    cache = cast("CacheMode | None", variables.get(environment.CACHE) or None)
     # Checks them. The program finds the models of the tables.
-    installation = Installation(None if policy is None else policy.without_modules(), overrides, cache)
+    installation = environment.Installation(None if policy is None else policy.without_modules(), overrides, cache)
     info = installation.info
     if policy is not None and policy.modules:
         names = ", ".join(repr(name) for name, _ in policy.modules)
@@ -292,16 +301,17 @@ def parse_steps(text: str) -> tuple[int, int | None]:
     return first, end
 
 
-def run_recorded(arguments: argparse.Namespace, what: str, request: Request) -> Outcome:
+def run_recorded(arguments: argparse.Namespace, request: Request) -> Outcome:
     """Runs the program of `trace` or `find-nan` to its end. The folder and the steps are added to the request."""
     from torch_promote.numerics.traced_process import VARIABLE, read_records
+    from torch_promote.regions.installation import AUTOCAST
 
     first, end = arguments.steps
-    command, variables, _ = prepare(arguments, what)
+    command, variables, _ = prepare(arguments)
     if arguments.stock:
         if arguments.override or any(getattr(arguments, name) is not None for name in ("policy", "model", "cache")):
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
-        variables[environment.AUTOCAST] = "0"
+        variables[AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
         variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
         program = run_to_end(command, variables)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from torch_promote.checking.why import Derivation, why
 from torch_promote.cli.output import width_of_output, write
 from torch_promote.errors import ExpressionError, OptionError
-from torch_promote.policy.op_table import DEVICE_TYPES
-from torch_promote.reference.dtypes import dtype_name, named_dtype
-from torch_promote.reference.promotion_rules import RULE_NAMES
+from torch_promote.policy.cast_policy import DEVICE_TYPES
+
+if TYPE_CHECKING:
+    import torch
+
+    from torch_promote.checking.why import Derivation
 
 __all__ = ["DESCRIPTION", "EPILOG", "EXAMPLES", "add_arguments", "run"]
 
@@ -22,6 +22,9 @@ DESCRIPTION = """\
 Explains the dtype of an expression, step by step: which casts autocast makes,
 how the operands are promoted, and which values overflow.
 """
+
+#: The promotion rules, `reference.RULE_NAMES`; tests/cli/test_cli.py compares them.
+RULES = ("torch", "jax", "numpy", "array_api", "strict")
 
 #: Command lines with what they print in their last line. `--help` shows them.
 EXAMPLES = (
@@ -60,9 +63,11 @@ expression is invalid.
 
 
 def _dtype(text: str) -> torch.dtype:
+    from torch_promote.reference.dtypes import named_dtype
+
     dtype = named_dtype(text)
     if dtype is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype. Names are PyTorch's, or short ones: bf16, half, f4")
     return dtype
 
 
@@ -84,11 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--default-dtype",
         type=_dtype,
         metavar="DTYPE",
-        help=f"the dtype of Python floats (default: {dtype_name(torch.get_default_dtype())})",
+        help="the dtype of Python floats (default: float32)",
     )
     parser.add_argument(
         "--rule",
-        choices=RULE_NAMES,
+        choices=RULES,
         metavar="RULE",
         default="torch",
         help="the promotion rule: torch (the default) is PyTorch's; jax and numpy are those libraries'; array_api is "
@@ -101,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status: 1 if PyTorch or the rule raises for the expression."""
     if args.autocast is None and (args.dtype is not None or args.policy is not None):
         raise OptionError("--dtype and --policy need --autocast.")
+    from torch_promote.checking.why import why
+
     options = {name: getattr(args, name) for name in ("autocast", "dtype", "policy", "default_dtype", "rule")}
     try:
         derivation = why(" ".join(args.expression), **options)
@@ -113,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_data(derivation: Derivation) -> dict[str, Any]:
+    from torch_promote.reference.dtypes import dtype_name
+
     results = derivation.results or (
         () if derivation.dtype is None or derivation.shape is None else ((derivation.dtype, derivation.shape),)
     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from torch_promote.errors import StepError, check_flag
+from torch_promote.errors import StepError, check_flag, explains_arguments
 from torch_promote.numerics.call_observers import (
     CallKey,
     CompareCandidate,
@@ -51,6 +51,7 @@ _SiteKey = tuple[str, str]
 _BACKWARDS = 7
 
 
+@explains_arguments
 def compare(
     step: Callable[..., Any],
     *,

@@ -25,7 +25,7 @@ from torch_promote.numerics.recent_calls import LOWER, may_have_override
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
-from torch_promote.observe.places import RunningModules, shorten
+from torch_promote.observe.places import RunningModules, check_model, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.recording.values import TensorRange
 from torch_promote.reference.dtypes import dtype_name
@@ -264,7 +264,20 @@ class NonfiniteReport(Report):
         return f"<NonfiniteReport: {'no origin' if self.origin is None else f'{self.origin.kind}, {self.origin.op}'}>"
 
 
-@block
+def _check(model: object, raise_at_first: object, allow: object) -> None:
+    check_model(model, "find_nonfinite")
+    check_flag("raise_at_first", raise_at_first)
+    if (
+        not isinstance(allow, Sequence)
+        or isinstance(allow, str)
+        or not all(isinstance(one, str) and one for one in allow)
+    ):
+        raise OptionError(
+            f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
+        )
+
+
+@block(_check)
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:
@@ -297,15 +310,6 @@ def find_nonfinite(
         >>> report.origin.op, report.origin.kind
         ('aten::matmul', 'overflow in the op')
     """
-    if (
-        not isinstance(allow, Sequence)
-        or isinstance(allow, str)
-        or not all(isinstance(one, str) and one for one in allow)
-    ):
-        raise OptionError(
-            f'`allow` expects a sequence of names, such as ("log", "blocks.3", "train.py:41"), got {allow!r}.'
-        )
-    check_flag("raise_at_first", raise_at_first)
     allowed = tuple(allow)
     modules = RunningModules(model)
     report = NonfiniteReport()

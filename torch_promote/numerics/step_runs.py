@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, RegionError, StepError, TuningError
+from torch_promote.errors import OptionError, RegionError, StepError, TuningError, shown
 from torch_promote.numerics.step_state import StepState
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.policy.policy import Policy
@@ -68,7 +68,9 @@ class StepRuns:
         if not isinstance(model, nn.Module):
             raise OptionError(f"model must be the nn.Module that the step runs, got {model!r}.")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
-            raise OptionError(f"batches (the number of times a run calls step) must be 1 or more, got {batches!r}.")
+            raise OptionError(
+                f"batches (the number of times a run calls step) must be 1 or more, got {shown(batches)}."
+            )
         if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
             raise OptionError(f"dtype must be torch.float16, torch.bfloat16 or None, got {dtype!r}.")
         if not isinstance(restore, Iterable) or isinstance(restore, torch.Tensor):

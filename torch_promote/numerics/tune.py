@@ -21,7 +21,9 @@ from torch_promote.errors import (
     OptionError,
     PolicyError,
     check_flag,
+    check_path,
     did_you_mean,
+    explains_arguments,
 )
 from torch_promote.numerics.compare import DIFFER, REFERENCE, ComparedRuns
 from torch_promote.numerics.comparison import Comparison
@@ -54,6 +56,7 @@ _UNTUNED = "untuned"
 _MOST_VIOLATIONS = 20
 
 
+@explains_arguments
 def tune(
     step: Callable[..., Any],
     *,
@@ -129,6 +132,8 @@ def tune(
     for name, value, legal in (("level", level, LEVELS), ("direction", direction, ("accuracy", "speed"))):
         if value not in legal:
             near = did_you_mean(str(value), legal, 1)
+            if str(value).startswith("layer"):
+                near = ' A layer is a module: level="module".'
             raise OptionError(f"{name} must be {' or '.join(map(repr, legal))}, got {value!r}.{near}")
     override = _override_for(direction, formats)
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -138,6 +143,7 @@ def tune(
     if dtype is not None and (why := why_not_cast(dtype)) is not None:
         raise DtypeError(f"{why}. Use torch.bfloat16 or torch.float16.")
     ranks = Ranks()
+    resume = None if resume is None else check_path("resume", resume)
     judge = Judge(tolerance, metric, check)
     trials = Trials(step, model, judge, budget, ranks, batches=batches, restore=restore, dtype=dtype)
     compiled = is_compiled(step, model)

@@ -27,7 +27,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, shown
 from torch_promote.observe.call import Phase
 from torch_promote.reference.strides import contiguous_strides
 
@@ -142,6 +142,13 @@ def shorten(line: str) -> str:
 _MODULE_CALL: CodeType = nn.Module._call_impl.__code__
 
 
+def check_model(model: object, decorator: str = "") -> None:
+    """Raises OptionError unless a model is a module or None. `decorator` is what people mean who pass a function."""
+    if model is not None and not isinstance(model, nn.Module):
+        remedy = f" As a decorator, write it with parentheses: @{decorator}()." if decorator and callable(model) else ""
+        raise OptionError(f"model must be an nn.Module or None, got {shown(model)}.{remedy}")
+
+
 class RunningModules:
     """The paths of the modules that run.
 
@@ -150,8 +157,7 @@ class RunningModules:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise OptionError(f"model must be an nn.Module or None, got {model!r}.")
+        check_model(model)
         self._given = model is not None
         self._model_reference = None if model is None else weakref.ref(model)
         self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()

@@ -90,7 +90,9 @@ def _check_device(device: str, *, stock_only: bool) -> None:
 
 def _check_dtypes(chosen: list[Entry], options: Options) -> None:
     if not options.lower.is_floating_point:
-        raise OptionError(f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype.")
+        raise OptionError(
+            f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype. Use bfloat16 or float16."
+        )
     if options.device_type != "cuda" and options.lower not in _LOWER_DTYPES:
         raise OptionError(
             f"autocast on {options.device_type} does not support {options.autocast_dtype!r}: regions would be "

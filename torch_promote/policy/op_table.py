@@ -1,4 +1,4 @@
-"""The cast policies, the op table that gives each op one, and the ops that the running PyTorch registers for autocast.
+"""The op table, which gives each op a cast policy, and the ops that the running PyTorch registers for autocast.
 
 The op table, `op_policies.def`, describes PyTorch 2.13; C++ expands the same file. Other versions register other ops. A
 row falls through on a device type for which the running PyTorch does not register the op. An op that PyTorch registers,
@@ -7,18 +7,17 @@ and for which the table has no policy on that device type, is left to stock.
 
 from __future__ import annotations
 
-import enum
 import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 
 from torch_promote.errors import UnsupportedDeviceError
+from torch_promote.policy.cast_policy import DEVICE_TYPES, POLICY_ALIASES, CastPolicy, CastPolicyName, DeviceType
 
 __all__ = [
     "DEVICE_TYPES",
@@ -43,98 +42,6 @@ __all__ = [
 ]
 
 
-class CastPolicy(enum.Enum):
-    """What autocast does with a call of an op. The names are PyTorch's.
-
-    Source: aten/src/ATen/autocast_mode.h, enum class CastPolicy (v2.13), for the first five.
-
-    Example:
-        >>> CastPolicy("fp32")
-        <CastPolicy.fp32: 'fp32'>
-        >>> CastPolicy("lower")
-        <CastPolicy.lower_precision_fp: 'lower_precision_fp'>
-        >>> CastPolicy.fp32.meaning
-        'Cast every eligible argument to float32.'
-    """
-
-    _value_: str
-    #: What the policy does, in a sentence.
-    meaning: str
-
-    lower_precision_fp = (
-        "lower_precision_fp",
-        "Cast every eligible argument to the region's autocast dtype. Short: lower. Alias: fp16.",
-    )
-    fp32 = "fp32", "Cast every eligible argument to float32."
-    fp32_set_opt_dtype = (
-        "fp32_set_opt_dtype",
-        "Cast nothing; an optional dtype argument that the caller omits becomes float32.",
-    )
-    fp32_append_dtype = (
-        "fp32_append_dtype",
-        "Cast nothing; call the overload that takes an output dtype, with float32.",
-    )
-    promote = (
-        "promote",
-        "Cast every eligible argument to the widest dtype among the eligible tensors and tensor lists.",
-    )
-    match_self = (
-        "match_self",
-        "For an op that writes to an argument: cast its other floating arguments to the dtype of that argument.",
-    )
-    float8_tensorwise = (
-        "float8:tensorwise",
-        "Of linear: multiply in float8, with one scale for each tensor; gradients in e5m2.",
-    )
-    float8_rowwise = (
-        "float8:rowwise",
-        "Of linear: multiply in float8, with a scale for each row, a power of two. Short: float8.",
-    )
-    float8_rowwise_with_gw_hp = (
-        "float8:rowwise_with_gw_hp",
-        "The same, but the weight's gradient is computed in the autocast dtype.",
-    )
-    fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
-    keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."
-    banned = "banned", "Raise: the op's results are unsafe under autocast."
-
-    def __new__(cls, value: str, meaning: str = "") -> CastPolicy:
-        """Makes a member whose value is its name, without the meaning."""
-        member = object.__new__(cls)
-        member._value_ = value
-        member.meaning = meaning
-        return member
-
-    @classmethod
-    def _missing_(cls, value: object) -> CastPolicy | None:
-        return POLICY_ALIASES.get(value) if isinstance(value, str) else None
-
-
-#: Other names of policies. `fp16` is PyTorch's name of a list of ops; they run in the region's dtype, whatever it is.
-POLICY_ALIASES = {
-    "lower": CastPolicy.lower_precision_fp,
-    "fp16": CastPolicy.lower_precision_fp,
-    "float8": CastPolicy.float8_rowwise,
-}
-
-#: What `CastPolicy` accepts.
-CastPolicyName = Literal[
-    "lower",
-    "fp32",
-    "promote",
-    "match_self",
-    "keep",
-    "fallthrough",
-    "banned",
-    "float8",
-    "fp16",
-    "lower_precision_fp",
-    "fp32_set_opt_dtype",
-    "fp32_append_dtype",
-    "float8:tensorwise",
-    "float8:rowwise",
-    "float8:rowwise_with_gw_hp",
-]
 #: The policy of an op as an argument; any str, since names of dtypes are accepted, too.
 OpPolicy = CastPolicy | torch.dtype | CastPolicyName | str
 
@@ -152,10 +59,6 @@ def spell_policy(policy: CastPolicy | torch.dtype) -> str:
     return policy.value if isinstance(policy, CastPolicy) else str(policy).removeprefix("torch.")
 
 
-#: The device types that have a column in the table, in the order of the columns.
-DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "cuda", "xpu", "mps")
-
-DeviceType = Literal["cpu", "cuda", "xpu", "mps"]
 #: A device type, or a sequence of them, as arguments. They take any str, since `torch.device.type` is one.
 DeviceTypes = DeviceType | str | Sequence[DeviceType | str]
 

@@ -58,7 +58,10 @@ def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy
     which the policy is legal get it. A name takes precedence over a pattern.
     """
     if not isinstance(overrides, Mapping):
-        raise PolicyError(f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}.")
+        raise PolicyError(
+            f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}. Write {{op: policy}}, "
+            'such as {"softmax": "fp32"}.'
+        )
     chosen: dict[str, tuple[CastPolicy | torch.dtype, object]] = {}
     for key, value in sorted(overrides.items(), key=lambda item: is_pattern_key(item[0])):
         policy, names = select(key, value)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, get_args
 from torch import nn
 from torch.utils import _pytree
 
-from torch_promote.errors import DeviceTypeError, PolicyError
+from torch_promote.errors import DeviceTypeError, PolicyError, explains_arguments
 from torch_promote.policy import files, module_tables
 from torch_promote.policy.files import Pattern
 from torch_promote.policy.module_tables import Tables, entries_of, section_of, spell_table
@@ -250,6 +250,7 @@ class Policy:
             f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
         )
 
+    @explains_arguments
     def override(self, overrides: Mapping[Any, OpPolicy], device_type: DeviceTypes | None = None) -> Policy:
         """Returns a copy of this policy with other policies for some ops.
 
@@ -277,6 +278,7 @@ class Policy:
         sections = [files.ALL_DEVICE_TYPES] if len(device_types) == len(DEVICE_TYPES) else device_types
         return self._of_entries(entries, self.modules, self._with_patterns(dict.fromkeys(sections, overrides)))
 
+    @explains_arguments
     def override_modules(self, tables: Mapping[str, str | Mapping[Any, OpPolicy]]) -> Policy:
         """Returns a copy of this policy with other policies for some modules.
 

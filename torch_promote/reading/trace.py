@@ -6,16 +6,16 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from torch_promote.errors import OptionError, check_flag
+from torch_promote.errors import OptionError, check_flag, did_you_mean
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.ops import can_be_read, unnoticed
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.places import RunningModules, check_model
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
@@ -30,7 +30,18 @@ __all__ = ["Tracer", "trace"]
 _LOSSES_TO_READ = 64
 
 
-@block
+def _check(model: object, values: object, where: object, max_calls: object, record: Any) -> None:
+    check_model(model, "trace")
+    check_flag("values", values)
+    if where not in ("ops", "casts"):
+        raise OptionError(f'`where` is "ops" or "casts", got {where!r}.{did_you_mean(str(where), ("ops", "casts"))}')
+    if not isinstance(max_calls, int) or max_calls < 0:
+        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
+    if record is not None:
+        RecordingFile(record)  # which writes nothing yet
+
+
+@block(_check)
 def trace(
     model: nn.Module | None = None,
     *,
@@ -67,11 +78,6 @@ def trace(
         >>> report.calls[-1].op, [str(cast) for cast in report.calls[-1].casts][:1]
         ('aten::linear', ['input: float32 -> bfloat16, 12 bytes'])
     """
-    if where not in ("ops", "casts"):
-        raise OptionError(f'`where` is "ops" or "casts", got {where!r}.')
-    if not isinstance(max_calls, int) or max_calls < 0:
-        raise OptionError(f"`max_calls` (the number of calls to store) must be 0 or more, got {max_calls!r}.")
-    check_flag("values", values)
     file = None if record is None else RecordingFile(record)
     tracer = Tracer(model, values or file is not None, where == "casts", max_calls, file)
     del model  # it may be destroyed before the block ends

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self, get_args
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, check_path, explains_arguments
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
@@ -105,7 +105,7 @@ class TraceReport(Recording, Report):
             OptionError: The file cannot be read, is no recording, or was written by an incompatible version. It is a
                 ValueError.
         """
-        cannot = f"cannot read the recording {os.fspath(path)!r}:"
+        cannot = f"cannot read the recording {check_path('path', path)!r}:"
         if not os.fspath(path).endswith(SUFFIX):
             raise OptionError(f"{cannot} its name does not end in {SUFFIX}. {_SAVED}")
         report = cls(max_calls)
@@ -309,7 +309,7 @@ class TraceReport(Recording, Report):
                 the report lacks calls, beyond `max_calls`, which a recording has to have. It is a ValueError.
             MissingPackageError: A page needs jinja2 and matplotlib, and one is not installed. It is an ImportError.
         """
-        name = os.fspath(path)
+        name = check_path("path", path)
         if not name.endswith(SUFFIX):
             super().save(path)
             return
@@ -365,6 +365,7 @@ _IN_JSON = (
 )
 
 
+@explains_arguments
 def load(path: str | os.PathLike[str]) -> TraceReport:
     """Reads a recording, NAME.jsonl.gz, of `trace(record=...)`, `torch-promote trace --record` or `TraceReport.save`.
 
@@ -378,6 +379,7 @@ def load(path: str | os.PathLike[str]) -> TraceReport:
     return TraceReport.load(path)
 
 
+@explains_arguments
 def diff(a: TraceReport | str | os.PathLike[str], b: TraceReport | str | os.PathLike[str]) -> Difference:
     """Compares two runs: what differs first, on which facts that rests, and where errors grow.
 

@@ -27,13 +27,13 @@ from typing import Any
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
+from torch_promote.recording import SUFFIX
 from torch_promote.recording.recording import OptimizerState, Read, Recording, Source, Step
 from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.report.codec import decode, decode_record, encode
 
 __all__ = ["CALLS_TO_WRITE", "SUFFIX", "RecordingFile", "read_recording", "write_recording"]
 
-SUFFIX = ".jsonl.gz"
 _FORMAT, _VERSION = "torch_promote recording", 2
 _GZIP = 31  # zlib's number for gzip files
 #: After so many calls without an optimizer step, a file is flushed.

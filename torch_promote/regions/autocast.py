@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, Never, TypedDict, cast
 
 import torch
 
@@ -28,6 +28,7 @@ from torch_promote.errors import (
     UnusedOverrideWarning,
     check_flag,
     did_you_mean,
+    refuse_arguments,
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, numbered, register_change
 from torch_promote.integrations import cast_invalidation, checkpoint
@@ -142,7 +143,10 @@ class my_autocast(Region):  # noqa: N801 (the name that people type)
         policy: PolicyLike | None = None,
         overrides: Mapping[Any, OpPolicy] | None = None,
         model: torch.nn.Module | None = None,
+        **misspelt: Never,
     ) -> None:
+        if misspelt:
+            refuse_arguments(my_autocast.__init__, (), misspelt)
         allowed = cache_enabled if cache is None else allows_cache(cache, cache_enabled)
         if policy is None and overrides is None and model is None:
             plain = pack_plain_region(device_type, dtype, enabled, cache_enabled, cache)
@@ -391,6 +395,7 @@ def _device_types(asked: object) -> Sequence[str]:
         return asked
     remedy = "As a decorator, write it with parentheses: @my_autocast()." if callable(asked) else ""
     remedy = "For a torch.device, pass `.type`." if isinstance(asked, torch.device) else remedy
+    remedy = "The dtype is the second argument: dtype=..." if isinstance(asked, torch.dtype) else remedy
     raise DeviceTypeError(
         f"expected a device type of type str (or a sequence of them), got {asked!r} of type {type(asked).__name__}."
         f"{LEGAL_DEVICES} {remedy}".rstrip()

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import PolicyError, check_flag
+from torch_promote.errors import PolicyError, check_flag, explains_arguments
 from torch_promote.extension import fork_safe_lock, register_change
 from torch_promote.integrations import checkpoint
 from torch_promote.integrations import compile as _compile
@@ -44,6 +44,7 @@ _default_tables = 0  # the number of the default policy's module tables
 _registered: _Registered = {}
 
 
+@explains_arguments
 def set_default_policy(policy: PolicyLike | None) -> Policy | None:
     """Sets the policy of regions that have no `policy` argument and no region around them.
 
@@ -129,6 +130,7 @@ class RegisteredPolicy:
         return f"<{policy} for {', '.join(self.overloads)} on {', '.join(self.device_types)}>"
 
 
+@explains_arguments
 def register_policy(
     op: object,
     policy: OpPolicy,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 import torch
 
 from torch_promote import _C
-from torch_promote.errors import OptionError, PolicyError, UnusedOverrideWarning
+from torch_promote.errors import OptionError, PolicyError, UnusedOverrideWarning, explains_arguments
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
@@ -421,6 +421,7 @@ def _replace(what: str, changed: Callable[[], list[Installation]]) -> None:
 
 
 @_not_in_graphs
+@explains_arguments
 def install(
     *, policy: PolicyLike | None = None, overrides: Mapping[Any, OpPolicy] | None = None, cache: CacheMode | None = None
 ) -> Installation:

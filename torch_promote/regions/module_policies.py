@@ -22,7 +22,14 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from torch_promote.errors import LONGEST_NAME, PolicyError, UnusedOverrideWarning, did_you_mean
+from torch_promote.errors import (
+    LONGEST_NAME,
+    PolicyError,
+    UnusedOverrideWarning,
+    did_you_mean,
+    explains_arguments,
+    shown,
+)
 from torch_promote.extension import NumberedTables, fork_safe_lock, number_in_force, numbered
 from torch_promote.integrations import checkpoint as _checkpoint
 from torch_promote.integrations.compile import skip_frames
@@ -61,6 +68,7 @@ _COMPILED = "_orig_mod"
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, NonDynamicallyQuantizableLinear)
 
 
+@explains_arguments
 def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> SetPolicies:
     """Sets policies for modules of a model. They apply whenever the model is called with autocast on.
 
@@ -124,8 +132,6 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]
 
     Source: torch/amp/autocast_mode.py, custom_fwd with cast_inputs=torch.float32 (v2.13), for "fp32".
     """
-    if not isinstance(policies, Mapping):
-        raise PolicyError(f"policies must be a mapping of modules to policies, got {type(policies).__name__}.")
     chosen = choose(model, policies)
     _checkpoint.install()
     return SetPolicies(model, chosen)
@@ -134,6 +140,11 @@ def set_module_policy(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]
 def choose(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> dict[nn.Module, ModulePolicy]:
     """Returns the policy of each module that keys select. Arguments and errors are those of `set_module_policy`."""
     names = _names(model)
+    if not isinstance(policies, Mapping):
+        raise PolicyError(
+            f"policies must be a mapping of modules to policies, got {type(policies).__name__}. Write {{key: policy}}, "
+            f'such as {{"": "fp32"}} for the whole model.'
+        )
     chosen: dict[nn.Module, tuple[int, Key, ModulePolicy]] = {}
     for key, value in policies.items():
         modules, rank = _find(names, key), 2 if _is_class(key) else int(_is_pattern(key))
@@ -155,6 +166,7 @@ def choose(model: nn.Module, policies: Mapping[Any, ModulePolicyLike]) -> dict[n
     return {module: policy for module, (_, _, policy) in chosen.items()}
 
 
+@explains_arguments
 def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
     """Returns the policies of a model's modules.
 
@@ -177,6 +189,7 @@ def module_policies(model: nn.Module) -> dict[str, PolicyOfModule]:
         `-- 1: Softmax  [{aten::softmax: lower}]
         2 of 3 modules have a policy.
     """
+    _check_model(model)
     named = ((name, policy_of(module)) for name, module in model.named_modules())
     policies = {name: policy.value for name, policy in named if policy is not None}
     return _PrintedAsTree(policies, _tree(model, len(policies)))
@@ -191,6 +204,7 @@ class _PrintedAsTree(dict[str, PolicyOfModule]):
         return self._tree
 
 
+@explains_arguments
 def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
     """Removes the policies of modules. A `module.forward` that another library captured stays valid.
 
@@ -208,8 +222,14 @@ def remove_module_policy(model: nn.Module, key: Key | None = None) -> None:
         >>> module_policies(model)
         {'0': 'fp32'}
     """
+    _check_model(model)
     for module in list(model.modules()) if key is None else _find(_names(model), key):
         detach(module)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise PolicyError(f"model must be an nn.Module, got {type(model).__name__}. The model is the first argument.")
 
 
 def _tree(model: nn.Module, having: int) -> str:
@@ -237,8 +257,7 @@ def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
 
     The modules that torch.compile returned are left out: the modules in them have their names.
     """
-    if not isinstance(model, nn.Module):
-        raise PolicyError(f"model must be an nn.Module, got {type(model).__name__}.")
+    _check_model(model)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if _COMPILED not in module._modules:
@@ -276,7 +295,11 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
     elif isinstance(key, type) and issubclass(key, nn.Module):
         found = [module for module in names if isinstance(module, key)]
     else:
-        raise PolicyError(f"a key is a str or a subclass of nn.Module, got {key!r}.")
+        remedy = f" Write it as a str: '{key}'." if isinstance(key, int) else ""
+        if isinstance(key, nn.Module) and key in names:
+            remedy = f" The name of this module is {names[key][0]!r}."
+        legal = "a key is the name of a module, a pattern of names, or a subclass of nn.Module"
+        raise PolicyError(f"{legal}, got {shown(key)}.{remedy}")
     called = [module for module in found if not isinstance(module, _NEVER_CALLED) and _has_forward(module)]
     if called:
         return called
@@ -287,6 +310,10 @@ def _find(names: Mapping[nn.Module, list[str]], key: Key) -> list[nn.Module]:
             f"them, or their parent."
         )
     raise PolicyError(_no_match(names, key))
+
+
+#: How many names of modules an error shows.
+_NAMES_SHOWN = 8
 
 
 def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
@@ -301,7 +328,9 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
             f"no module of the model is named {key!r}, which is a class. To select modules by their class, pass "
             f"the class: set_module_policy(model, {{{f'nn.{name}' if of_nn else name}: ...}})."
         )
-    closest = did_you_mean(key, [name for own in names.values() for name in own])
+    known = [name for own in names.values() for name in own if name]
+    more = f", and {len(known) - _NAMES_SHOWN} others" if len(known) > _NAMES_SHOWN else ""
+    closest = f"{did_you_mean(key, known)} Legal: {', '.join(known[:_NAMES_SHOWN])}{more}." if known else ""
     hint = " In a pattern, * matches within one part of a name; ** matches any number of parts." if "*" in key else ""
     return f"no module of the model is named {key!r}.{closest}{hint}"
 

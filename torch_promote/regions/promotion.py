@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 
@@ -28,6 +28,7 @@ from torch_promote.errors import (
     RuleDefinitionError,
     check_flag,
     did_you_mean,
+    refuse_arguments,
 )
 from torch_promote.extension import RegionSpec
 from torch_promote.regions.region import Region
@@ -321,7 +322,10 @@ class promotion(Region):  # noqa: N801 (a context manager, as my_autocast)
         *,
         matmul: bool = False,
         kinds: KindLike | Iterable[KindLike] | None = None,
+        **misspelt: Never,
     ) -> None:
+        if misspelt:
+            refuse_arguments(promotion.__init__, (), misspelt)
         if kinds is not None and not isinstance(kinds, str):
             kinds = tuple(kinds) if isinstance(kinds, Iterable) else kinds
         handler = on_promotion if callable(on_promotion) else None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.errors import MissingPackageError, OptionError, check_path
 from torch_promote.policy.files import write_atomically
 from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_of
 
@@ -254,7 +254,7 @@ class Report:
                 not exist). It is a ValueError. An existing file is then unchanged.
             MissingPackageError: A page needs jinja2 and matplotlib, and one is not installed. It is an ImportError.
         """
-        target, formats = Path(os.fspath(path)), self.formats()
+        target, formats = Path(check_path("path", path)), self.formats()
         make = next((make for end, (_, make) in formats.items() if target.name.lower().endswith(end)), None)
         cannot = f"cannot save the {self.NOUN} as {str(target)!r}:"
         if make is None:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from torch_promote.errors import RegionError, check_decorated
+from torch_promote.errors import RegionError, check_decorated, refuse_arguments
 
 __all__ = ["ReportBlock", "block"]
 
@@ -56,15 +56,28 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
             )
 
 
-def block(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
-    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again."""
+def block(check: Callable[..., None]) -> Callable[[Callable[_P, Iterator[_R]]], Callable[_P, ReportBlock[_R]]]:
+    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again.
 
-    @functools.wraps(function)
-    def make(*args: _P.args, **kwargs: _P.kwargs) -> ReportBlock[_R]:
-        return ReportBlock(function, args, kwargs)  # type: ignore[arg-type]
+    `check` gets the arguments by name when the block is made, and raises for those that are not legal.
+    """
 
-    # help() would show what the generator yields.
-    signature = inspect.signature(function)
-    result = str(signature.return_annotation).replace("Iterator", "ReportBlock", 1)
-    make.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-    return make
+    def decorate(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def make(*args: _P.args, **kwargs: _P.kwargs) -> ReportBlock[_R]:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                refuse_arguments(function, args, kwargs)
+            bound.apply_defaults()
+            check(**bound.arguments)
+            return ReportBlock(function, args, kwargs)  # type: ignore[arg-type]
+
+        # help() would show what the generator yields.
+        result = str(signature.return_annotation).replace("Iterator", "ReportBlock", 1)
+        make.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+        return make
+
+    return decorate

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.errors import DtypeError, RuleDefinitionError
+from torch_promote.errors import DtypeError, RuleDefinitionError, explains_arguments
 from torch_promote.policy.dtype_names import dtype_of_name, parse_dtype
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import CODES
@@ -32,6 +32,7 @@ _builds: weakref.WeakValueDictionary[tuple[Any, ...], Callable[[torch.dtype], Pr
 )
 
 
+@explains_arguments
 def make_rule(
     name: str,
     tensors: Pairs | PairFunction,
