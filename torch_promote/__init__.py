@@ -14,8 +14,10 @@ Example:
     torch.bfloat16
 """
 
+import atexit
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, let_operators_fall_through
@@ -150,8 +152,15 @@ def _use_environment() -> None:
         importlib.import_module("torch_promote.checking.crosscheck").use_environment()
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
+    if os.environ.get("TORCH_PROMOTE_ERRORS"):  # `torch-promote run` sets it
+        atexit.register(_explain_error)
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
         importlib.import_module("torch_promote.regions.installation").use_environment()
+
+
+def _explain_error() -> None:
+    if getattr(sys, "last_value", None) is not None:  # of an error that nothing caught
+        importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.

@@ -15,6 +15,7 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.call import Call
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.findings import savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.regions.float8 import product_on
@@ -154,6 +155,11 @@ class _Explainer:
         self.report, self.kind, self.name = report, kind, name
         first = report.first_nonfinite
         self.first_nonfinite = first if first is not None and wants((first.name, first.module, first.line)) else None
+        self.raised = [
+            one
+            for one in report.raised
+            if any(wants((call.name, call.module, call.line)) for call in dict.fromkeys(one))
+        ]
         self.whole = CallGroup("")
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
@@ -228,9 +234,16 @@ class _Explainer:
         yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
         yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
         yield "raised", f"{whole.errors:,}" if whole.errors else ""
+        yield "raised last", describe_raised(self.raised[-1]) if self.raised else ""
 
     def _advice(self) -> Iterator[str]:
         """Yields the suggested changes: of policies, then of the cache."""
+        if self.raised:
+            last, failure = self.raised[-1], self.report.failure
+            ended = failure is not None and failure.in_call and last == self.report.raised[-1]
+            cure = cure_of(last, failure if ended else None).text
+            if cure:
+                yield f"What cures the error: {cure}"
         if self.first_nonfinite is not None:
             yield "tp.find_nonfinite() tells whether the dtype of that call is to blame, and finds a policy for it."
         backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]

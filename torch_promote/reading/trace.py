@@ -15,6 +15,7 @@ from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
+from torch_promote.reading.dtype_errors import failure_of
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.recorder import Recorder
@@ -118,8 +119,9 @@ class Tracer:
             raise
         return self.report
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         report = self.report
+        report.failure = failure_of(error, report.raised)
         try:
             self._block.close()
         finally:

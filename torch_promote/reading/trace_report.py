@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self, get_args
 
@@ -11,6 +12,7 @@ from torch_promote.errors import OptionError
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, describe_raised
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
@@ -44,6 +46,9 @@ from torch_promote.report.codec import WRONG_DATA, encode
 __all__ = ["TraceReport", "diff", "load"]
 
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
+
+#: The number of errors that the program has handled, in a report.
+_ERRORS_SHOWN = 3
 
 
 class TraceReport(Recording, Report):
@@ -129,12 +134,25 @@ class TraceReport(Recording, Report):
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
         steps = f", optimizer steps: {self.steps:,}" if self.steps else ""
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
+        if self.failure is not None:
+            verdict = f"{self._failed()} {self._verdict()}"
+            return Content(f"{title}, an error", verdict, list(self._facts()), list(self._parts()), good=False)
         losses = self.nonfinite.about_losses(self.steps)
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
             return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
         verdict = f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()} {self._verdict()}"
         return Content(f"{title}, {what}", verdict, list(self._facts()), list(self._parts()), good=False)
+
+    def _failed(self) -> str:
+        """What ended the program, and what cures it."""
+        failure = self.failure
+        assert failure is not None
+        said = textwrap.shorten(failure.text, 200).rstrip(".")
+        if not failure.in_call or not self.raised:
+            return f"The program ended with {said}. {cure_by_text(failure.text)}"
+        cure = cure_of(self.raised[-1], failure).text
+        return f"Raised by {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 
     def _first_nonfinite(self) -> str:
         first = self.first_nonfinite
@@ -200,6 +218,10 @@ class TraceReport(Recording, Report):
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
+        ended = self.failure is not None and self.failure.in_call
+        others = self.raised[: len(self.raised) - ended]
+        cures = [(describe_raised(one), cure_of(one).text or None) for one in reversed(others[-_ERRORS_SHOWN:])]
+        yield Table("Calls that raised", ("call", "what cures it"), cures)
         unused = [(one.op, one.policy, one.device, one.policy_source) for one in self.unused_overrides()]
         yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
         yield casts_chart(self.by_module())
