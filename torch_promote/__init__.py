@@ -159,7 +159,7 @@ def _use_environment() -> None:
 
 
 def _explain_error() -> None:
-    if getattr(sys, "last_value", None) is not None:  # of an error that nothing caught
+    if isinstance(getattr(sys, "last_value", None), Exception):  # that nothing caught
         importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()
 
 

@@ -171,11 +171,11 @@ def test_the_options_become_variables(folder: Path, capfd: Capture, monkeypatch:
     program(
         folder / "x.py", "import os; print({k[14:]: v for k, v in os.environ.items() if k[:14] == 'TORCH_PROMOTE_'})"
     )
-    assert ran(capfd, "x.py")[1] == "{'AUTOCAST': '1'}\n"
+    assert eval(ran(capfd, "x.py")[1]) == {"AUTOCAST": "1", "ERRORS": "1"}
     monkeypatch.setenv("TORCH_PROMOTE_AUTOCAST", "0")
     monkeypatch.setenv("TORCH_PROMOTE_CACHE", "none")
     monkeypatch.setenv("TORCH_PROMOTE_OVERRIDES", "exp=fp32, mm=fp32")
-    expected = {"AUTOCAST": "1", "CACHE": "none", "OVERRIDES": "exp=fp32,mm=fp32"}
+    expected = {"AUTOCAST": "1", "ERRORS": "1", "CACHE": "none", "OVERRIDES": "exp=fp32,mm=fp32"}
     assert eval(ran(capfd, "x.py")[1]) == expected
     program(folder / "mine.toml", "format = 1\n[cpu]\nexp = 'fp32'\n")
     arguments = ["--policy", "mine.toml", "--cache", "all", "--override", "mm=fp16", "--override", "bmm=fp16"]

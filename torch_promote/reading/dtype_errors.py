@@ -58,7 +58,7 @@ _BY_TEXT = {
     r"unscale_\(\) is being called after step\(\)": (
         "The order is scaler.unscale_(optimizer), clip, scaler.step(optimizer), scaler.update()."
     ),
-    r"step\(\) has already been called since the last update": "Call scaler.update() after each scaler.step(optimizer).",
+    r"step\(\) has already been called since the last": "Call scaler.update() after each scaler.step(optimizer).",
     r"No inf checks were recorded for this optimizer": (
         "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
         "after it; check that the optimizer has the parameters of this model, and that they require gradients."
@@ -69,12 +69,12 @@ _BY_TEXT = {
     ),
     r"saved during the original forward and recomputation|have different metadata than during the forward pass": (
         "The recomputation of the checkpoint ran other ops, or other dtypes, than the forward. What it reads has "
-        "changed in between: a table that the module keeps in another dtype after its first use, the dtype of the weights, or "
-        "a policy. Compute it in one dtype, before the checkpoint."
+        "changed in between: a table that the module keeps in another dtype after its first use, the dtype of the "
+        "weights, or a policy. Compute it in one dtype, before the checkpoint."
     ),
     r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
-        "The op writes floating numbers to a tensor of integers. Make that tensor floating, or write x = x * y in place "
-        "of x *= y."
+        "The op writes floating numbers to a tensor of integers. Make that tensor floating, or write x = x * y in "
+        "place of x *= y."
     ),
     r"expected target dtype to be Long|expected scalar type Long but found": (
         "Indices of classes are integers: target.long()."
@@ -85,8 +85,9 @@ _BY_TEXT = {
     ),
     r"Found dtype (Long|Int|Short|Char|Byte|Bool) but expected": "The target of this loss is floating: target.float().",
     r"expected condition to be a boolean tensor": "A condition is a tensor of bools: mask.bool().",
-    r"not implemented for 'Float8|not supported for Float8": "PyTorch stores numbers in float8, and computes nothing in "
-    "it: x.to(torch.bfloat16) first.",
+    r"not implemented for 'Float8|not supported for Float8": (
+        "PyTorch stores numbers in float8, and this op does not compute in it: x.to(torch.bfloat16) first."
+    ),
     r"RNN input dtype .* does not match weight dtype": (
         "Autocast is off there, and the input has another dtype than the weights. Pass input.to(weight.dtype), or run "
         "the module in an autocast region."
@@ -177,7 +178,7 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     """Returns what cures the error of a call; see NOTE [ How a cure is found ]."""
     call, text = raised.call, "" if failure is None else failure.text
     known = cure_by_text(text)
-    if known or (text and not _ABOUT_DTYPES.search(text)):
+    if known:
         return Cure(known, {})
     in_function = "" if failure is None else failure.function
     if call.phase == "backward" and not call.autocast:
@@ -193,7 +194,7 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
         if not repeats:
-            if not text and len(floats) < 2:  # which error it was is not known
+            if not (_is_about_dtypes(text) if text else len(floats) > 1):
                 break
             return Cure(_override(key, policy, tried=False), {key: policy})
         if _outcome(call, {**_in_force(call), key: policy}) == "":
@@ -203,7 +204,9 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
     by_hand, cast = _by_hand(call.inputs)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
-        return Cure("No cast policy cures it." if _ABOUT_DTYPES.search(text) else "", {})
+        return Cure("No cast policy cures it." if _is_about_dtypes(text) else "", {})
+    if not repeats and not _is_about_dtypes(text):
+        return Cure("", {})
     module = ""
     if call.module and not call.module[0].isupper() and len(floats) == 1 and not call.composite:
         module = f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}).'
@@ -226,8 +229,8 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
         device = next((one.device.partition(":")[0] for one in infos), "...")
         return (
             f"The backward of the autograd.Function {function.rpartition('.')[0] or function} runs with autocast off. "
-            f'If its forward ran with autocast on, decorate it with torch.amp.custom_fwd(device_type="{device}"), and the '
-            f'backward with torch.amp.custom_bwd(device_type="{device}").'
+            f'If its forward ran with autocast on, decorate it with torch.amp.custom_fwd(device_type="{device}"), and '
+            f'the backward with torch.amp.custom_bwd(device_type="{device}").'
         )
     dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
     if len(dtypes) < 2:
@@ -239,7 +242,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
 
 
 def _with_autocast_off(call: Call, text: str) -> Cure:
-    if not _outcome(call, {}) and text and not _ABOUT_DTYPES.search(text):
+    if not _outcome(call, {}) and not _is_about_dtypes(text):
         return Cure("", {})
     by_hand, cast = _by_hand(call.inputs)
     if _outcome(call, {}) and _outcome(replace(call, inputs=cast), {}) != "":
@@ -436,7 +439,7 @@ def _of_error(error: BaseException) -> str:
     path = RunningModules().path_at(steps[-1][0])
     where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
     known = cure_by_text(text)
-    if known or not _ABOUT_DTYPES.search(text):
+    if known or not _is_about_dtypes(text):
         return known and f"{where}: {known}"
     ask = "`torch-promote trace` names the call, with its dtypes, and tries the cure."
     frames = [one for one, _ in steps]
@@ -479,6 +482,10 @@ _ABOUT_DTYPES = re.compile(
     r"tensors but got|Type promoting",
     re.IGNORECASE,
 )
+
+
+def _is_about_dtypes(text: str) -> bool:
+    return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
 
 
 def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
