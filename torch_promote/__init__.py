@@ -153,12 +153,13 @@ def _use_environment() -> None:
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_ERRORS"):  # `torch-promote run` sets it
-        atexit.register(_explain_error)
+        atexit.register(_explain_run)
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
         importlib.import_module("torch_promote.regions.installation").use_environment()
 
 
-def _explain_error() -> None:
+def _explain_run() -> None:
+    importlib.import_module("torch_promote.regions.installation").say_unused_overrides()
     if isinstance(getattr(sys, "last_value", None), Exception):  # that nothing caught
         importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()
 

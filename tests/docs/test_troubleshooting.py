@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch
 
 import torch_promote as tp
 from helpers.doc_blocks import ROOT, blocks
-from torch_promote.reading.dtype_errors import cure_by_text, cure_of
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, say_at_exit
 from torch_promote.reading.trace_report import TraceReport
 
 PAGE = "docs/troubleshooting.md"
@@ -61,6 +62,12 @@ def execute(row: Row, code: str, overrides: dict[str, str] | None = None) -> Non
         exec(compile(code, "program.py", "exec"), names)
 
 
+def error_of(row: Row) -> Exception:
+    with pytest.raises(Exception, match=re.escape(row.text)) as error:
+        execute(row, row.code)
+    return error.value
+
+
 def raised(row: Row) -> TraceReport:
     """A trace of the line, which raises its text."""
     with pytest.raises(Exception, match=re.escape(row.text)), tp.trace() as report:
@@ -99,3 +106,22 @@ def test_a_line_raises_its_text_and_its_cure_passes(row: Row) -> None:
     explained = report.explain(f"op={report.raised[-1].call.op}")
     assert f"What cures the error: --override {row.cure}" in explained.advice[0]
     assert "raised last" in dict(explained.facts)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_what_run_says_is_in_the_table(
+    row: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` observes nothing: it reads the call from the traceback, and has not tried the cure."""
+    monkeypatch.setitem(linecache.cache, "program.py", (len(row.code), None, [row.code], "program.py"))
+    monkeypatch.setattr("sys.last_value", error_of(row), raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert said.startswith("torch-promote: ")
+    assert said.count("\n") == 1
+    assert "program.py:1" in said
+    if row in OVERRIDES:
+        assert f"--override {row.cure}," in said
+        assert "(not tried)" in said
+    else:
+        assert "--override" not in said or "Where autocast is on: --override" in said

@@ -223,10 +223,10 @@ def _listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> t
     parts += _drawn_left_out(data.get("left_out", {}))
     if data.get("other_overloads"):
         parts.append(f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}")
-    if one_row := [name for name in ops if name in known] if pattern is not None and not is_pattern(pattern) else []:
-        how = _override(one_row[0].removeprefix("aten::").partition(".")[0], known[one_row[0]])
-        data["override"] = how
-        parts.append(f"to override it: {how}" if how else "no policy is legal for it")
+    named = [] if policies or pattern is None or is_pattern(pattern) else [name for name in ops if name in known]
+    if named:
+        data["override"] = _override(named[0].removeprefix("aten::").partition(".")[0], known[named[0]])
+        parts.append(f"to override it: {data['override'] or 'no policy is legal'}")
     if rows or modules:
         differences = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
         what = f"{asked}, compared with stock" if policies else f"the op table, compared with torch {torch.__version__}"

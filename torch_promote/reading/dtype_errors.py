@@ -290,8 +290,8 @@ def _is_float(dtype: torch.dtype) -> bool:
 def _candidates(raised: Raised, text: str) -> Iterator[tuple[str, str]]:
     """Yields overrides that are legal for the call, the likeliest first."""
     floats = {one.dtype for one in raised.call.inputs if one.dtype.is_floating_point}
-    one = len(floats) == 1 or (not floats and not text)
-    wider = ("fp32", "promote") if one or _NEEDS_FLOAT32.search(text) else ("promote", "fp32")
+    needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
+    wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
     calls = (raised.call,) if raised.first is raised.call else (raised.call, raised.first)
     for policy in ("match_self", *wider, "lower"):
         for call in calls:
@@ -449,8 +449,8 @@ def _of_error(error: BaseException) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     call = None if last is None else _written_call(last, path, where.partition(",")[0])
-    if call is None:
-        return f"{where}: an error of dtypes. {ask}"
+    if call is None:  # such as an error that a program raises itself
+        return ""
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
     return f"{shown}, at {where}. {_advice(call, text)}{ask}"
 
@@ -464,7 +464,8 @@ def _advice(call: Call, text: str) -> str:
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
     if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:
         return by_hand
-    if stock is not None and stock is not CastPolicy.fallthrough and not _NEEDS_FLOAT32.search(text):
+    lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
+    if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
         return f"Autocast casts for this op, so it is off at that line, and no override acts. {by_hand}"
     handle = installed()
     if handle is not None and handle.overrides.get(key) == policy:
@@ -500,8 +501,13 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
         return None
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][begin:]
-    node = ast.parse(b"".join(lines).decode().strip()).body[0]
-    op, operands = _Names(frame, first).read(node.value if isinstance(node, ast.Expr) else node)
+    written = b"".join(lines).decode()
+    node: ast.AST
+    try:
+        node = ast.parse(f"({written})", mode="eval").body
+    except SyntaxError:  # x += y
+        node = ast.parse(written.strip()).body[0]
+    op, operands = _Names(frame, first).read(node)
     if not op:
         return None
     infos = tuple(
@@ -509,8 +515,9 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
         for name, tensor in operands
         if not tensor.is_nested
     )
-    written = find_overloads(op)
-    call, _, overload = written[0].partition(".")
+    to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
+    overloads = [name for name in find_overloads(op) if name.endswith("out") == to_out]
+    call, _, overload = overloads[0].partition(".")
     return Call(
         call,
         overload,

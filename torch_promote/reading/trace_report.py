@@ -222,8 +222,12 @@ class TraceReport(Recording, Report):
         others = self.raised[: len(self.raised) - ended]
         cures = [(describe_raised(one), cure_of(one).text or None) for one in reversed(others[-_ERRORS_SHOWN:])]
         yield Table("Calls that raised", ("call", "what cures it"), cures)
-        unused = [(one.op, one.policy, one.device, one.policy_source) for one in self.unused_overrides()]
-        yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
+        unused = [
+            (one.op, one.policy, one.device, one.policy_source, self._calls_without(one.op))
+            for one in self.unused_overrides()
+        ]
+        headings = Column("op", "name"), "policy", "device", "set by", "its calls"
+        yield Table("No call used these overrides", headings, unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
         measured = [(call, self.values.get(number, ())) for number, call in enumerate(self.calls)]
@@ -233,6 +237,20 @@ class TraceReport(Recording, Report):
         yield float8_table(measured)
         dropped = f"Calls after the first {len(self.calls):,}, which only sums and tables include: {self.dropped:,}."
         yield Listing("Not in this report", [*self.not_seen, *([dropped] if self.dropped else [])])
+
+    def _calls_without(self, op: str) -> str:
+        """Says in which state of autocast the calls of an op ran, whose override no call used."""
+        calls = [
+            call for call in self.calls if op in (call.op.removeprefix("aten::"), call.name.removeprefix("aten::"))
+        ]
+        off = sum(not call.autocast for call in calls)
+        if not calls:
+            return "none"
+        return (
+            f"{len(calls):,}, all with autocast off"
+            if off == len(calls)
+            else f"{len(calls):,}, {off:,} with autocast off"
+        )
 
     def _ops(self) -> Table:
         rows = [

@@ -302,25 +302,29 @@ def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
 # NOTE [ Modules that are never called ]
 # A policy acts on calls of its module's forward. diffusers calls the method `encode` of a VAE, which calls the modules
 # inside: the policy of the VAE itself would do nothing, in silence. So the first call of a child with autocast on looks
-# whether the module runs around it. The hooks that do so are gone after that call.
+# whether the module has run, or runs around it as compiled code. Its hooks are gone after the first call of either.
 
-#: The hooks on the children of modules with a policy, until one of the children runs.
+#: The hooks on modules with a policy and their children, until the module or a child runs.
 _watched: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
 #: PyTorch's fast paths are taken only without hooks.
 _WITH_FAST_PATHS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class _FirstCall:
-    """A forward pre-hook of a child. Copies of the child have one that changes nothing, and needs no torch_promote."""
+    """A forward pre-hook of a module with a policy, or of a child. In copies it does nothing, without torch_promote."""
 
     def __init__(self, parent: nn.Module, child: nn.Module) -> None:
         self._modules = weakref.ref(parent), weakref.ref(child)
 
     def __call__(self, child: nn.Module, args: Any) -> None:
         parent, own = (reference() for reference in self._modules)
-        if child is not own or parent is None or torch.compiler.is_dynamo_compiling() or not _enabled_devices():
+        if child is not own or parent is None or torch.compiler.is_dynamo_compiling():
+            return
+        if child is not parent and not _enabled_devices():
             return
         _unwatch(parent)
+        if child is parent:
+            return
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             running = frame.f_locals.get("self"), frame.f_locals.get("module")
@@ -344,10 +348,13 @@ class _FirstCall:
 
 def _watch(module: nn.Module) -> None:
     _unwatch(module)
-    lists = [child for child in module.children() if isinstance(child, nn.ModuleList | nn.ModuleDict)]
-    children = dict.fromkeys((*module.children(), *(child for one in lists for child in one.children())))
-    if not any(isinstance(one, _WITH_FAST_PATHS) for one in module.modules()):
-        _watched[module] = [child.register_forward_pre_hook(_FirstCall(module, child)) for child in children]
+    if any(isinstance(one, _WITH_FAST_PATHS) for one in module.modules()):
+        return
+    inside = [one for one in module.children() if isinstance(one, nn.ModuleList | nn.ModuleDict)]
+    children = [one for parent in (module, *inside) for one in parent.children() if one not in inside]
+    if children:
+        watched = dict.fromkeys((module, *children))
+        _watched[module] = [one.register_forward_pre_hook(_FirstCall(module, one)) for one in watched]
 
 
 def _unwatch(module: nn.Module) -> None:
