@@ -186,6 +186,13 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
         return Cure("", {})
+    if call.phase == "optimizer" and len(floats) > 1:
+        mixed = ", ".join(f"{one.name} {dtype_name(one.dtype)}" for one in call.inputs if _is_float(one.dtype))
+        return Cure(
+            f"A step of the optimizer got several dtypes ({mixed}). A parameter, its gradient and its states need one: "
+            "make the optimizer after the model has its dtype, and load its state with load_state_dict, which casts.",
+            {},
+        )
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
     if not on:
@@ -553,7 +560,9 @@ class _Names:
                 if not isinstance(owner, types.ModuleType):
                     return function.attr, self._tensors([function.value, *operands])
                 return getattr(owner, function.attr), self._tensors(operands)
-            return self._value(function) or "", self._tensors(operands)
+            # A method whose object stands on another line looks like a function that does not exist.
+            unknown = function.id if isinstance(function, ast.Name) else ""
+            return self._value(function) or unknown, self._tensors(operands)
         if isinstance(node, ast.BinOp):
             return _OPERATORS.get(type(node.op).__name__, ""), self._tensors([node.left, node.right])
         if isinstance(node, ast.AugAssign):
