@@ -159,6 +159,7 @@ def _use_environment() -> None:
 
 
 def _explain_run() -> None:
+    """Says at the end of a program of `torch-promote run` what did not act, and what cures the error that ended it."""
     importlib.import_module("torch_promote.regions.installation").say_unused_overrides()
     if isinstance(getattr(sys, "last_value", None), Exception):  # that nothing caught
         importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()

@@ -61,6 +61,8 @@ class TraceReport(Recording, Report):
         torch_version: PyTorch's version.
         not_seen: Computations of the block that are not in the report: sentences with a `kind` and a `count`.
         steps: The number of optimizer steps that ended in the block.
+        raised: The calls that raised, with the call inside each that raised first; of equal ones the last.
+        failure: The error that ended the block, if one of these calls raised it or its text names its cure; or None.
         nonfinite: With `values=True`, the losses that are inf or NaN, and the call that made the first of these values.
         first_nonfinite: That `Call`, or None.
         values: With `values=True`, the values of each call's results, by its number, which is its index in `calls`.
@@ -152,7 +154,7 @@ class TraceReport(Recording, Report):
         if not failure.in_call or not self.raised:
             return f"The program ended with {said}. {cure_by_text(failure.text)}"
         cure = cure_of(self.raised[-1], failure).text
-        return f"Raised by {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
+        return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 
     def _first_nonfinite(self) -> str:
         first = self.first_nonfinite
@@ -349,10 +351,10 @@ class TraceReport(Recording, Report):
 
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen" (with
-            "kind", "count", "text"), "asked" (the overrides that were asked for), "nonfinite", "sources", "states",
-            "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but inputs,
-            ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number of the call),
-            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
+            "kind", "count", "text"), "asked" (the overrides that were asked for), "failure", "nonfinite", "sources",
+            "states", "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`,
+            but inputs, ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number
+            of the call), "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
@@ -381,8 +383,8 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 #: The attributes of a report that its JSON has as they are.
 _IN_JSON = (
-    *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "nonfinite", "sources", "states"),
-    *("ends", "rng", "environment", "values", "reads", "draws"),
+    *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "failure", "nonfinite", "sources"),
+    *("states", "ends", "rng", "environment", "values", "reads", "draws"),
 )
 
 
