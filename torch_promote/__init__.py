@@ -14,6 +14,7 @@ Example:
     torch.bfloat16
 """
 
+import atexit
 import importlib
 import os
 import sys
@@ -163,8 +164,17 @@ def _use_environment() -> None:
         importlib.import_module("torch_promote.checking.crosscheck").use_environment()
     if os.environ.get("TORCH_PROMOTE_TRACED"):
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
+    if os.environ.get("TORCH_PROMOTE_ERRORS"):  # `torch-promote run` sets it
+        atexit.register(_explain_run)
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
         importlib.import_module("torch_promote.regions.installation").use_environment()
+
+
+def _explain_run() -> None:
+    """Says at the end of a program of `torch-promote run` what did not act, and what cures the error that ended it."""
+    importlib.import_module("torch_promote.regions.installation").say_unused_overrides()
+    if isinstance(getattr(sys, "last_value", None), Exception):  # that nothing caught
+        importlib.import_module("torch_promote.reading.dtype_errors").say_at_exit()
 
 
 # Last, so that the package is complete if this raises and the program goes on; the next import then raises again.

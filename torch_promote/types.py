@@ -63,8 +63,10 @@ from torch_promote.reading.explanation import ExplanationRow as ExplanationRow
 from torch_promote.recording.recording import CallGroup as CallGroup
 from torch_promote.recording.recording import Calls as Calls
 from torch_promote.recording.recording import CastGroup as CastGroup
+from torch_promote.recording.recording import Failure as Failure
 from torch_promote.recording.recording import GroupTable as GroupTable
 from torch_promote.recording.recording import OptimizerState as OptimizerState
+from torch_promote.recording.recording import Raised as Raised
 from torch_promote.recording.recording import Read as Read
 from torch_promote.recording.recording import Source as Source
 from torch_promote.recording.recording import Step as Step

@@ -55,6 +55,10 @@ inline void keep_if_traced(const PolicyTable& table) {
   }
 }
 
+// Whether a policy of a table that is not stock's has applied to an op, by number; of later numbers, nothing is known.
+constexpr size_t kNumNoted = 4096;
+inline std::array<std::atomic<bool>, kNumNoted> has_applied{};
+
 // Decides which policy of the current table applies to a call with this key set. If a device's autocast is off, stock's
 // key for it is excluded. `Op` is an OpEntry or an OpNumber.
 template <class Op>
@@ -93,6 +97,9 @@ Decision decide(const PolicyTable& table, Op op, c10::DispatchKeySet keys) {
     return decision;
   }
   keep_if_traced(table);
+  if (!decision.is_none() && static_cast<size_t>(op) < kNumNoted) {
+    has_applied[static_cast<size_t>(op)].store(true, std::memory_order_relaxed);
+  }
   return decision;
 }
 

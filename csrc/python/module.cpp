@@ -4,6 +4,7 @@
 #include "cache/check.h"
 #include "cache/persistent_casts.h"
 #include "cache/thread_casts.h"
+#include "dispatch/decision.h"
 #include "dispatch/kernels.h"
 #include "policy/policy_registry.h"
 #include "promotion/call.h"
@@ -74,6 +75,17 @@ std::pair<std::string, std::vector<std::pair<std::string, size_t>>> describe_cha
   return {kBases[static_cast<size_t>(change.base)], std::move(ops)};
 }
 
+// The ops to which a policy of a table that is not stock's has applied in this process.
+std::vector<std::string> ops_with_applied_policies() {
+  std::vector<std::string> names;
+  for (OpNumber op = 0; op < std::min<size_t>(next_op_number(), kNumNoted); ++op) {
+    if (has_applied[op].load(std::memory_order_relaxed)) {
+      names.push_back(op_name(op));
+    }
+  }
+  return names;
+}
+
 // The current policies that differ from stock's: the bytes for each device type, keyed by the op's name.
 std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
   std::map<std::string, std::vector<unsigned int>> result;
@@ -119,6 +131,7 @@ void add_policies(py::module_& m) {
       "register_change", &register_change, py::arg("overrides"), py::arg("replaces"),
       py::arg("module_tables") = py::none());
   m.def("describe_change", &describe_change);
+  m.def("ops_with_applied_policies", &ops_with_applied_policies);
   m.def("capture_policy", [] { return HeldChange{change_to(current_policy())}; });
   m.def("set_defaults", [](const HeldChange& registered, const HeldChange& policy) {
     set_defaults(registered.change, policy.change);

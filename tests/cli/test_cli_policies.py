@@ -276,3 +276,21 @@ def test_each_kind_of_difference_of_pytorch(capsys: Capture) -> None:
     assert listed["aten::no_such_op"] == {"cpu": "no such op"}
     assert listed["aten::relu"]["cuda"] == "not registered"
     assert listed["aten::mm"] == {"cpu": "registered, left to stock"}
+
+
+@pytest.mark.parametrize(
+    ("op", "line"),
+    [
+        ("linear", "linear=fp32"),
+        ("cross_entropy_loss", "cross_entropy_loss=lower"),
+        ("binary_cross_entropy", "binary_cross_entropy=fp32"),
+        ("softmax", "softmax=fp32"),
+    ],
+)
+def test_how_to_override_a_row(capsys: Capture, wide: None, op: str, line: str) -> None:
+    name, _, policy = line.partition("=")
+    expected = f'my_autocast(overrides={{"{name}": "{policy}"}}), or --override {line}'
+    assert f"to override it: {expected}\n" in shown(capsys, "--op", op)
+    assert data_of(capsys, "--op", op)["override"] == expected
+    tp.my_autocast("cpu", overrides={name: policy})
+    assert "to override it" not in shown(capsys, "--op", f"{op}*")

@@ -176,11 +176,11 @@ def test_the_options_become_variables(folder: Path, capfd: Capture, monkeypatch:
     program(
         folder / "x.py", "import os; print({k[14:]: v for k, v in os.environ.items() if k[:14] == 'TORCH_PROMOTE_'})"
     )
-    assert ran(capfd, "x.py")[1] == "{'AUTOCAST': '1'}\n"
+    assert eval(ran(capfd, "x.py")[1]) == {"AUTOCAST": "1", "ERRORS": "1"}
     monkeypatch.setenv("TORCH_PROMOTE_AUTOCAST", "0")
     monkeypatch.setenv("TORCH_PROMOTE_CACHE", "none")
     monkeypatch.setenv("TORCH_PROMOTE_OVERRIDES", "exp=fp32, mm=fp32")
-    expected = {"AUTOCAST": "1", "CACHE": "none", "OVERRIDES": "exp=fp32,mm=fp32"}
+    expected = {"AUTOCAST": "1", "ERRORS": "1", "CACHE": "none", "OVERRIDES": "exp=fp32,mm=fp32"}
     assert eval(ran(capfd, "x.py")[1]) == expected
     program(folder / "mine.toml", "format = 1\n[cpu]\nexp = 'fp32'\n")
     arguments = ["--policy", "mine.toml", "--cache", "all", "--override", "mm=fp16", "--override", "bmm=fp16"]
@@ -369,3 +369,53 @@ def test_crosscheck_leaves_the_program_the_files_that_are_open_for_it(folder: Pa
     with open(folder / "data") as file:
         os.set_inheritable(file.fileno(), True)
         assert ran(capfd, "--crosscheck", "reads.py", str(file.fileno()))[1] == "b'data'\n"
+
+
+# what a run says at its end
+
+MIXED = """
+import sys, torch
+kind, enabled = sys.argv[1], sys.argv[2:] != ["off"]
+model = torch.nn.Linear(4, 4)
+with torch.autocast("cpu", torch.bfloat16):
+    low = model(torch.ones(2, 4))
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        if kind == "scatter":
+            (
+                torch.zeros(2, 4)
+                .scatter_(0, torch.tensor([[0, 1]]), low)
+            )
+        elif kind == "norm":
+            torch.linalg.matrix_norm(low.float() @ low.float().t())
+        elif kind == "own":
+            raise ValueError("expected scalar type Half but found Float")
+print("ended")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (
+            ["x.py", "scatter"],
+            1,
+            "aten::scatter_ of low bfloat16[2, 4], at x.py:11, module (model). Where autocast is on: ",
+        ),
+        pytest.param(["--override", "scatter_=match_self", "x.py", "scatter"], 0, "", marks=pytest.mark.slow),
+        (
+            ["--override", "linalg_matrix_norm=fp32", "x.py", "norm", "off"],
+            0,
+            "the override linalg_matrix_norm=fp32 never",
+        ),
+        pytest.param(["--override", "linalg_matrix_norm=fp32", "x.py", "norm"], 0, "", marks=pytest.mark.slow),
+        pytest.param(["x.py", "own"], 1, "", marks=pytest.mark.slow),
+    ],
+    ids=["error", "cured", "off", "on", "own"],
+)
+def test_what_a_run_says_at_its_end(folder: Path, arguments: list[str], status: int, said: str, tmp_path: Path) -> None:
+    program(folder / "x.py", MIXED)
+    ended, _, err = python("-m", "torch_promote", "run", *arguments, cwd=folder, env=plain_environment())
+    assert ended == status
+    lines = [line for line in err.splitlines() if line.startswith("torch-promote: ")]
+    assert len(lines) == bool(said), err
+    assert all(line.startswith(f"torch-promote: {said}") for line in lines), err

@@ -67,7 +67,9 @@ def test_the_options_of_regions(script: Path, capfd: Capture) -> None:
     assert status == 0
     [call, _] = tp.load(script / RECORD).calls.where(op="linear")
     assert (call.policy, call.policy_source) == (CastPolicy.fp32, f"install, region at train.py:{line_of('autocast')}")
-    assert ["exp", "fp32", "cpu,", "cuda,", "xpu,", "mps", "install"] in [line.split() for line in err.splitlines()]
+    assert ["exp", "fp32", "cpu,", "cuda,", "xpu,", "mps", "install", "none"] in [
+        line.split() for line in err.splitlines()
+    ]
 
 
 def test_stock_values_and_max_calls(script: Path, capfd: Capture) -> None:

@@ -249,3 +249,29 @@ def test_a_module_named_as_an_op() -> None:
         ambiguous.explain("softmax")
     assert {row.module for row in ambiguous.explain("module=softmax").rows} == {"softmax"}
     assert {row.module for row in ambiguous.explain("op=softmax").rows} == {"softmax", "other"}
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.bias = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.bias
+
+
+def test_a_float32_bias_that_promotes_activations() -> None:
+    """The activations would stay in low precision. The sum of two activations is not advised about."""
+    model = nn.Sequential(Biased())
+    with tp.trace(model) as report, tp.my_autocast("cpu"):
+        model(X) + X
+    advice = [text for text in report.explain("0").advice if text.startswith("add=lower: ")]
+    assert advice == [
+        "add=lower: other, of float32, promotes self of bfloat16, which has more elements, to float32. To run it in "
+        'the autocast dtype: set_module_policy(model, {"0": {"add": "lower"}}).'
+    ]
+    assert len([text for text in report.explain("add").advice if text.startswith("add=lower: ")]) == 1
+    tp.set_module_policy(model, {"0": {"add": "lower"}})
+    with tp.my_autocast("cpu"):
+        assert model(X).dtype is torch.bfloat16

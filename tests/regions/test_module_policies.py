@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.comparison import assert_same
-from torch_promote import _C
+from torch_promote import _C, errors
 from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_policies import (
     module_policies,
@@ -587,3 +588,63 @@ def test_a_handle_removed_while_tables_hold_leaves_them() -> None:
     with tp.my_autocast("cpu"):
         assert model(x).dtype is torch.bfloat16
     assert "forward" not in vars(model)
+
+
+# --- modules that are never called
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2)])
+        self.head = nn.Linear(2, 2)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[0](x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(module._forward_pre_hooks) for module in model.modules() if module is not model)
+
+
+@pytest.mark.parametrize("region", [tp.my_autocast, torch.autocast])
+def test_a_policy_whose_module_is_never_called_warns_once(region: Any) -> None:
+    model = Encoder()
+    tp.set_module_policy(model, {"": "fp32"})
+    model.encode(torch.ones(1, 2))  # autocast is off: no policy acts
+    with region("cpu"):
+        with pytest.warns(errors.UnusedOverrideWarning, match="Its child 'layers.0' ran outside of such a call"):
+            assert model.encode(torch.ones(1, 2)).dtype is torch.bfloat16
+        with warnings.catch_warnings(action="error"):
+            model.encode(torch.ones(1, 2))
+            assert model(torch.ones(1, 2)).dtype is torch.float32
+    assert hooks_of(model) == 0
+
+
+@pytest.mark.parametrize("key", ["", "**"])
+def test_a_policy_that_acts_does_not_warn(key: str) -> None:
+    model = Encoder()
+    tp.set_module_policy(model, {key: "fp32"})
+    with warnings.catch_warnings(action="error"), tp.my_autocast("cpu"):
+        assert model(torch.ones(1, 2)).dtype is torch.float32
+        assert model.encode(torch.ones(1, 2)).dtype is (torch.float32 if key else torch.bfloat16)
+    if not key:
+        assert hooks_of(model) == 0
+
+
+def test_what_looks_for_the_call_goes_with_the_policy() -> None:
+    model = Encoder()
+    handle = tp.set_module_policy(model, {"": "fp32"})
+    assert hooks_of(model) == 2
+    for copied in (copy.deepcopy(model.head), pickle.loads(pickle.dumps(model.head)), copy.copy(model.head)):
+        with warnings.catch_warnings(action="error"), tp.my_autocast("cpu"):
+            assert copied(torch.ones(1, 2)).dtype is torch.bfloat16
+    assert b"torch_promote" not in pickle.dumps(model.head)
+    handle.remove()
+    assert hooks_of(model) == 0
+    transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2), 1, enable_nested_tensor=False)
+    tp.set_module_policy(transformer, {"": "fp32"})  # a hook would keep PyTorch from its fast path
+    assert hooks_of(transformer) == 0

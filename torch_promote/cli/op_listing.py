@@ -147,6 +147,10 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
     parts += _drawn_left_out(data.get("left_out", {}))
     if data.get("other_overloads"):
         parts.append(f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}")
+    named = [] if policies or pattern is None or is_pattern(pattern) else [name for name in ops if name in known]
+    if named:
+        data["override"] = _override(named[0].removeprefix("aten::").partition(".")[0], known[named[0]])
+        parts.append(f"to override it: {data['override'] or 'no policy is legal'}")
     if rows or modules:
         differences = sum(bool(row.get("stock") or row.get("running_torch_differs")) for row in rows)
         what = f"{asked}, compared with stock" if policies else f"the op table, compared with torch {torch.__version__}"
@@ -316,12 +320,20 @@ def _promotion(overloads: Sequence[str]) -> str:
     return _PROMOTION.get(entry.terms[0].rule, f"{kind}; the reference's rule for its result: {entry}.")
 
 
-def _override(op: str) -> str | None:
-    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it."""
+def _override(op: str, row: Row | None = None) -> str | None:
+    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it.
+
+    For a row, the policy is not the one that it has on the CPU or on CUDA; float32 for an op that is banned.
+    """
+    had = set() if row is None or CastPolicy.banned in (row.cpu, row.cuda) else {row.cpu, row.cuda}
     for policy in ("fp32", "fp16", "match_self", "keep"):
+        if CastPolicy(policy) in had:
+            continue
         with contextlib.suppress(PolicyError):
             parse_overrides({op: policy})
-            return f'my_autocast(overrides={{"{op}": "{policy}"}})'
+            short = {"fp16": "lower"}.get(policy, policy) if row is not None else policy
+            call = f'my_autocast(overrides={{"{op}": "{short}"}})'
+            return call if row is None else f"{call}, or --override {op}={short}"
     return None
 
 

@@ -44,6 +44,9 @@ can set yourself: TORCH_PROMOTE_AUTOCAST=1, TORCH_PROMOTE_POLICY=cuda,
 TORCH_PROMOTE_OVERRIDES=exp=fp32,mm=fp32, TORCH_PROMOTE_CACHE=persistent.
 An option takes precedence over its variable; overrides are added.
 
+If an error about dtypes ends the program, a line after its traceback names the
+call, its tensors and what cures it; `trace` tries the cure.
+
 --crosscheck checks the thread that imports PyTorch first, its backward passes,
 and the same in child processes. The report goes to stderr.
 
@@ -73,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     See NOTE [ A fresh interpreter ] in user_program.py.
     """
     command, variables, info = prepare(arguments)
+    variables["TORCH_PROMOTE_ERRORS"] = "1"
     if arguments.verbose:
         say(f"torch-promote: {info}")
     if arguments.crosscheck is not None:

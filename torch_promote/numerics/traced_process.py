@@ -13,6 +13,7 @@ import json
 import multiprocessing.util
 import os
 import shutil
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,8 @@ class _Process:
         block, self._block = self._block, None
         if block is not None:
             with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
-                block.__exit__(None, None, None)
+                error = getattr(sys, "last_value", None) if self._tracer is not None else None
+                block.__exit__(None if error is None else type(error), error, None)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1

@@ -39,6 +39,7 @@ __all__ = [
     "calling_line",
     "describe_arguments",
     "innermost_line",
+    "is_of_program",
     "is_ours",
     "is_parameter_made",
     "place",
@@ -76,6 +77,11 @@ def _is_between(file: str) -> bool:
 def is_ours(frame: FrameType) -> bool:
     """Whether a frame runs code of this package."""
     return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def is_of_program(frame: FrameType) -> bool:
+    """Whether a frame runs code that belongs neither to PyTorch nor to this package."""
+    return not _is_between(frame.f_code.co_filename)
 
 
 def describe_arguments(args: Sequence[Any]) -> str:

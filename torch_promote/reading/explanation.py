@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import Call
+from torch_promote.observe.call import Call, TensorInfo
+from torch_promote.observe.ops import facts_of
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.findings import is_delicate, savings
 from torch_promote.recording.recording import CallGroup, Place
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
     Column,
@@ -154,6 +158,11 @@ class _Explainer:
         self.report, self.kind, self.name = report, kind, name
         first = report.first_nonfinite
         self.first_nonfinite = first if first is not None and wants((first.name, first.module, first.line)) else None
+        self.raised = [
+            one
+            for one in report.raised
+            if any(wants((call.name, call.module, call.line)) for call in dict.fromkeys(one))
+        ]
         self.whole = CallGroup("")
         self.groups: dict[tuple[str, str], CallGroup] = {}
         self.lines: Counter[str] = Counter()
@@ -228,9 +237,16 @@ class _Explainer:
         yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
         yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
         yield "raised", f"{whole.errors:,}" if whole.errors else ""
+        yield "raised last", describe_raised(self.raised[-1]) if self.raised else ""
 
     def _advice(self) -> Iterator[str]:
         """Yields the suggested changes: of policies, then of the cache."""
+        if self.raised:
+            last, failure = self.raised[-1], self.report.failure
+            ended = failure is not None and failure.in_call and last == self.report.raised[-1]
+            cure = cure_of(last, failure if ended else None).text
+            if cure:
+                yield f"What cures the error: {cure}"
         if self.first_nonfinite is not None:
             yield "tp.find_nonfinite() tells whether the dtype of that call is to blame, and finds a policy for it."
         backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
@@ -241,9 +257,28 @@ class _Explainer:
             )
         others = (self._other_policy(op) for op, group in self.ops.items() if group.policies and op not in backward)
         yield from islice(filter(None, others), _ADVISED)
+        yield from islice(self._promoting(), _ADVISED)
         for one in savings(self.stored):
             if "cache=" in one.remedy:
                 yield f"{one.remedy}: {one.casts:,} casts ({size(one.bytes)}). {one.effect}"
+
+    def _promoting(self) -> Iterator[str]:
+        """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
+        found: dict[tuple[str, str], Call] = {}
+        for call in self.stored:
+            if call.phase == "forward" and call.autocast and call.policy is None and _promotes(call):
+                found.setdefault((call.name, call.module), call)
+        for (op, module), call in found.items():
+            wide = max((one for one in call.inputs if one.dtype is torch.float32), key=lambda one: _elements(one))
+            lower = next(one for one in call.inputs if _is_low(one.dtype))
+            if _elements(wide) >= _elements(lower) or why_illegal(op, CastPolicy.lower_precision_fp) is not None:
+                continue
+            code = self._code(op, module, "lower", in_backward=False)
+            yield (
+                f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
+                f"of {dtype_name(lower.dtype)}, which has more elements, to float32. To run it in the autocast dtype: "
+                f"{code}."
+            )
 
     def _other_policy(self, op: str) -> str:
         group = self.ops[op]
@@ -261,16 +296,21 @@ class _Explainer:
             return ""
         if why_illegal(op, CastPolicy(other)) is not None:  # such as an op of a library that is not imported
             return ""
-        key = op.partition(".")[0].removeprefix("aten::")
         modules = {module for name, module in self.groups if name == op}
         path = self.name if self.kind == "module" else modules.pop() if len(modules) == 1 else ""
-        # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
-        # named after their class.
+        return f"To run {op} {effect}: {self._code(op, path, other, 'backward' in group.phases)}."
+
+    def _code(self, op: str, path: str, policy: str, in_backward: bool) -> str:
+        """The code that gives an op a policy, in a module if it can have one.
+
+        A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
+        named after their class.
+        """
+        key = op.partition(".")[0].removeprefix("aten::")
         has_one = any(f'module policy "{path}"' in text for text in self.whole.policies)
-        code = f'my_autocast(overrides={{"{key}": "{other}"}})'
-        if path and not has_one and not path[0].isupper() and "backward" not in group.phases:
-            code = f'set_module_policy(model, {{"{path}": {{"{key}": "{other}"}}}})'
-        return f"To run {op} {effect}: {code}."
+        if path and not has_one and not path[0].isupper() and not in_backward:
+            return f'set_module_policy(model, {{"{path}": {{"{key}": "{policy}"}}}})'
+        return f'my_autocast(overrides={{"{key}": "{policy}"}})'
 
 
 def describe_call(call: Call, report: Recording) -> str:
@@ -280,6 +320,21 @@ def describe_call(call: Call, report: Recording) -> str:
     shares = [f"{percent(share[name])} {shown}" for name, shown in (("nans", "NaN"), ("infs", "inf")) if share[name]]
     place = call.name, call.phase, module_name(call.module), short_line(call.line), f"step {step:,}"
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
+
+
+def _promotes(call: Call) -> bool:
+    """Whether a call had a float32 operand and one of lower precision, and returned float32."""
+    dtypes = {one.dtype for one in call.inputs}
+    is_wide = bool(call.outputs) and call.outputs[0].dtype is torch.float32
+    return is_wide and torch.float32 in dtypes and any(map(_is_low, dtypes)) and facts_of(call.name).promotes(dtypes)
+
+
+def _is_low(dtype: torch.dtype) -> bool:
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def _elements(info: TensorInfo) -> int:
+    return math.prod(info.shape)
 
 
 def _short(text: str) -> str:

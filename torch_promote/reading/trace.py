@@ -17,6 +17,7 @@ from torch_promote.observe.observer import CallObserver, OpenCall, observe
 from torch_promote.observe.ops import can_be_read, unnoticed
 from torch_promote.observe.places import RunningModules, check_model
 from torch_promote.observe.surroundings import watch_steps
+from torch_promote.reading.dtype_errors import failure_of
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
 from torch_promote.recording.recorder import Recorder, loss_of
@@ -148,8 +149,9 @@ class Tracer:
             raise
         return self.report
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         report = self.report
+        report.failure = failure_of(error, report.raised)
         try:
             self._block.close()
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self, get_args
 
@@ -11,6 +12,7 @@ from torch_promote.errors import OptionError, check_path, explains_arguments
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, describe_raised
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
@@ -46,6 +48,9 @@ __all__ = ["TraceReport", "diff", "load"]
 
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
+#: The number of errors that the program has handled, in a report.
+_ERRORS_SHOWN = 3
+
 
 class TraceReport(Recording, Report):
     """The report of `trace`: its calls, their sums, and methods to query and save them.
@@ -57,6 +62,8 @@ class TraceReport(Recording, Report):
         torch_version: PyTorch's version.
         not_seen: Computations of the block that are not in the report: sentences with a `kind` and a `count`.
         steps: The number of optimizer steps that ended in the block.
+        raised: The calls that raised, with the call inside each that raised first; of equal ones the last.
+        failure: The error that ended the block, if one of these calls raised it or its text names its cure; or None.
         nonfinite: The losses that are inf or NaN, and with `values=True` the call that made the first of these values.
             A loss is a tensor on which `backward()` is called; with `where="casts"` and no values, none is seen.
         first_nonfinite: That `Call`, or None.
@@ -131,12 +138,25 @@ class TraceReport(Recording, Report):
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
         steps = f", optimizer steps: {self.steps:,}" if self.steps else ""
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
+        if self.failure is not None:
+            verdict = f"{self._failed()} {self._verdict()}"
+            return Content(f"{title}, an error", verdict, list(self._facts()), list(self._parts()), good=False)
         losses = self.nonfinite.about_losses(self.steps)
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
             return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
         verdict = f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()} {self._verdict()}"
         return Content(f"{title}, {what}", verdict, list(self._facts()), list(self._parts()), good=False)
+
+    def _failed(self) -> str:
+        """What ended the program, and what cures it."""
+        failure = self.failure
+        assert failure is not None
+        said = textwrap.shorten(failure.text, 200).rstrip(".")
+        if not failure.in_call or not self.raised:
+            return f"The program ended with {said}. {cure_by_text(failure.text)}"
+        cure = cure_of(self.raised[-1], failure).text
+        return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 
     def _first_nonfinite(self) -> str:
         first = self.first_nonfinite
@@ -206,8 +226,16 @@ class TraceReport(Recording, Report):
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
-        unused = [(one.op, one.policy, one.device, one.policy_source) for one in self.unused_overrides()]
-        yield Table("No call used these overrides", (Column("op", "name"), "policy", "device", "set by"), unused)
+        ended = self.failure is not None and self.failure.in_call
+        others = self.raised[: len(self.raised) - ended]
+        cures = [(describe_raised(one), cure_of(one).text or None) for one in reversed(others[-_ERRORS_SHOWN:])]
+        yield Table("Calls that raised", ("call", "what cures it"), cures)
+        unused = [
+            (one.op, one.policy, one.device, one.policy_source, self._calls_without(one.op))
+            for one in self.unused_overrides()
+        ]
+        headings = Column("op", "name"), "policy", "device", "set by", "its calls"
+        yield Table("No call used these overrides", headings, unused)
         yield casts_chart(self.by_module())
         yield dtypes_chart(self)
         measured = [(call, self.values.get(number, ())) for number, call in enumerate(self.calls)]
@@ -217,6 +245,20 @@ class TraceReport(Recording, Report):
         yield float8_table(measured)
         dropped = f"Calls after the first {len(self.calls):,}, which only sums and tables include: {self.dropped:,}."
         yield Listing("Not in this report", [*self.not_seen, *([dropped] if self.dropped else [])])
+
+    def _calls_without(self, op: str) -> str:
+        """Says in which state of autocast the calls of an op ran, whose override no call used."""
+        calls = [
+            call for call in self.calls if op in (call.op.removeprefix("aten::"), call.name.removeprefix("aten::"))
+        ]
+        off = sum(not call.autocast for call in calls)
+        if not calls:
+            return "none"
+        return (
+            f"{len(calls):,}, all with autocast off"
+            if off == len(calls)
+            else f"{len(calls):,}, {off:,} with autocast off"
+        )
 
     def _ops(self) -> Iterator[Table]:
         """The table of the ops, and for the page what it sums up in a row."""
@@ -328,10 +370,10 @@ class TraceReport(Recording, Report):
 
         Returns:
             A dict with "format", "version", "torch_version", "steps", "dropped", "device_names", "not_seen" (with
-            "kind", "count", "text"), "asked" (the overrides that were asked for), "nonfinite", "sources", "states",
-            "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`, but inputs,
-            ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number of the call),
-            "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
+            "kind", "count", "text"), "asked" (the overrides that were asked for), "failure", "nonfinite", "sources",
+            "states", "ends", "rng", "environment", "totals" (of all calls), "tensors", "calls" (as in `Call.to_dict`,
+            but inputs, ran_with and outputs are indices into "tensors"), "values", "reads" and "draws" (by the number
+            of the call), "groups" (the calls by op, module and line) and "casts" (by argument, op, module and line).
         """
         tensors: dict[TensorInfo, int] = {}
         calls = [call.to_dict(lambda info: tensors.setdefault(info, len(tensors))) for call in list(self.calls)]
@@ -360,8 +402,8 @@ def _without_key(group: dict[str, Any]) -> dict[str, Any]:
 
 #: The attributes of a report that its JSON has as they are.
 _IN_JSON = (
-    *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "nonfinite", "sources", "states"),
-    *("ends", "rng", "environment", "values", "reads", "draws"),
+    *("torch_version", "steps", "dropped", "device_names", "not_seen", "asked", "failure", "nonfinite", "sources"),
+    *("states", "ends", "rng", "environment", "values", "reads", "draws"),
 )
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from torch_promote.errors import OptionError
 from torch_promote.observe.call import TENSORS, Call, TensorInfo, Unseen, arguments_of
 from torch_promote.recording import SUFFIX
-from torch_promote.recording.recording import OptimizerState, Read, Recording, Source, Step
+from torch_promote.recording.recording import Failure, OptimizerState, Read, Recording, Source, Step
 from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.report.codec import decode, decode_record, encode
 
@@ -256,6 +256,7 @@ _END = {
     "not_seen": list[Unseen],
     "nonfinite": NonfiniteValues,
     "asked": list[Any],
+    "failure": Failure | None,
 }
 #: The fields of an override that was asked for.
 _ASKED = {**dict.fromkeys(("op", "device", "policy", "policy_source"), str), "used": bool}
@@ -316,7 +317,7 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
         setattr(report, name, value)
     end = _Reader(report).read(lines[1:])
     _check(report)
-    for name, value in decode_record(_END, end).items() if end is not None else ():
+    for name, value in decode_record(_END, {"failure": None, **end}).items() if end is not None else ():
         setattr(report, name, value)
     report.asked = [decode_record(_ASKED, one) for one in report.asked]
     first = report.nonfinite.first_call

@@ -24,9 +24,11 @@ __all__ = [
     "CallGroup",
     "Calls",
     "CastGroup",
+    "Failure",
     "GroupTable",
     "OptimizerState",
     "Place",
+    "Raised",
     "Read",
     "Recording",
     "Source",
@@ -260,6 +262,33 @@ class GroupTable(list[CallGroup]):
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
+class Raised(NamedTuple):
+    """A call that raised.
+
+    Attributes:
+        call: The call that the program made.
+        first: The call in it that raised first; `call` itself, if none in it did.
+    """
+
+    call: Call
+    first: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error that ended a block or a program.
+
+    Attributes:
+        text: Its class and its text.
+        function: The method of a torch.autograd.Function in which it was raised: "Scale.backward"; "" if in none.
+        in_call: Whether the last call that raised has raised it.
+    """
+
+    text: str
+    function: str = ""
+    in_call: bool = True
+
+
 Place: TypeAlias = tuple[str, str, str]
 """An op's name with its overload, a module's path, a line."""
 
@@ -357,6 +386,9 @@ class Recording:
         self.ends: list[Step] = []
         self.rng: dict[str, str] = {}
         self.environment: dict[str, str] = {}
+        self.failure: Failure | None = None
+        self._raised: dict[tuple[str, ...], Raised] = {}  # of equal ones the last; in the order of the last
+        self._raising: dict[int, Call] = {}  # by thread, of an open call of the program
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
         self._casts_by_place: dict[tuple[str, ...], CastGroup] = {}
@@ -366,12 +398,29 @@ class Recording:
     def add(self, call: Call) -> int:
         """Adds a call; for the tracer. Returns its number, which is its index in `calls` if it is stored there."""
         with recording_lock:
+            if call.error or self._raising:
+                self._note_error(call)
             if len(self.calls) < self._max_calls:
                 self.calls.append(call)
                 return len(self.calls) - 1
             self._sum_up(call)
             self.dropped += 1
             return self._max_calls + self.dropped - 1
+
+    def _note_error(self, call: Call) -> None:
+        """Keeps a call of the program that raised, with the call inside that raised first."""
+        first = self._raising.setdefault(call.thread, call) if call.error else call
+        if call.own:
+            self._raising.pop(call.thread, None)  # of a call that has not raised, too: it has handled the error
+        if call.own and call.error:
+            key = call.name, call.module, call.line, call.dtypes
+            self._raised.pop(key, None)
+            self._raised[key] = Raised(call, first)
+
+    @property
+    def raised(self) -> list[Raised]:
+        """The calls that raised, of equal ones the last, the last of all at the end."""
+        return list(self._raised.values())
 
     def values_of(self, call: Call) -> tuple[Values, ...]:
         """Returns the values of the results of one of `calls`, in the order of `Call.outputs`; () without values.

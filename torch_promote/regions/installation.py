@@ -32,8 +32,9 @@ from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import keeps_stock_autocast
 from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
 from torch_promote.integrations.export import record_enter, record_exit
-from torch_promote.policy.op_table import DEVICE_TYPES, OpPolicy
-from torch_promote.policy.overrides import parse_overrides, spell_overrides
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, OpPolicy
+from torch_promote.policy.overrides import parse_overrides, select, spell_overrides
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions import defaults
 from torch_promote.regions.autocast import CacheMode, allows_cache, number_of_applied, policy_change, read_policy
@@ -50,6 +51,7 @@ __all__ = [
     "install",
     "installed",
     "join_overrides",
+    "say_unused_overrides",
     "split_overrides",
     "stock_autocast",
     "use_environment",
@@ -494,6 +496,31 @@ def use_environment() -> Installation | None:
         return install(overrides=asked_overrides(), cache=cast(CacheMode, cache) or None)
     except OptionError as error:
         raise OptionError(f"the environment variable {CACHE} is {cache!r}: {error}") from None
+
+
+def say_unused_overrides() -> None:
+    """At the end of `torch-promote run --override`: says on stderr which overrides of the command line never acted."""
+    installation = installed()
+    entered = [key for one in _installations for key in one._specs]  # of the regions that the program has entered
+    if installation is None or not entered:  # such as the process of a launcher
+        return
+    applied, unused = set(_C.ops_with_applied_policies()), []
+    for op, spelled in asked_overrides().items():
+        policy, overloads = select(op, spelled)
+        # Of one that says what PyTorch's table says, nothing is known.
+        changes = any(stock_policy(name, device) is not policy for name in overloads for device, *_ in entered)
+        if changes and policy is not CastPolicy.fallthrough and applied.isdisjoint(overloads):
+            unused.append(f"{op}={spelled}")
+    if not unused:
+        return
+    why = (
+        "The op did not run, ran where autocast is off (outside of regions, or in one with enabled=False), or was "
+        "called by another op that autocast casts."
+    )
+    if not any(enabled for _, _, enabled, _ in entered):
+        why = "All regions of the program were disabled (enabled=False)."
+    text = f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls."
+    print(text, file=sys.stderr, flush=True)
 
 
 def asked_overrides() -> dict[str, str]:

@@ -22,8 +22,11 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +34,7 @@ import torch.fx
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from torch_promote.errors import PolicyError, RegionError
+from torch_promote.errors import PolicyError, RegionError, UnusedOverrideWarning
 from torch_promote.extension import RegionSpec, number_in_force
 from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
@@ -293,6 +296,70 @@ def attach(module: nn.Module, policy: ModulePolicy | None) -> None:
         return
     module.__dict__[_ATTRIBUTE] = policy
     _prepare(module)
+    _watch(module)
+
+
+# NOTE [ Modules that are never called ]
+# A policy acts on calls of its module's forward. diffusers calls the method `encode` of a VAE, which calls the modules
+# inside: the policy of the VAE itself would do nothing, in silence. So the first call of a child with autocast on looks
+# whether the module has run, or runs around it as compiled code. Its hooks are gone after the first call of either.
+
+#: The hooks on modules with a policy and their children, until the module or a child runs.
+_watched: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+#: PyTorch's fast paths are taken only without hooks.
+_WITH_FAST_PATHS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+class _FirstCall:
+    """A forward pre-hook of a module with a policy, or of a child. In copies it does nothing, without torch_promote."""
+
+    def __init__(self, parent: nn.Module, child: nn.Module) -> None:
+        self._modules = weakref.ref(parent), weakref.ref(child)
+
+    def __call__(self, child: nn.Module, args: Any) -> None:
+        parent, own = (reference() for reference in self._modules)
+        if child is not own or parent is None or torch.compiler.is_dynamo_compiling():
+            return
+        if child is not parent and not _enabled_devices():
+            return
+        _unwatch(parent)
+        if child is parent:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            running = frame.f_locals.get("self"), frame.f_locals.get("module")
+            if frame.f_code.co_name in ("forward", "_call_impl", "run_under") and any(one is parent for one in running):
+                return
+            frame = frame.f_back
+        if policy_of(child) is None and policy_of(parent) is not None:
+            name = next((name for name, module in parent.named_modules() if module is child), "")
+            warnings.warn(
+                f"The policy {policy_of(parent)} of a module of type {type(parent).__name__} acts on calls of its "
+                f"forward. Its child {name!r} ran outside of such a call, so the policy did not act there: something "
+                f"calls a method such as encode, or the child. Give the children the policy: set_module_policy(model, "
+                f'{{"**": ...}}), or their names.',
+                UnusedOverrideWarning,
+                stacklevel=2,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ({}, "get")
+
+
+def _watch(module: nn.Module) -> None:
+    _unwatch(module)
+    if any(isinstance(one, _WITH_FAST_PATHS) for one in module.modules()):
+        return
+    inside = [one for one in module.children() if isinstance(one, nn.ModuleList | nn.ModuleDict)]
+    children = [one for parent in (module, *inside) for one in parent.children() if one not in inside]
+    if children:
+        watched = dict.fromkeys((module, *children))
+        _watched[module] = [one.register_forward_pre_hook(_FirstCall(module, one)) for one in watched]
+
+
+def _unwatch(module: nn.Module) -> None:
+    for hook in _watched.pop(module, ()):
+        hook.remove()
 
 
 def attach_table(module: nn.Module, number: int, policy: ModulePolicy) -> None:
@@ -370,6 +437,7 @@ def _own_forward(module: nn.Module) -> None:
 def detach(module: nn.Module) -> None:
     """Removes the module's policy, if any. A captured forward then runs as if there had been none."""
     attributes = module.__dict__
+    _unwatch(module)
     if attributes.pop(_ATTRIBUTE, None) is not None and _TABLES not in attributes:
         _restore(attributes, module)
 

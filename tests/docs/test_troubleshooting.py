@@ -1,0 +1,127 @@
+"""docs/troubleshooting.md, "An op got two dtypes": each line raises its text, its cure passes, and tools name both."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import torch_promote as tp
+from helpers.doc_blocks import ROOT, blocks
+from torch_promote.reading.dtype_errors import cure_by_text, cure_of, say_at_exit
+from torch_promote.reading.trace_report import TraceReport
+
+PAGE = "docs/troubleshooting.md"
+PRELUDE = next(block.text for block in blocks() if block.page == PAGE and "GradScaler" in block.text)
+
+
+class Row(NamedTuple):
+    section: str
+    text: str
+    code: str
+    cure: str
+
+    def __str__(self) -> str:
+        return self.code
+
+
+def rows() -> list[Row]:
+    found, section = [], ""
+    for line in (ROOT / PAGE).read_text(encoding="utf-8").splitlines():
+        if line.startswith("**"):
+            section = line.partition("**")[2].partition("**")[0]
+        cells = re.fullmatch(r"\| (`+)(.+?)\1 \| `(.+?)` \| `(.+?)` \|", line)
+        if cells and section:
+            found.append(Row(section, cells[2], cells[3], cells[4]))
+    return found
+
+
+ROWS = rows()
+OVERRIDES = [row for row in ROWS if re.fullmatch(r"\w+=\w+", row.cure)]
+
+
+@contextlib.contextmanager
+def region(row: Row, overrides: dict[str, str]) -> Iterator[None]:
+    if not row.section.startswith("In a region"):
+        yield
+        return
+    with tp.my_autocast("cpu", overrides=overrides):
+        yield
+
+
+def execute(row: Row, code: str, overrides: dict[str, str] | None = None) -> None:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(PRELUDE, names)
+    with region(row, overrides or {}):
+        exec(compile(code, "program.py", "exec"), names)
+
+
+def error_of(row: Row) -> Exception:
+    with pytest.raises(Exception, match=re.escape(row.text)) as error:
+        execute(row, row.code)
+    return error.value
+
+
+def raised(row: Row) -> TraceReport:
+    """A trace of the line, which raises its text."""
+    with pytest.raises(Exception, match=re.escape(row.text)), tp.trace() as report:
+        execute(row, row.code)
+    assert isinstance(report, TraceReport)
+    return report
+
+
+def test_the_tables_are_whole() -> None:
+    assert len(ROWS) == sum(line.startswith("| `") for line in (ROOT / PAGE).read_text(encoding="utf-8").splitlines())
+    assert len({row.text for row in ROWS}) > 40
+    assert len(OVERRIDES) > 20
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_line_raises_its_text_and_its_cure_passes(row: Row) -> None:
+    report = raised(row)
+    failure = report.failure
+    assert failure is not None
+    said = report.content()
+    assert said.good is False
+    if row not in OVERRIDES:
+        execute(row, row.cure)
+        if failure.in_call:
+            assert "What cures it: " in said.verdict
+            assert not cure_of(report.raised[-1], failure).overrides
+        else:  # no op has raised
+            assert said.verdict.startswith(f"The program ended with {failure.text.partition(':')[0]}: ")
+            assert cure_by_text(failure.text) in said.verdict
+        return
+    op, _, policy = row.cure.partition("=")
+    execute(row, row.code, {op: policy})
+    cure = cure_of(report.raised[-1], failure)
+    assert (cure.overrides, cure.tried) == ({op: policy}, True), said.verdict
+    assert f"--override {row.cure}, in code" in said.verdict
+    explained = report.explain(f"op={report.raised[-1].call.op}")
+    assert f"What cures the error: --override {row.cure}" in explained.advice[0]
+    assert "raised last" in dict(explained.facts)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_what_run_says_is_in_the_table(
+    row: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` observes nothing: it reads the call from the traceback, and has not tried the cure."""
+    monkeypatch.setitem(linecache.cache, "program.py", (len(row.code), None, [row.code], "program.py"))
+    monkeypatch.setattr("sys.last_value", error_of(row), raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert said.startswith("torch-promote: ")
+    assert said.count("\n") == 1
+    assert "program.py:1" in said
+    if row in OVERRIDES:
+        assert f"--override {row.cure}," in said
+        assert "(not tried)" in said
+    else:
+        assert "--override" not in said or "Where autocast is on: --override" in said

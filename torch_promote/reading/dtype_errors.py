@@ -1,0 +1,615 @@
+"""What a program that raised is told: the call that raised first, its tensors, and what cures it.
+
+NOTE [ How a cure is found ]
+`trace` has the record of the call. The call is made again, on tensors of the same dtypes and shapes with made-up
+values: as the program made it, it has to raise the same error, and under an override, it has to pass. Only then is the
+override said to be tried. A call that cannot be made again (a backward, a library's op, a sparse or a large tensor,
+a device that is not here) gets the first override that its schema and its dtypes allow, and the text says that it was not tried.
+
+`run` observes no calls. When an error has ended the program, it reads the expression that raised, and the tensors in
+it, from the traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import itertools
+import linecache
+import re
+import sys
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_promote.errors import PolicyError
+from torch_promote.observe.call import AUTOCAST_OFF, Call, TensorInfo
+from torch_promote.observe.places import RunningModules, is_of_program, shown_line
+from torch_promote.policy.named_policies import stock_policy
+from torch_promote.policy.op_names import find_overloads
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
+from torch_promote.policy.overrides import parse_overrides
+from torch_promote.recording.recording import Failure, Raised
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.installation import installed
+from torch_promote.report.base import module_name, short_line
+
+__all__ = ["Cure", "cure_by_text", "cure_of", "describe_raised", "failure_of", "say_at_exit"]
+
+#: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
+_BY_TEXT = {
+    r"Attempting to unscale FP16 gradients": (
+        "The parameters are float16, and GradScaler needs float32 ones. Keep the model in float32, and let autocast "
+        "cast: no model.half(), and no dtype=torch.float16 where it is loaded."
+    ),
+    r"unscale_\(\) has already been called": (
+        "Call scaler.unscale_(optimizer) once before each scaler.step(optimizer), and scaler.update() after it. With "
+        "accumulated gradients, call it only where the optimizer steps."
+    ),
+    r"unscale_\(\) is being called after step\(\)": (
+        "The order is scaler.unscale_(optimizer), clip, scaler.step(optimizer), scaler.update()."
+    ),
+    r"step\(\) has already been called since the last": "Call scaler.update() after each scaler.step(optimizer).",
+    r"No inf checks were recorded for this optimizer": (
+        "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
+        "after it; check that the optimizer has the parameters of this model, and that they require gradients."
+    ),
+    r"Got unsupported ScalarType BFloat16": "NumPy has no bfloat16. Write x.float().numpy().",
+    r"attempting to assign a gradient with dtype|assigned grad has data of a different type": (
+        "A gradient has the dtype of its parameter. Write p.grad = grad.to(p.dtype)."
+    ),
+    r"saved during the original forward and recomputation|have different metadata than during the forward pass": (
+        "The recomputation of the checkpoint ran other ops, or other dtypes, than the forward. What it reads has "
+        "changed in between: a table that the module keeps in another dtype after its first use, the dtype of the "
+        "weights, or a policy. Compute it in one dtype, before the checkpoint."
+    ),
+    r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
+        "The op writes floating numbers to a tensor of integers. Make that tensor floating, or write x = x * y in "
+        "place of x *= y."
+    ),
+    r"expected target dtype to be Long|expected scalar type Long but found": (
+        "Indices of classes are integers: target.long()."
+    ),
+    r"following scalar types: Long, Int|tensors used as indices must be|only applicable to index tensor": (
+        "Indices are integers: indices.long(). A conversion of the whole batch, such as batch.to(dtype), has to leave "
+        "them out."
+    ),
+    r"Found dtype (Long|Int|Short|Char|Byte|Bool) but expected": "The target of this loss is floating: target.float().",
+    r"expected condition to be a boolean tensor": "A condition is a tensor of bools: mask.bool().",
+    r"not implemented for 'Float8|not supported for Float8": (
+        "PyTorch stores numbers in float8, and this op does not compute in it: x.to(torch.bfloat16) first."
+    ),
+    r"RNN input dtype .* does not match weight dtype": (
+        "Autocast is off there, and the input has another dtype than the weights. Pass input.to(weight.dtype), or run "
+        "the module in an autocast region."
+    ),
+    r"Only Tensors of floating point and complex dtype can require gradients": (
+        "Integers have no gradient: make the tensor floating, or a buffer (register_buffer)."
+    ),
+}
+#: Errors of kernels and checks that need a wider dtype, so that float32 comes first among the overrides.
+_NEEDS_FLOAT32 = re.compile(
+    r"not implemented for '(Half|BFloat16)'|Low precision dtypes|either float or double|Unsupported dtype|primitive "
+    r"descriptor|other than float and double|of float, double|Half, Float or Double|half, float and double|is banned|"
+    r"unsafe to autocast"
+)
+#: The most elements of the tensors of a call that is made again.
+_MOST_ELEMENTS = 1 << 24
+#: The ops of operators, by the class of the syntax tree.
+_OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "MatMult": "matmul", "Pow": "pow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """What cures an error.
+
+    Attributes:
+        text: What to do, in sentences; "" if nothing is known.
+        overrides: The override that cures it, for `my_autocast` or `--override`; empty if none does.
+        tried: Whether the call was made again under the override, and passed.
+    """
+
+    text: str
+    overrides: Mapping[str, str]
+    tried: bool = False
+
+
+def failure_of(error: BaseException | None, raised: Iterable[Raised]) -> Failure | None:
+    """Returns what an error that ends a block or a program says, if it is that of the last call that raised.
+
+    An error that another one wraps counts, too. Those of other calls were handled.
+    """
+    last = next(reversed(list(raised)), None)
+    while error is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)}
+        in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
+        found = last is not None and (
+            (last.call.phase == "backward" and in_backward)
+            or any(last.call.line and line.endswith(last.call.line) for line in lines)
+        )
+        text = f"{type(error).__name__}: {error}"
+        if found or cure_by_text(text):
+            return Failure(text[:500], _custom_function(frames), found)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _custom_function(frames: Sequence[types.FrameType]) -> str:
+    """The backward, or forward, of an autograd.Function that the frames are in: "Scale.backward"; "" if none."""
+    for outer, inner in itertools.pairwise(frames):
+        file = outer.f_code.co_filename
+        if outer.f_code.co_name == "apply" and file.endswith("function.py") and "autograd" in file:
+            return getattr(inner.f_code, "co_qualname", inner.f_code.co_name)
+    return ""
+
+
+def describe_raised(raised: Raised) -> str:
+    """Returns the call that raised, with its tensors and its place."""
+    call, first = raised
+    inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
+    autocast = ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in call.autocast)
+    policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
+    place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
+    return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
+
+
+def _tensors(infos: Sequence[TensorInfo]) -> str:
+    shown = [f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos[:6]]
+    return ", ".join(shown) + f", and {len(infos) - 6} more" * (len(infos) > 6)
+
+
+def cure_by_text(text: str) -> str:
+    """Returns what cures an error whose text says the cause; "" for any other."""
+    return next((cure for pattern, cure in _BY_TEXT.items() if re.search(pattern, text)), "")
+
+
+@functools.lru_cache(maxsize=64)
+def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
+    """Returns what cures the error of a call; see NOTE [ How a cure is found ]."""
+    call, text = raised.call, "" if failure is None else failure.text
+    known = cure_by_text(text)
+    if known:
+        return Cure(known, {})
+    in_function = "" if failure is None else failure.function
+    if call.phase == "backward" and not call.autocast:
+        return Cure(_of_a_backward(raised.first.inputs, in_function), {})
+    floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
+    if not floats:
+        return Cure("", {})
+    if call.phase == "optimizer" and len(floats) > 1:
+        mixed = ", ".join(f"{one.name} {dtype_name(one.dtype)}" for one in call.inputs if _is_float(one.dtype))
+        return Cure(
+            f"A step of the optimizer got several dtypes ({mixed}). A parameter, its gradient and its states need one: "
+            "make the optimizer after the model has its dtype, and load its state with load_state_dict, which casts.",
+            {},
+        )
+    devices = {one.device.partition(":")[0] for one in call.inputs}
+    on = [dtype for device, dtype in call.autocast if device in devices]
+    if not on:
+        return _with_autocast_off(call, text)
+    again = _outcome(call, _in_force(call))
+    repeats = bool(again) and (not text or _alike(str(again), text))
+    for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
+        if not repeats:
+            if not (_is_about_dtypes(text) if text else len(floats) > 1):
+                break
+            return Cure(_override(key, policy, tried=False), {key: policy})
+        if _outcome(call, {**_in_force(call), key: policy}) == "":
+            return Cure(_override(key, policy, tried=True), {key: policy}, tried=True)
+    if torch.float64 in floats and len(floats) > 1:
+        doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
+        return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
+    by_hand, cast = _by_hand(call.inputs)
+    if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
+        return Cure("No cast policy cures it." if _is_about_dtypes(text) else "", {})
+    if not repeats and not _is_about_dtypes(text):
+        return Cure("", {})
+    module = ""
+    if call.module and not call.module[0].isupper() and len(floats) == 1 and not call.composite:
+        module = f' Or run the module in float32: tp.set_module_policy(model, {{"{call.module}": "fp32"}}).'
+    return Cure(f"No cast policy cures it. {by_hand}{module}".rstrip(), {})
+
+
+def _alike(mine: str, theirs: str) -> bool:
+    """Whether two texts are those of one error; a short text may be a part of the other."""
+    return mine.partition("\n")[0][:80] in theirs
+
+
+def _keeps(dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether autocast keeps one of several dtypes as it is."""
+    found = set(dtypes)
+    return len(found) > 1 and any(one is torch.float64 or one.is_complex for one in found)
+
+
+def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
+    if function:
+        device = next((one.device.partition(":")[0] for one in infos), "...")
+        return (
+            f"The backward of the autograd.Function {function.rpartition('.')[0] or function} runs with autocast off. "
+            f'If its forward ran with autocast on, decorate it with torch.amp.custom_fwd(device_type="{device}"), and '
+            f'the backward with torch.amp.custom_bwd(device_type="{device}").'
+        )
+    dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
+    if len(dtypes) < 2:
+        return ""
+    return (
+        f"The forward of the op got two dtypes ({', '.join(dtypes)}), and its backward takes one. Cast in the forward: "
+        "a loss takes target.to(prediction.dtype)."
+    )
+
+
+def _with_autocast_off(call: Call, text: str) -> Cure:
+    if not _outcome(call, {}) and not _is_about_dtypes(text):
+        return Cure("", {})
+    by_hand, cast = _by_hand(call.inputs)
+    if _outcome(call, {}) and _outcome(replace(call, inputs=cast), {}) != "":
+        by_hand = ""
+    if call.policy_source.startswith(AUTOCAST_OFF):
+        off = f"Autocast is off there, by {call.policy_source.removeprefix(AUTOCAST_OFF)}, so no override acts. "
+    else:
+        off = "Autocast is off there, so no override acts. "
+    device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
+    lower = next((one.dtype for one in call.inputs if one.dtype in (torch.bfloat16, torch.float16)), torch.bfloat16)
+    in_region = ""
+    if _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
+        in_region = f' Or open a region around it (tried): torch.autocast("{device}", {lower}).'
+    if not (by_hand or in_region):
+        return Cure("", {})
+    return Cure(f"{off}{by_hand}{in_region}", {})
+
+
+def _by_hand(infos: tuple[TensorInfo, ...]) -> tuple[str, tuple[TensorInfo, ...]]:
+    """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
+    dtypes = list(dict.fromkeys(one.dtype for one in infos if _is_float(one.dtype)))
+    names = {one.name: one.dtype for one in infos}
+    if len(dtypes) < 2:
+        if not set(dtypes) & {torch.bfloat16, torch.float16}:
+            return "", infos
+        target = torch.float32
+    else:
+        target = functools.reduce(torch.promote_types, dtypes)
+        # A weight and a tensor that is written keep their dtypes.
+        kept = [names[name] for name in ("out", "weight", "mat2") if name in names]
+        if kept and not (target.is_complex or target is torch.float64):
+            target = kept[0]
+    cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
+    changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
+    return f"In the code, at that line: cast {changed} with .to({target}).", cast
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+# Overrides, and the call made again
+
+
+def _candidates(raised: Raised, text: str) -> Iterator[tuple[str, str]]:
+    """Yields overrides that are legal for the call, the likeliest first."""
+    floats = {one.dtype for one in raised.call.inputs if one.dtype.is_floating_point}
+    needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
+    wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
+    calls = (raised.call,) if raised.first is raised.call else (raised.call, raised.first)
+    for policy in ("match_self", *wider, "lower"):
+        for call in calls:
+            for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
+                key = name.removeprefix("aten::")
+                with contextlib.suppress(PolicyError):
+                    if any(overload == call.name for overload, _ in parse_overrides({key: policy})):
+                        yield key, policy
+                        break
+
+
+def _override(key: str, policy: str, tried: bool) -> str:
+    how = "tried: the call passes" if tried else "not tried"
+    return f'--override {key}={policy}, in code my_autocast(overrides={{"{key}": "{policy}"}}) ({how}).'
+
+
+def _in_force(call: Call) -> dict[str, str]:
+    """The override under which the call raised, if there was one."""
+    if not call.policy_source.startswith(("region at", "install,", "the default policy", "register_policy")):
+        return {}
+    return {call.name.removeprefix("aten::"): call.policy_name} if call.policy_name else {}
+
+
+def _outcome(
+    call: Call, overrides: Mapping[str, str], autocast: tuple[tuple[str, torch.dtype], ...] | None = None
+) -> str | None:
+    """Makes a call again. Returns the text of its error, "" if it passes, None if it cannot be made again.
+
+    It runs in a thread of its own, which has no regions, modes or observers.
+    """
+    found: list[str | None] = [None]
+
+    def make() -> None:
+        try:
+            op, args = _rebuilt(call)
+        except (LookupError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError):
+            return
+        regions = [
+            my_autocast(device, dtype, overrides=overrides)
+            for device, dtype in (call.autocast if autocast is None else autocast)
+        ]
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.random.fork_rng([]))
+            for region in regions:
+                stack.enter_context(region)
+            try:
+                op(*args)
+                found[0] = ""
+            except Exception as error:
+                found[0] = str(error) or type(error).__name__
+
+    with contextlib.suppress(Exception):
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+    return found[0]
+
+
+def _rebuilt(call: Call) -> tuple[Any, list[Any]]:
+    """Returns the op of a call, and arguments as it had. Raises if it cannot be made again."""
+    namespace, _, name = call.op.partition("::")
+    if namespace != "aten":
+        raise ValueError("a library's op may do more than compute, such as talk to other processes")
+    op = getattr(getattr(getattr(torch.ops, namespace), name), call.overload or "default")
+    if sum(functools.reduce(lambda a, b: a * b, one.shape, 1) for one in call.inputs) > _MOST_ELEMENTS:
+        raise ValueError("it is too large")
+    chosen = next((one.shape[0] for one in call.inputs if one.name == "values" and one.shape), 0)
+    tensors = {one.name: _tensor(one, chosen) for one in call.inputs}
+    values, args = dict(call.arguments), list[Any]()
+    for argument in op._schema.arguments:
+        listed = [name for name in tensors if name.startswith(f"{argument.name}[")]
+        if argument.name in tensors:
+            args.append(tensors[argument.name])
+        elif listed:
+            places = {int(name[len(argument.name) + 1 : -1]): tensors[name] for name in listed}
+            args.append([places.get(place) for place in range(max(places) + 1)])
+        elif argument.name in values:
+            args.append(_value(values[argument.name], str(argument.real_type)))
+        else:
+            args.append(argument.default_value if argument.has_default_value() else None)
+    if not op._schema.arguments or not tensors:
+        raise ValueError("it has no tensors")
+    # What comes after a `*` of the schema is passed by name.
+    split = sum(not argument.kwarg_only for argument in op._schema.arguments)
+    named = {
+        argument.name: value for argument, value in zip(op._schema.arguments, args, strict=True) if argument.kwarg_only
+    }
+    return functools.partial(op, **named), args[:split]
+
+
+def _tensor(info: TensorInfo, chosen: int) -> torch.Tensor:
+    """A tensor of a dtype and a shape: the identity where there is one, so that decompositions exist, ones, or zeros.
+
+    Of a mask, the first `chosen` elements are true.
+    """
+    shape = info.shape
+    if info.dtype is torch.bool:
+        mask = torch.zeros(shape, dtype=torch.bool, device=info.device)
+        mask.view(-1)[:chosen] = True
+        return mask
+    if not (info.dtype.is_floating_point or info.dtype.is_complex):
+        return torch.zeros(shape, dtype=info.dtype, device=info.device)
+    tensor = torch.ones(shape, device=info.device)
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        tensor = torch.eye(shape[-1], device=info.device).expand(shape).contiguous()
+    return tensor.to(info.dtype)
+
+
+def _value(value: Any, kind: str) -> Any:
+    """An argument as it was, from the one that `Call.arguments` has."""
+    if not isinstance(value, str):
+        return list(value) if isinstance(value, tuple) else value
+    if "digest" in value:
+        raise ValueError("its text was shortened")
+    if "ScalarType" in kind:
+        return getattr(torch, value)
+    if "Device" in kind:
+        return torch.device(value)
+    if "Layout" in kind or "MemoryFormat" in kind:
+        return getattr(torch, value.removeprefix("torch."))
+    return value if "str" in kind else float(value)
+
+
+# The error of a program that nothing observes
+
+
+def say_at_exit() -> None:
+    """At the end of a program that an error has ended: says what raised, and what cures it, if that is known."""
+    error = getattr(sys, "last_value", None)
+    while error is not None:
+        with contextlib.suppress(Exception):  # a tool never breaks the program that it watches
+            text = _of_error(error)
+            if text:
+                print(f"torch-promote: {text}", file=sys.stderr, flush=True)
+                return
+        error = error.__cause__ or error.__context__
+
+
+def _of_error(error: BaseException) -> str:
+    steps = list(traceback.walk_tb(error.__traceback__))
+    if not steps:
+        return ""
+    text = f"{type(error).__name__}: {error}"
+    frame, number = next(((one, line) for one, line in reversed(steps) if is_of_program(one)), steps[-1])
+    path = RunningModules().path_at(steps[-1][0])
+    where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
+    known = cure_by_text(text)
+    if known or not _is_about_dtypes(text):
+        return known and f"{where}: {known}"
+    ask = "`torch-promote trace` names the call, with its dtypes, and tries the cure."
+    frames = [one for one, _ in steps]
+    if any(one.f_code.co_name == "_engine_run_backward" for one in frames):
+        return f"{where}, backward: {_of_a_backward((), _custom_function(frames)) or ask}"
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    call = None if last is None else _written_call(last, path, where.partition(",")[0])
+    if call is None:  # such as an error that a program raises itself
+        return ""
+    shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
+    return f"{shown}, at {where}. {_advice(call, text)}{ask}"
+
+
+def _advice(call: Call, text: str) -> str:
+    """What cures the error of a call of which a traceback alone is known."""
+    by_hand = _by_hand(call.inputs)[0]
+    by_hand += " " * bool(by_hand)
+    key, policy = next(_candidates(Raised(call, call), text), ("", ""))
+    device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
+    stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
+    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:
+        return by_hand
+    lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
+    if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
+        return f"Autocast casts for this op, so it is off at that line, and no override acts. {by_hand}"
+    handle = installed()
+    if handle is not None and handle.overrides.get(key) == policy:
+        return (
+            f"The override {key}={policy} is in force and did not act: autocast is off at that line, or another op "
+            f"makes the call. {by_hand}"
+        )
+    return f"Where autocast is on: {_override(key, policy, tried=False)} {by_hand}"
+
+
+#: Texts that may be of an error of dtypes.
+_ABOUT_DTYPES = re.compile(
+    r"dtype|scalar type|not implemented for '|same type|types other than|Low precision|type promot|Unsupported dtype|"
+    r"did not match|should be the same|must be the same|primitive descriptor|is banned|unsafe to autocast|c10::|"
+    r"tensors but got|Type promoting",
+    re.IGNORECASE,
+)
+
+
+def _is_about_dtypes(text: str) -> bool:
+    return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
+
+
+def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
+    """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
+    frame = step.tb_frame
+    positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
+    first, last, begin, end = positions
+    if first is None or last is None or begin is None or end is None:
+        return None
+    lines = [text.encode() for text in linecache.getlines(frame.f_code.co_filename)[first - 1 : last]]
+    if not lines:
+        return None
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    written = b"".join(lines).decode()
+    node: ast.AST
+    try:
+        node = ast.parse(f"({written})", mode="eval").body
+    except SyntaxError:  # x += y
+        node = ast.parse(written.strip()).body[0]
+    op, operands = _Names(frame, first).read(node)
+    if not op:
+        return None
+    infos = tuple(
+        TensorInfo(name, tensor.dtype, tuple(tensor.shape), str(tensor.device))
+        for name, tensor in operands
+        if not tensor.is_nested
+    )
+    to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
+    overloads = [name for name in find_overloads(op) if name.endswith("out") == to_out]
+    call, _, overload = overloads[0].partition(".")
+    return Call(
+        call,
+        overload,
+        module,
+        "forward",
+        line,
+        infos,
+        infos,
+        (),
+        (),
+        None,
+        "",
+        False,
+        threading.get_native_id(),
+        error=True,
+    )
+
+
+class _Names:
+    """Reads the tensors that a piece of code names from a frame, without calling anything."""
+
+    def __init__(self, frame: types.FrameType, line: int) -> None:
+        self._frame = frame
+        self._line = line
+
+    def read(self, node: ast.AST) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+        """The op of a call, by its name or function, and its operands; "" if it is none."""
+        if isinstance(node, ast.Call):
+            function = node.func
+            operands = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if isinstance(function, ast.Attribute):
+                owner = self._value(function.value)
+                if not isinstance(owner, types.ModuleType):
+                    return function.attr, self._tensors([function.value, *operands])
+                return getattr(owner, function.attr), self._tensors(operands)
+            # A method whose object stands on another line looks like a function that does not exist.
+            unknown = function.id if isinstance(function, ast.Name) else ""
+            return self._value(function) or unknown, self._tensors(operands)
+        if isinstance(node, ast.BinOp):
+            return _OPERATORS.get(type(node.op).__name__, ""), self._tensors([node.left, node.right])
+        if isinstance(node, ast.AugAssign):
+            name = _OPERATORS.get(type(node.op).__name__, "")
+            return name and f"{name}_", self._tensors([node.target, node.value])
+        if isinstance(node, ast.Subscript):
+            return "index_put_", self._tensors([node.value, *self._stored(node)])
+        return "", []
+
+    def _stored(self, node: ast.Subscript) -> list[ast.expr]:
+        """What the statement of a subscript stores there."""
+        code = self._frame.f_code
+        whole = ast.parse("".join(linecache.getlines(code.co_filename)))
+        found = (one for one in ast.walk(whole) if isinstance(one, ast.Assign) and one.lineno == self._line)
+        return [one.value for one in found]
+
+    def _tensors(self, nodes: Sequence[ast.expr]) -> list[tuple[str, torch.Tensor]]:
+        found: list[tuple[str, torch.Tensor]] = []
+        for node in nodes:
+            value = self._value(node)
+            if isinstance(value, torch.Tensor):
+                found.append((ast.unparse(node), value))
+            elif isinstance(value, list | tuple):
+                named = ((f"{ast.unparse(node)}[{place}]", one) for place, one in enumerate(value))
+                found += [(name, one) for name, one in named if isinstance(one, torch.Tensor)]
+        return found
+
+    def _value(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Name):
+            return self._frame.f_locals.get(node.id, self._frame.f_globals.get(node.id))
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            if isinstance(owner, nn.Module | types.ModuleType):  # other attributes may be properties
+                return getattr(owner, node.attr, None)
+        if isinstance(node, ast.Subscript):
+            owner = self._value(node.value)
+            with contextlib.suppress(ValueError, LookupError):
+                return owner[_constant(node.slice)] if isinstance(owner, torch.Tensor | list | tuple | dict) else None
+        return None
+
+
+def _constant(node: ast.AST) -> Any:
+    """An index of numbers, slices, None and `...`. Raises for any other."""
+    if isinstance(node, ast.Slice):
+        return slice(*(one and ast.literal_eval(one) for one in (node.lower, node.upper, node.step)))
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_constant, node.elts))
+    return ast.literal_eval(node)
