@@ -287,7 +287,7 @@ class _Tuner:
     def _measure(self) -> FirstRuns:
         trials, judge = self._trials, self._trials.judge
         reference = Policy.named(REFERENCE)
-        most = max(trials.left - self._after - 1 - self._is_speed, 3)
+        most = max(min(trials.left - self._after - 1 - self._is_speed, 4 + trials.budget // 4), 3)
         raised: Exception | None = None
         try:
             candidate = all_in_float8(self._base, self._override) if self._is_float8 else self._base
