@@ -28,7 +28,6 @@ __all__ = [
     "MissingPackageError",
     "NoiseFloorError",
     "NonfiniteError",
-    "NothingToTuneError",
     "OptionError",
     "PolicyError",
     "PolicyMismatchError",
@@ -466,10 +465,6 @@ class NoiseFloorError(TuningError):
 
 class Fp32FailsError(TuningError):
     """Even with every candidate in float32, the step does not meet the tolerance."""
-
-
-class NothingToTuneError(TuningError):
-    """The step meets the tolerance without an override, or runs no op in a lower dtype."""
 
 
 class DispatchObserverError(TorchPromoteError, RuntimeError):

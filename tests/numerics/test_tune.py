@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import random
+import re
 import string
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,10 @@ from torch import nn
 
 import torch_promote as tp
 from helpers.gloo_ranks import in_ranks
-from torch_promote.errors import Fp32FailsError, NoiseFloorError, NothingToTuneError, OptionError
+from torch_promote.errors import Fp32FailsError, NoiseFloorError, OptionError
 from torch_promote.numerics.comparison import Site
 from torch_promote.numerics.search import Candidates
+from torch_promote.numerics.tuning import Tuning
 from torch_promote.regions.defaults import RegisteredPolicy
 
 # --- steps with custom ops that lose accuracy in a low dtype, with places and names drawn from a seed
@@ -286,8 +288,8 @@ def test_metrics_and_tolerances() -> None:
     assert tune(metric=lambda result: result["far"].sum(), tolerance={"mine": 0.01}).tolerance == {"mine": 0.01}
     assert tune(tolerance={"loss": 0.5}, check=lambda result: bool(result["far"].isfinite().all())).met
     for options in ({"tolerance": {"loss": 0.01}}, {"metric": "loss"}):
-        with pytest.raises(NothingToTuneError):
-            tune(**options)
+        tuning = tp.tune(step, model=model, **{"tolerance": 0.01, **options})  # type: ignore[arg-type]
+        assert "meets the tolerance" in tuning.reason
     with pytest.raises(Fp32FailsError, match="check returns false for the result of step"):
         tune(tolerance={"loss": 0.5}, check=lambda result: False)
 
@@ -297,8 +299,7 @@ def test_all_batches_are_judged() -> None:
     step = torch.autocast("cpu", torch.float16)(
         lambda number: (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
     )
-    with pytest.raises(NothingToTuneError):
-        tp.tune(step, model=model, tolerance=0.01, batches=2)
+    assert tp.tune(step, model=model, tolerance=0.01, batches=2).reason
     assert tp.tune(step, model=model, tolerance=0.01, batches=3).overrides == {"aten::mul": "fp32"}
 
 
@@ -446,8 +447,7 @@ def test_the_dtype_of_regions() -> None:
         with torch.autocast("cpu"):  # made anew for each call
             return model(torch.ones(2, 4))
 
-    with pytest.raises(NothingToTuneError):
-        tp.tune(step, model=model, tolerance=0.1)
+    assert tp.tune(step, model=model, tolerance=0.1).reason
     assert tp.tune(step, model=model, tolerance=0.1, dtype=torch.float16).overrides == {"aten::mul": "fp32"}
 
 
@@ -652,8 +652,9 @@ def test_a_step_that_speed_does_not_apply_to() -> None:
     with pytest.raises(Fp32FailsError, match=r'even before more ops are lowered: loss .* direction="accuracy"'):
         tp.tune(step, model=step.model, tolerance=0.05, direction="speed")
     step = Calls(nn.Linear(8, 1))
-    with pytest.raises(NothingToTuneError, match="no op that may be lowered"):
-        tp.tune(step, model=step.model, tolerance=0.5, direction="speed", metric=lambda result: result.float().sum())
+    tuning = tp.tune(step, model=step.model, tolerance=0.5, direction="speed", metric=lambda result: result.sum())
+    assert tuning.reason.startswith("no op that may be lowered runs in float32")
+    assert (tuning.met, tuning.gain, tuning.overrides) == (True, {}, {})
 
 
 # --- resumed tunings
@@ -860,14 +861,26 @@ def test_an_op_that_no_override_reaches() -> None:
     assert not any("became part of the tuning" in note for note in tuning.notes)
 
 
-def test_nothing_to_tune() -> None:
+def test_nothing_to_tune(tmp_path: Path) -> None:
     model, step = scaled(torch.bfloat16)
-    with pytest.raises(NothingToTuneError, match=r"without an override: loss \S+ \(tolerance 0.5\)"):
-        tp.tune(step, model=model, tolerance=0.5)
-    with tp.install(policy="off"), pytest.raises(NothingToTuneError, match="which casts no op"):
-        tp.tune(step, model=model, tolerance=0.5)
-    with pytest.raises(NothingToTuneError, match="No call ran in another dtype"):
-        tp.tune(lambda: model(torch.ones(1, 4)).sum(), model=model, tolerance=0.5)
+
+    def tune(step: Callable[[], Any] = step) -> Tuning:
+        return tp.tune(step, model=model, tolerance=0.5)
+
+    tuning = tune()
+    assert re.search(r"meets the tolerance without an override: loss \S+ \(tolerance 0.5\)", tuning.reason)
+    assert (tuning.met, tuning.overrides, tuning.found, tuning.runs) == (True, {}, (), 3)
+    assert tuning.policy == tp.Policy.stock()
+    assert [trial.why for trial in tuning.trials] == ["gate"]
+    assert 0 < tuning.errors["loss"] < 0.5
+    assert "Nothing to tune: the current policy meets the tolerance" in str(tuning)
+    for name in ("tuning.json", "tuning.html", "mine.toml"):
+        tuning.save(tmp_path / name)
+    assert Tuning.load(tmp_path / "tuning.json").to_dict() == tuning.to_dict()
+    assert tp.Policy.load(tmp_path / "mine.toml") == tp.Policy.stock()
+    with tp.install(policy="off"):
+        assert "which casts no op" in tune().reason
+    assert "No call ran in another dtype" in tune(lambda: model(torch.ones(1, 4)).sum()).reason
 
 
 FORMATS = r"formats must be \('fp32', 'lower'\) or \('lower', 'float8'\), where any float8 policy may take the place.*"

@@ -315,7 +315,7 @@ def test_a_call_that_writes_has_a_site_with_its_errors(op: str, compared: dict[s
 
 
 def test_local_errors_are_those_of_the_op_alone() -> None:
-    """The candidate writes 3 * x rounded to bfloat16, and x itself rounded."""
+    """The candidate writes 3 * x in bfloat16, and x as it is. The product before it has rounded x."""
     x = torch.linspace(1.0, 2.0, 101)
 
     def step() -> Tensor:
@@ -328,7 +328,8 @@ def test_local_errors_are_those_of_the_op_alone() -> None:
     comparison = tp.compare(step, model=nn.Identity())
     [site] = [site for site in comparison.sites if site.op == "writes::two_of_three"]
     rounded = x.bfloat16()
-    ours, reference = torch.cat([rounded * 3.0, rounded]).double(), torch.cat([x * 3.0, x]).double()
+    ours = torch.cat([rounded * 3.0, rounded]).double()
+    reference = torch.cat([rounded.float() * 3.0, rounded.float()]).double()
     assert site.local == pytest.approx(float((ours - reference).norm() / reference.norm()))
     assert site.bytes == 2 * 101 * 4
 

@@ -9,7 +9,7 @@ import shlex
 from torch_promote.cli import target as targets
 from torch_promote.cli.output import STDOUT, file, natural, say, show
 from torch_promote.cli.target import check
-from torch_promote.errors import Fp32FailsError, NothingToTuneError, TuningError
+from torch_promote.errors import Fp32FailsError
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
                 resume=arguments.resume,
                 restore=target.restore,
             )
-    except (NothingToTuneError, Fp32FailsError) as error:
+    except Fp32FailsError as error:
         return _end_without_search(error, arguments)
     except KeyboardInterrupt:
         say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
@@ -124,29 +124,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.met else 1
 
 
-def _end_without_search(error: TuningError, arguments: argparse.Namespace) -> int:
-    """Prints why there was no search, and returns the exit status."""
-    from torch_promote.numerics.step_runs import current_policy
+def _end_without_search(error: Fp32FailsError, arguments: argparse.Namespace) -> int:
+    """Prints why no overrides meet the tolerance, and returns the exit status."""
     from torch_promote.policy.files import write_atomically
 
-    met = isinstance(error, NothingToTuneError)
-    sentence = f"{'nothing to do' if met else 'not met'}: {error}"
-    data = {"met": met, "why": sentence}
+    sentence = f"not met: {error}"
+    data = {"met": False, "why": sentence}
     show(data, [sentence], arguments.json == STDOUT)
     if arguments.json not in (None, STDOUT):
         write_atomically(arguments.json, json.dumps(data, indent=2) + "\n")
         say(f"torch-promote: wrote {arguments.json}")
     if arguments.output is None:
         say(_NOT_SAVED)
-    elif met:
-        current_policy().save(arguments.output)
-        say(f"torch-promote: wrote {arguments.output}: the policy in force, as it is")
     else:
         say(f"torch-promote: no policy was found, so {arguments.output} was not written.")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
-    _say_next(arguments, met, is_saved=met)
-    return 0 if met else 1
+    _say_next(arguments, False, is_saved=False)
+    return 1
 
 
 def _say_next(arguments: argparse.Namespace, met: bool, *, is_saved: bool = True, interrupted: bool = False) -> None:

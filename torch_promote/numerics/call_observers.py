@@ -7,19 +7,31 @@ NOTE [ The runs of a comparison ]
    that were kept, and records the dtypes of each call.
 3. The reference again: `CompareLocally` checks the fingerprints, runs each call alone in the candidate's dtypes, and
    passes the errors to `Impacts`, which multiplies them with the gradients of the backward.
+4. The reference once more for groups of sites that no gradient reaches, such as those of a rotary table, or of
+   positions that become indices: `AddErrors` adds the local errors to their results, and the loss shows the impact.
+
+NOTE [ Whose error it is ]
+A call whose policy casts to a lower dtype rounds its arguments itself, also if they were rounded before: that is its
+error if it alone runs in lower precision. A call without such a policy runs in lower precision because another call
+has rounded its arguments. Its local error is the difference of two calls on the reference's arguments rounded like
+that: one in the candidate's dtypes, and one in the reference's. Otherwise the cosine of a rounded angle would be
+blamed, not the product that has rounded the angle.
 
 NOTE [ Which calls are compared ]
 The calls that the program makes in a forward, and those of optimizers inside of a region, with their results and the
 arguments that they write to. Of a composite op, only the op itself is compared, not the ops that it calls, because an
-override of the op applies to all of them. Not compared: views and ops that move data, which compute nothing;
-collectives, which depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
+override of the op applies to all of them. A conversion by the program is compared, because it rounds if its dtype is
+lower in the candidate. Not compared: views and other ops that move data, which compute nothing; collectives, which
+depend on other ranks; and recomputations of checkpoints, which repeat calls of the forward.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +48,7 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
-from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
+from torch_promote.observe.ops import OpFacts, can_be_read, facts_of, has_storage, leaves, unnoticed
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
@@ -47,6 +59,7 @@ from torch_promote.regions.autocast import my_autocast
 from torch_promote.report.base import module_name
 
 __all__ = [
+    "AddErrors",
     "CallKey",
     "CompareCandidate",
     "CompareLocally",
@@ -102,6 +115,11 @@ def _free_bytes(device: str) -> int:
         return 4 * _LEAST
 
 
+def _is_compared(facts: OpFacts) -> bool:
+    """Whether the calls of an op are compared: see NOTE [ Which calls are compared ]."""
+    return (facts.computes and not facts.is_uninitialized) or facts.is_cast or facts.op_name == "aten::type_as"
+
+
 class ForwardCalls:
     """A listener for the calls of a forward. Subclasses process the calls."""
 
@@ -126,7 +144,7 @@ class ForwardCalls:
         if of.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and of.facts.computes:
+        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and _is_compared(of.facts):
             place = of.origin.module, of.facts.name
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
@@ -141,9 +159,13 @@ class ForwardCalls:
             self.seen(key, call, of.args, results, begun)
 
 
-def _floating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results that can be compared: readable tensors of floating point or complex numbers."""
-    return [tensor for tensor in tensors if (tensor.is_floating_point() or tensor.is_complex()) and has_storage(tensor)]
+def _comparable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results that can be compared: readable tensors of floating point or complex numbers, or of bools."""
+    return [one for one in tensors if (_is_of_numbers(one) or one.dtype is torch.bool) and has_storage(one)]
+
+
+def _is_of_numbers(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _why_unread(tensor: torch.Tensor) -> str:
@@ -179,12 +201,12 @@ class KeepReference(ForwardCalls):
 
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: RandomState) -> None:
         """Called after a call."""
-        found = _floating(results)
+        found = _comparable(results)
         self.requires_grad |= any(one.requires_grad for one in found)
         with unnoticed():
             self.calls[key] = KeptCall(
                 call,
-                sum(one.numel() * one.element_size() for one in found),
+                sum(one.numel() * one.element_size() for one in found if _is_of_numbers(one)),
                 [one.shape for one in found],
                 [_fingerprint(one) for one in found],
                 begun if compare(begun, random_state(args)) else None,
@@ -198,6 +220,7 @@ class CompareCandidate(ForwardCalls):
     def __init__(self, modules: RunningModules, reference: dict[CallKey, KeptCall]) -> None:
         super().__init__(modules)
         self.calls: dict[CallKey, Call] = {}
+        self.settings: dict[CallKey, dict[str, Any]] = {}  # arguments that follow from dtypes: see `_settings`
         self.errors: dict[tuple[str, str], ErrorSums] = {}  # accumulated, by module and overload
         # Calls that the reference did not make, by module and overload.
         self.only_here: Counter[tuple[str, str]] = Counter()
@@ -214,9 +237,11 @@ class CompareCandidate(ForwardCalls):
     def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: None) -> None:
         """Called after a call."""
         self.calls[key] = call
-        kept, ours = self._reference.get(key), _floating(results)
+        if settings := dict(_settings(call, args)):
+            self.settings[key] = settings
+        kept, ours = self._reference.get(key), _comparable(results)
         for one in results if call.autocast and len(ours) < len(results) else ():
-            if one.is_floating_point() and not _floating([one]):
+            if one.is_floating_point() and not _comparable([one]):
                 self.unread.setdefault(_why_unread(one), {})[key.name] = None
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
@@ -230,33 +255,149 @@ class CompareCandidate(ForwardCalls):
                 sums.add(one.detach(), other)
 
 
-class CompareLocally(ForwardCalls):
-    """The listener of the reference's second run. `impacts` gets the local errors."""
+class CallsAlone(ForwardCalls):
+    """A listener that runs calls of the reference alone, once more in the candidate's dtypes. Subclasses use it."""
 
     wants_real_results = True
 
     def __init__(
         self,
         modules: RunningModules,
-        reference: dict[CallKey, KeptCall],
-        candidate: dict[CallKey, Call],
+        reference: KeepReference,
+        candidate: CompareCandidate,
+        policies: tuple[Policy, Policy],  # of the reference and of the candidate
+    ) -> None:
+        super().__init__(modules)
+        self.refused: dict[str, str] = {}  # why calls could not be run alone, by overload
+        self._reference = reference.calls
+        self._candidate = candidate.calls
+        self._settings = candidate.settings
+        self._policies = [policy.without_modules() for policy in policies]
+        self._regions: dict[Any, list[my_autocast]] = {}
+
+    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
+        """Called before a call. Returns its results in the candidate's dtypes, and what these are compared with.
+
+        The latter are None for the results of the call itself: see NOTE [ Whose error it is ].
+        """
+        if not self._differs(key):
+            return None
+        ours, theirs = self._reference[key].call, self._candidate[key]
+        before, rounded = {info.name: info.dtype for info in ours.inputs}, {}
+        if not (theirs.policy in _ROUNDING or isinstance(theirs.policy, torch.dtype)):
+            for info in theirs.inputs:
+                if _is_lower(info.dtype, before.get(info.name, info.dtype)):
+                    rounded[info.name] = info.dtype
+        alone = self._run_alone(op, args, theirs, self._policies[1], rounded, self._settings.get(key, {}))
+        if alone is None or not rounded:
+            return None if alone is None else (alone, None)
+        as_there = self._run_alone(op, args, ours, self._policies[0], rounded, {})
+        return None if as_there is None else (alone, as_there)
+
+    def _differs(self, key: CallKey) -> bool:
+        """Whether the candidate ran a call in other dtypes."""
+        kept, theirs = self._reference.get(key), self._candidate.get(key)
+        if kept is None or theirs is None:
+            return False
+        ours = kept.call
+        return (
+            [info.dtype for info in ours.ran_with] != [info.dtype for info in theirs.ran_with]
+            or [info.dtype for info in ours.outputs] != [info.dtype for info in theirs.outputs]
+            or (ours.composite and bool(theirs.autocast))  # the ops that it calls may run in other dtypes
+        )
+
+    def _errors(
+        self, key: CallKey, results: list[torch.Tensor], begun: Any
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """For each result of a call: itself, that of the call alone, and what the latter is compared with."""
+        if begun is None:
+            return []
+        alone = _comparable(begun[0])
+        wanted = results if begun[1] is None else _comparable(begun[1])
+        if not [one.shape for one in alone] == [one.shape for one in results] == [one.shape for one in wanted]:
+            self.refused.setdefault(key.name, "the shapes of its results differ in these dtypes")
+            return []
+        return [(one, ours, theirs.detach()) for one, ours, theirs in zip(results, alone, wanted, strict=True)]
+
+    # --- calls in other dtypes
+
+    def _run_alone(
+        self,
+        op: torch._ops.OpOverload,
+        args: list[Any],
+        as_in: Call,
         policy: Policy,
+        rounded: dict[str, torch.dtype],  # the dtypes to which arguments are rounded first
+        settings: dict[str, Any],  # arguments that are not those of the reference
+    ) -> list[torch.Tensor] | None:
+        """The results of a call on the reference's arguments, in the dtypes and regions of a record."""
+        closed = {type(one).__name__ for one in leaves(args) if isinstance(one, torch.Tensor) and not can_be_read(one)}
+        if closed:  # without their own dispatch, kernels would read out of bounds
+            self.refused.setdefault(facts_of(op).name, f"{', '.join(sorted(closed))} has no data of its own")
+            return None
+        # A cast to float8 without a scale would saturate: the region that the call runs in scales.
+        in_float8 = as_in.policy in FLOAT8_POLICIES
+        dtypes = {} if in_float8 else {info.name: info.dtype for info in as_in.ran_with}
+        writes = {one.name for one in facts_of(op).writes}
+
+        def convert(name: str, value: Any) -> Any:
+            if isinstance(value, torch.Generator):
+                return value.clone_state()
+            if name in settings:
+                return settings[name]
+            chosen = {}
+            for path, tensor in tensors_in(name, value):
+                given = tensor.detach().to(rounded.get(path, tensor.dtype))
+                chosen[path] = given.to(dtypes.get(path, given.dtype), copy=name in writes)
+            return replace_tensors(name, value, chosen) if chosen else value
+
+        try:
+            with hidden_from_observers(), torch.no_grad(), contextlib.ExitStack() as stack:
+                for mode in (_keys.DisableTorchFunction(), _keys._DisableTorchDispatch()):
+                    stack.enter_context(mode)
+                for region in self._regions_of(facts_of(op).name, as_in, policy):
+                    stack.enter_context(region)
+                return repeat(op, args, convert)
+        except Exception as error:  # an op may refuse the dtypes, or a second call
+            self.refused.setdefault(facts_of(op).name, f"{type(error).__name__}: {error}")
+            return None
+
+    def _regions_of(self, name: str, call: Call, policy: Policy) -> list[my_autocast]:
+        key = call.autocast, name, call.policy, policy is self._policies[0]
+        found = self._regions.get(key)
+        if found is None:
+            overrides: dict[str, Value] = {}
+            if call.policy not in (None, CastPolicy.fallthrough) and any(
+                policy.lookup(exact_key(name), device) != call.policy for device, _ in call.autocast
+            ):
+                overrides[exact_key(name)] = call.policy
+            found = self._regions[key] = [
+                my_autocast(device, dtype=dtype, policy=policy, overrides=overrides) for device, dtype in call.autocast
+            ]
+        return found
+
+
+class CompareLocally(CallsAlone):
+    """The listener of the reference's second run. `impacts` gets the local errors."""
+
+    def __init__(
+        self,
+        modules: RunningModules,
+        reference: KeepReference,
+        candidate: CompareCandidate,
+        policies: tuple[Policy, Policy],
         impacts: Impacts,
         with_grad: bool = False,  # whether to record calls for a backward although the program disables gradients
     ) -> None:
-        super().__init__(modules)
+        super().__init__(modules, reference, candidate, policies)
         self.errors: dict[tuple[str, str], ErrorSums] = {}  # local, by module and overload
-        self.refused: dict[str, str] = {}  # why calls could not be run alone, by overload
+        self.unreached: set[tuple[str, str]] = set()  # the sites with results whose errors meet no gradient
         self.different: str = ""  # the first call that differs from the first run
         self.room: Room = Room()  # keeps the errors until the backward
-        self._reference = reference
-        self._candidate = candidate
-        self._policy = policy.without_modules()
-        self._regions: dict[Any, list[my_autocast]] = {}
         self._impacts = impacts
         self._with_grad = with_grad
         self._recorded: OpenCall | None = None
-        self._missing = dict.fromkeys(reference)
+        self._missing = dict.fromkeys(self._reference)
 
     def begun(self, of: OpenCall) -> tuple[CallKey, Any] | None:
         """Called before a call. Ops that move data are recorded as well, because gradients flow through them."""
@@ -274,51 +415,26 @@ class CompareLocally(ForwardCalls):
             torch._C._set_grad_enabled(False)
         super().ended(of, call, results)
 
-    def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> list[torch.Tensor] | None:
-        """Called before a call. Returns the results of the call in the candidate's dtypes."""
-        return self._run_alone(op, args, self._candidate[key]) if self._differs(key) else None
-
-    def seen(
-        self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: list[torch.Tensor] | None
-    ) -> None:
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
         """Called after a call."""
-        found, differs = _floating(results), self._differs(key)
+        found, differs = _comparable(results), self._differs(key)
         self._check(key, found)
         arguments = set(map(id, leaves(args)))
         computed = [one for one in found if id(one) not in arguments or not one.is_leaf]  # not a buffer or a parameter
         for one in computed:
-            if self._with_grad and differs and not one.requires_grad and one.is_leaf and not one.is_inference():
+            if self._with_grad and differs and _may_require_grad(one):
                 one.requires_grad_(True)
             if one.requires_grad and one.numel() == 1:
                 self._impacts.watch_scalar(one)
-        if begun is not None:
-            self._compare(key, found, _floating(begun))
-
-    def _differs(self, key: CallKey) -> bool:
-        """Whether the candidate ran a call in other dtypes."""
-        kept, theirs = self._reference.get(key), self._candidate.get(key)
-        if kept is None or theirs is None:
-            return False
-        ours = kept.call
-        return (
-            [info.dtype for info in ours.ran_with] != [info.dtype for info in theirs.ran_with]
-            or [info.dtype for info in ours.outputs] != [info.dtype for info in theirs.outputs]
-            or (ours.composite and bool(theirs.autocast))  # the ops that it calls may run in other dtypes
-        )
-
-    def _compare(self, key: CallKey, results: list[torch.Tensor], alone: list[torch.Tensor]) -> None:
-        if [one.shape for one in alone] != [one.shape for one in results]:
-            self.refused.setdefault(key.name, "the shapes of its results differ in these dtypes")
-            return
-        sums = self.errors.setdefault(key[:2], ErrorSums())
-        for ours, theirs in zip(alone, results, strict=True):
+        sums = self.errors.setdefault(key[:2], ErrorSums()) if begun is not None else ErrorSums()
+        for result, ours, theirs in self._errors(key, found, begun):
             with unnoticed():
-                reference = theirs.detach()
-                sums.add(ours, reference)
-                wide = ours.to(torch.promote_types(ours.dtype, reference.dtype))
-                difference = self.room.keep((wide - reference).to(reference.dtype))
-            if difference is not None:
-                self._impacts.add(key[:2], theirs, difference)
+                sums.add(ours, theirs)
+                difference = self.room.keep(_difference(ours, theirs, result.dtype))
+            if difference is None or not result.requires_grad:
+                self.unreached.add(key[:2])
+            else:
+                self._impacts.add(key[:2], result, difference)
 
     def _check(self, key: CallKey, results: list[torch.Tensor]) -> None:
         if self.different:
@@ -338,55 +454,72 @@ class CompareLocally(ForwardCalls):
         if not self.different and self._missing:
             self.different = f"{next(iter(self._missing))}, was made only in the first run"
 
-    # --- calls in the candidate's dtypes
 
-    def _run_alone(self, op: torch._ops.OpOverload, args: list[Any], as_in: Call) -> list[torch.Tensor] | None:
-        """The results of a call on the reference's arguments, in the candidate's dtypes and regions."""
-        closed = {type(one).__name__ for one in leaves(args) if isinstance(one, torch.Tensor) and not can_be_read(one)}
-        if closed:  # without their own dispatch, kernels would read out of bounds
-            self.refused.setdefault(facts_of(op).name, f"{', '.join(sorted(closed))} has no data of its own")
-            return None
-        # A cast to float8 without a scale would saturate: the region that the call runs in scales.
-        in_float8 = as_in.policy in FLOAT8_POLICIES
-        dtypes = {} if in_float8 else {info.name: info.dtype for info in as_in.ran_with}
-        writes = {one.name for one in facts_of(op).writes}
+class AddErrors(CallsAlone):
+    """A listener of the reference that adds the local errors of some sites to their results."""
 
-        def convert(name: str, value: Any) -> Any:
-            if isinstance(value, torch.Generator):
-                return value.clone_state()
-            chosen = {
-                path: tensor.detach().to(dtypes.get(path, tensor.dtype), copy=name in writes)
-                for path, tensor in tensors_in(name, value)
-            }
-            return replace_tensors(name, value, chosen) if chosen else value
+    sites: frozenset[tuple[str, str]] = frozenset()  # by module and overload
 
-        try:
-            with hidden_from_observers(), torch.no_grad(), contextlib.ExitStack() as stack:
-                for mode in (_keys.DisableTorchFunction(), _keys._DisableTorchDispatch()):
-                    stack.enter_context(mode)
-                for region in self._regions_of(facts_of(op).name, as_in):
-                    stack.enter_context(region)
-                return repeat(op, args, convert)
-        except Exception as error:  # an op may refuse the dtypes, or a second call
-            self.refused.setdefault(facts_of(op).name, f"{type(error).__name__}: {error}")
-            return None
+    def _differs(self, key: CallKey) -> bool:
+        return key[:2] in self.sites and super()._differs(key)
 
-    def _regions_of(self, name: str, call: Call) -> list[my_autocast]:
-        key = call.autocast, name, call.policy
-        found = self._regions.get(key)
-        if found is None:
-            overrides: dict[str, Value] = {}
-            if call.policy not in (None, CastPolicy.fallthrough) and any(
-                self._policy.lookup(exact_key(name), device) != call.policy for device, _ in call.autocast
-            ):
-                overrides[exact_key(name)] = call.policy
-            found = self._regions[key] = [
-                my_autocast(device, dtype=dtype, policy=self._policy, overrides=overrides)
-                for device, dtype in call.autocast
-            ]
-        return found
+    def start(self, sites: Iterable[tuple[str, str]]) -> None:
+        """Called before a run, with its sites."""
+        self.sites = frozenset(sites)
+        self._counts.clear()
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def seen(self, key: CallKey, call: Call, args: list[Any], results: list[torch.Tensor], begun: Any) -> None:
+        """Called after a call."""
+        arguments = set(map(id, leaves(args)))
+        for result, ours, theirs in self._errors(key, _comparable(results), begun):
+            with unnoticed():
+                if id(result) in arguments:  # a conversion that had nothing to do has returned the program's tensor
+                    self._before.append((result, result.clone()))
+                if result.dtype is torch.bool:
+                    result.logical_xor_(ours != theirs)
+                else:
+                    result.add_(_difference(ours, theirs, result.dtype))
+
+    def finish(self) -> None:
+        """Called after the run. Restores what the program has passed, such as its data."""
+        with unnoticed():
+            for tensor, before in reversed(self._before):
+                tensor.copy_(before)
+        self._before = []
 
 
+#: The policies under which a call rounds its arguments itself.
+_ROUNDING = (CastPolicy.lower_precision_fp, *FLOAT8_POLICIES)
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of a result; zero where the other one is not finite either."""
+    if ours.dtype is torch.bool:
+        return ours != theirs
+    wide = ours.to(torch.promote_types(ours.dtype, theirs.dtype))
+    return torch.where(theirs.isfinite(), wide - theirs, 0.0).to(dtype)
+
+
+def _may_require_grad(tensor: torch.Tensor) -> bool:
+    is_free = not tensor.requires_grad and tensor.is_leaf and not tensor.is_inference()
+    return is_free and _is_of_numbers(tensor)
+
+
+def _is_lower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether a floating point dtype has fewer bits than another one."""
+    return dtype.is_floating_point and other.is_floating_point and dtype.itemsize < other.itemsize
+
+
+def _settings(call: Call, args: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments that follow from the dtype that a program runs in: dtypes, and numbers that stand for infinity."""
+    for argument, value in zip(facts_of(call.name).arguments, args, strict=False):
+        if isinstance(value, torch.dtype) or (isinstance(value, float) and _LARGEST_HALF <= abs(value) < math.inf):
+            yield argument, value
+
+
+#: The largest number of float16.
+_LARGEST_HALF = torch.finfo(torch.float16).max
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _keys: Any = torch._C
 _OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))

@@ -13,6 +13,7 @@ from torch import nn
 
 from torch_promote.errors import StepError, check_flag, explains_arguments
 from torch_promote.numerics.call_observers import (
+    AddErrors,
     CallKey,
     CompareCandidate,
     CompareLocally,
@@ -27,16 +28,18 @@ from torch_promote.numerics.impacts import (
     Impact,
     Impacts,
     errors_of,
+    loss_of,
     watch_gradients,
 )
-from torch_promote.numerics.step_runs import Results, StepRuns, current_policy, distances, show_progress
+from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.ops import facts_of
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import module_name
+from torch_promote.report.base import module_name, spell_number
 
 __all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
 
@@ -49,6 +52,11 @@ DIFFER = "Two runs of the reference differ"
 _SiteKey = tuple[str, str]
 #: The number of random directions with which the effect of errors on outputs is estimated, for a step without a loss.
 _BACKWARDS = 7
+#: The most runs that measure the impacts of sites that no gradient reaches, and how many of these sites are measured
+#: one by one from the start.
+_MOST_MEASURED, _FEW = 16, 6
+#: Groups of sites whose effect is below this share of the largest impact are not taken apart.
+_SMALL = 0.1
 
 
 @explains_arguments
@@ -66,7 +74,8 @@ def compare(
     """Runs a step under two policies, and reports the errors of the candidate for each op in each module.
 
     It runs the reference twice and the candidate once. It keeps the results of the reference's calls for that. If
-    memory has no room for all of them, a note says so.
+    memory has no room for all of them, a note says so. If no gradient reaches the results of ops with errors, such as
+    those of position embeddings, up to 16 more runs of the reference measure their impacts.
 
     Args:
         step: A training or evaluation step: `step()`, or `step(i)` with the number of the batch. It opens its own
@@ -140,6 +149,9 @@ class ComparedRuns:
         self._theirs = CompareCandidate(RunningModules(self._model), self._kept.calls)
         self._local: CompareLocally
         self._impacts: Impacts
+        # Of sites with unknown impacts: the effect of a group that they are in, or infinity.
+        self._bounds: dict[_SiteKey, float] = {}
+        self._why_unknown = ""
         self._notes: list[str] = []
 
     def compare(self) -> Comparison:
@@ -152,12 +164,13 @@ class ComparedRuns:
             one.results = []  # the candidate may have raised before it got there
         second = self._estimate_impacts()
         noise = self._check(first, second)
+        self._measure_impacts(first, noise)
         calls, there, only_there = self._kept.calls, self._theirs.calls, self._theirs.only_here
         left_out = self._kept.room.left_out + self._local.room.left_out
         if left_out:
             self._notes.append(
-                f"There was no room in memory for {left_out / 2**30:.1f} GiB of results. Their accumulated errors and "
-                f"their impacts are unknown."
+                f"There was no room in memory for {left_out / 2**30:.1f} GiB of results. Their accumulated errors are "
+                f"unknown."
             )
         return Comparison(
             reference=self._reference,
@@ -212,15 +225,14 @@ class ComparedRuns:
             if not with_grad:
                 raise
             self._notes.append(
-                f"The impacts are unknown: the step fails when its calls are recorded for a backward: {error}"
+                f"No gradient shows the impacts: the step fails when its calls are recorded for a backward: {error}"
             )
             self._impacts, with_grad = Impacts(loss_scale), False
             second, self._local = self._run_locally(self._impacts, with_grad)
         return second
 
     def _run_locally(self, impacts: Impacts, with_grad: bool) -> tuple[Results, CompareLocally]:
-        modules, policy = RunningModules(self._model), self._candidate
-        local = CompareLocally(modules, self._kept.calls, self._theirs.calls, policy, impacts, with_grad)
+        local = CompareLocally(*self._runs_to_compare(), impacts, with_grad)
 
         def after(number: int, result: Any) -> None:
             self._backwards.after_step(result, local.saw_backward, impacts)
@@ -233,6 +245,77 @@ class ComparedRuns:
             results = self._run(self._reference, local, after)
         local.finish()
         return results, local
+
+    def _runs_to_compare(self) -> tuple[RunningModules, KeepReference, CompareCandidate, tuple[Policy, Policy]]:
+        return RunningModules(self._model), self._kept, self._theirs, (self._reference, self._candidate)
+
+    def _measure_impacts(self, first: Results, noise: dict[str, float]) -> None:
+        """Measures impacts where no gradient of the loss has reached the results of a site, by runs of the reference.
+
+        A run adds the local errors of a group of sites to their results. The group with the largest effect is halved
+        until its sites are known, or until its effect is small.
+        """
+        errors = {site: sums.total().relative for site, sums in self._local.errors.items()}
+        known, unreached = self._impacts.totals, self._local.unreached
+        sites = [site for site, error in errors.items() if error and (site in unreached or site not in known)]
+        if not sites:
+            return
+        if any(noise.values()) or Ranks().count > 1:  # ranks may have other sites, and would wait for each other
+            why = "it runs on several ranks" if Ranks().count > 1 else "it is not repeatable"
+            self._why_unknown = f"The step was not run once more to measure them, because {why}."
+            self._bounds.update(dict.fromkeys(sites, math.inf))
+            return
+        calls = AddErrors(*self._runs_to_compare())
+        sites.sort(key=lambda site: -errors[site])
+        # Groups with what bounds their effect: that of the group that they are halves of.
+        todo = [(math.inf, group) for group in ([[one] for one in sites] if len(sites) <= _FEW else [sites])]
+        measured: list[tuple[float, list[_SiteKey]]] = []
+        left = min(_MOST_MEASURED, self._last - self._runs.count)
+        while left > 0 and (todo or measured):
+            if not todo:
+                effect, group = measured.pop(max(range(len(measured)), key=lambda place: measured[place][0]))
+                if effect <= _SMALL * max((one.size for one in known.values() if one.size < math.inf), default=0.0):
+                    measured.append((effect, group))
+                    break
+                half = (len(group) + 1) // 2
+                todo = [(effect, group[:half]), (effect, group[half:])]
+            _, group = todo.pop(0)
+            left -= 1
+            impact = self._effect_of(calls, group, first)
+            if impact is None:
+                todo.append((math.inf, group))
+                break
+            if len(group) == 1 or not impact.size:
+                known.update(dict.fromkeys(group, impact))
+            else:
+                measured.append((impact.size, group))
+        self._why_unknown = f"{_MOST_MEASURED} runs measure such sites."
+        if measured:
+            spelled = " and ".join(spell_number(effect) for effect, _ in measured)
+            what = "outputs" if self._impacts.random else "loss"
+            self._why_unknown = f"Measured in groups, they change the {what} by {spelled}."
+        for bound, group in (*todo, *measured):
+            self._bounds.update(dict.fromkeys(group, bound))
+            for site in group:
+                known.pop(site, None)  # from a part of its calls
+
+    def _effect_of(self, calls: AddErrors, sites: list[_SiteKey], first: Results) -> Impact | None:
+        """The impact of sites together, measured. None if the step does not return the loss of its backward."""
+        has_loss = all(loss_of(batch) is not None for batch in first)
+        if not has_loss and not self._impacts.random and self._impacts.totals:
+            return None
+        self._impacts.random |= not has_loss
+        calls.start(sites)
+        try:
+            results = self._run(self._reference, calls)
+        except Exception:  # the step may raise for a loss that is not finite
+            return Impact(math.inf, math.inf, math.inf)
+        finally:
+            calls.finish()
+        changes = [_change_of(ours, theirs, self._impacts.random) for ours, theirs in zip(results, first, strict=True)]
+        size = math.hypot(*changes)
+        size = size if math.isfinite(size) else math.inf
+        return Impact(size, sum(changes), size)
 
     def _run(self, policy: Policy, calls: ForwardCalls, on_result: Any = None) -> Results:
         return self._runs.run(policy, around=observe_dispatch(calls.observer), on_result=on_result)
@@ -263,8 +346,26 @@ class ComparedRuns:
             theirs = candidate.get(key)
             if theirs is not None and _is_of_autocast(kept.call, theirs):
                 of_site.setdefault(key[:2], []).append((kept, theirs))
-        sites = [self._site(key, pairs) for key, pairs in of_site.items()]
-        return sorted(sites, key=lambda site: (-(site.impact or 0.0), -site.local))  # ties in the order of running
+        errors = self._local.errors  # a conversion without one is of no interest
+        lossless = [
+            site
+            for site, pairs in of_site.items()
+            if _only_converts(pairs[0][1]) and not (site in errors and errors[site].total().relative)
+        ]
+        for site in lossless:
+            del of_site[site]
+        sites = [(place, self._site(place, pairs)) for place, pairs in of_site.items()]
+
+        def rank(of: tuple[_SiteKey, Site]) -> tuple[float, float]:
+            place, site = of
+            if site.impact is not None:
+                return -site.impact, 0.0 if site.impact == math.inf else -site.local
+            error = max(site.local, site.accumulated or 0.0)
+            bound = self._bounds.get(place, 0.0)
+            # Without a bound, an error that rounding does not explain comes first.
+            return -bound if bound < math.inf or error > 10 * site.rounding else 0.0, -error
+
+        return [site for _, site in sorted(sites, key=rank)]  # ties in the order of running
 
     def _site(self, key: _SiteKey, pairs: list[tuple[KeptCall, Call]]) -> Site:
         local = self._local.errors.get(key, ErrorSums()).total()
@@ -315,6 +416,10 @@ class ComparedRuns:
             )
         elif self._impacts.totals and self._errs() and not self._impacts.explain(change):
             notes.append(_ZERO)
+        if self._impacts.totals and self._bounds:
+            notes.append(
+                f"No gradient reaches {len(self._bounds)} sites, whose impacts are unknown. {self._why_unknown}"
+            )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
         ]
@@ -335,7 +440,13 @@ _ZERO = (
 def _is_of_autocast(ours: Call, theirs: Call) -> bool:
     """Whether a call is in a region, or runs in other dtypes because of one."""
     takes_numbers = any(info.dtype.is_floating_point or info.dtype.is_complex for info in theirs.ran_with)
-    return takes_numbers and (bool(theirs.autocast) or _dtypes(ours) != _dtypes(theirs))
+    return (takes_numbers and bool(theirs.autocast)) or _dtypes(ours) != _dtypes(theirs)
+
+
+def _only_converts(call: Call) -> bool:
+    """Whether a call changes a dtype alone, or makes a tensor from numbers."""
+    facts = facts_of(call.name)
+    return not call.inputs or facts.is_cast or facts.op_name == "aten::type_as"
 
 
 def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
@@ -364,6 +475,15 @@ def _change(reference: Results, candidate: Results) -> float:
         if loss is not None and other is not None and loss.numel() == 1 == other.numel():
             changes.append(abs(float(other.real) - float(loss.real)))
     return max((one for one in changes if math.isfinite(one)), default=0.0)
+
+
+def _change_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor], of_outputs: bool) -> float:
+    """The change of the loss of a batch, or the L2 norm of that of the outputs."""
+    if of_outputs:
+        pairs = [(one, reference[name]) for name, one in candidate.items() if one.is_floating_point()]
+        return math.hypot(*(norm_of(one.double() - other.double()) for one, other in pairs))
+    ours, theirs = loss_of(candidate), loss_of(reference)
+    return 0.0 if ours is None or theirs is None else float(ours.double()) - float(theirs.double())
 
 
 def _number(tensor: torch.Tensor) -> float | None:

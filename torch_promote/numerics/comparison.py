@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
+
 from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import (
@@ -28,6 +30,14 @@ from torch_promote.report.base import (
 __all__ = ["Comparison", "GradientError", "Metric", "Site"]
 
 
+_Scale = tuple[float, float] | None
+#: The largest relative error of a rounding, by dtype.
+_ROUNDING = {
+    str(dtype).removeprefix("torch."): torch.finfo(dtype).eps / 2
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The calls of one overload in one module, in the forward, or of an optimizer inside of a region.
@@ -37,6 +47,9 @@ class Site:
     is that of the op alone: on the reference's inputs, cast to the dtypes in which the candidate ran it. The
     accumulated error is that of the candidate's own run, including the errors of its inputs. Values beyond 1e30, which
     stand for infinity in masks, are ignored.
+
+    An op without a policy that casts runs in lower precision because its inputs were rounded. Its local error is that
+    of the op on the rounded inputs: their rounding is the error of the op, or the conversion, that returned them.
 
     Attributes:
         op: The op: "aten::linear".
@@ -55,10 +68,12 @@ class Site:
         accumulated_ulp: The largest accumulated error of an element, like `local_ulp`.
         accumulated_sqnr: The accumulated signal to quantization noise ratio in dB, like `local_sqnr`.
         impact: The change of the loss by the local errors, first order, in the loss's unit: abs(sum(g * d)) with the
-            gradients g of the loss and the local errors d; for several batches, the root of the sum of squares.
-            Infinite if a non-finite error reaches the loss. None if unknown. Of a step that returns no loss, from
-            random cotangents of its outputs: the root mean square over the cotangents of the sum for each sample, which
-            approximates the L2 norm of the change of the outputs; or `impact_spread` if there is one backward.
+            gradients g of the loss and the local errors d; for several batches, the root of the sum of squares. Where
+            no gradient reaches a result of the site, the change of the loss in a run with the local errors added to
+            the results. Infinite if a non-finite error reaches the loss. None if unknown. Of a step that returns no
+            loss, from random cotangents of its outputs: the root mean square over the cotangents of the sum for each
+            sample, which approximates the L2 norm of the change of the outputs; or `impact_spread` if there is one
+            backward.
         signed_impact: sum(g * d) over all batches. None if unknown, and with random cotangents.
         impact_spread: sqrt(sum((g * d) ** 2)), in which the errors of elements do not cancel each other: the expected
             impact for other inputs if their roundings are independent.
@@ -97,6 +112,11 @@ class Site:
         """The overload's full name: "aten::softmax.int"."""
         return f"{self.op}.{self.overload}" if self.overload else self.op
 
+    @property
+    def rounding(self) -> float:
+        """The largest relative error of one rounding to the lowest of `dtypes`: 4.9e-4 for float16."""
+        return max((_ROUNDING[name] for name in self.dtypes.split(", ") if name in _ROUNDING), default=0.0)
+
     def __str__(self) -> str:
         return f"{self.name.removeprefix('aten::')} in {module_name(self.module)}"
 
@@ -127,11 +147,14 @@ class GradientError:
         name: The parameter: "blocks.0.q.weight".
         error: The relative L2 norm of the difference; infinite if the candidate's is not finite.
         norm: The norm of the reference's gradient.
+        vanishes: Whether the gradient is zero up to rounding errors on both sides, as that of a bias before a batch
+            norm. Its error says nothing then.
     """
 
     name: str
     error: float
     norm: float
+    vanishes: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -145,7 +168,8 @@ class Comparison(Report):
         candidate: The policy that was compared with it.
         sites: The sites, largest impact first, then largest local error first.
         metrics: The values that the step returned.
-        gradients: The gradients of parameters, the largest error first; empty without `gradients=True`.
+        gradients: The gradients of parameters, the largest error first, those that vanish last; empty without
+            `gradients=True`.
         modules: The paths of all modules of the model, in its order.
         runs: The number of runs of the step.
         backwards: The number of backwards, including those of the step.
@@ -213,15 +237,15 @@ class Comparison(Report):
                 Table(
                     "Gradients",
                     (Column("parameter", "name"), Column("error", "number"), Column("norm", "number")),
-                    [(one.name, one.error, one.norm) for one in self.gradients],
+                    [(one.name, one.error, one.norm) for one in self.gradients if not one.vanishes],
                     most=5,
                 ),
-                _heat_chart(self.sites, self.loss_or_outputs),
+                _heat_chart(self.sites, self.loss_or_outputs, self._scales()),
                 self._module_tree(),
                 Listing("Not in float8", [f"{site}: {site.misfit}" for site in self.sites if site.misfit]),
                 Listing("Calls that only one of the runs made", self.not_aligned),
                 Listing("Not compared", self.not_seen),
-                Listing("Notes", self.notes),
+                Listing("Notes", [*self.notes, *self._about_vanishing()]),
             ),
         )
 
@@ -247,13 +271,46 @@ class Comparison(Report):
         first, overflowing = next(iter(self.sites), None), [site for site in self.sites if site.nonfinite]
         if overflowing:
             facts.append(("overflows", str(overflowing[0]), f"sites that make inf or NaN: {len(overflowing)}"))
-        if first is not None and first.impact:
-            change = f"changes the {self.loss_or_outputs} by {spell_number(first.impact)}"
-            facts.append(("largest impact", str(first), change))
-        elif first is not None and first.local:
-            facts.append(("largest local error", str(first), spell_number(first.local)))
+        largest = next((site for site in self.sites if site.impact), None)
+        if first is not None and first.impact is None and (first.local or first.accumulated):
+            accumulated = "" if first.accumulated is None else f", accumulated {spell_number(first.accumulated)}"
+            label = "unknown impact" if largest else "largest error"
+            facts.append((label, str(first), f"local {spell_number(first.local)}{accumulated}"))
+        if largest is not None and largest.impact:
+            change = f"changes the {self.loss_or_outputs} by {spell_number(largest.impact)}"
+            facts.append(("largest impact", str(largest), change))
+        facts += self._yardstick()
         facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))
         return [*facts, *([("torch", self.torch_version)] if self.torch_version else [])]
+
+    def _yardstick(self) -> list[Fact]:
+        """The largest local error in units of what rounding explains."""
+        sites = [site for site in self.sites if site.rounding and 0 < site.local < math.inf]
+        if not sites:
+            return []
+        worst = max(sites, key=lambda site: site.local / site.rounding)
+        lowest = max((name for name in worst.dtypes.split(", ") if name in _ROUNDING), key=_ROUNDING.__getitem__)
+        rounding = f"{lowest}: {spell_number(worst.rounding)}"
+        times = worst.local / worst.rounding
+        if times <= _AS_EXPECTED:  # of no site in particular
+            return [("local errors", f"up to {spell_number(worst.local)}", f"as expected of {rounding}")]
+        text = f"{spell_number(worst.local)}, {spell_number(times)} times a rounding to {rounding}"
+        return [("largest local error", str(worst), text)]
+
+    def _scales(self) -> tuple[_Scale, _Scale, _Scale]:
+        """The ends of the scales of colours: a rounding is pale, and an error as large as the value is dark."""
+        rounding = max((site.rounding for site in self.sites), default=0.0)
+        losses = [abs(one.reference or 0.0) for one in self.metrics if one.name == "loss"]
+        size = 0.0 if self.random_cotangents else max(losses, default=0.0)
+        of_errors = (rounding, 1.0) if rounding else None
+        return of_errors, of_errors, (rounding * size, size) if rounding and size else None
+
+    def _about_vanishing(self) -> list[str]:
+        names = [one.name for one in self.gradients if one.vanishes]
+        if not names:
+            return []
+        more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+        return [f"Gradients that are zero up to rounding errors are not listed: {', '.join(names[:3])}{more}."]
 
     def _metric_rows(self) -> list[tuple[str, str, str, float]]:
         def spell(value: float | None) -> str:
@@ -272,8 +329,8 @@ class Comparison(Report):
         paths = sorted(inside, key=lambda path: (not path, place.get(path, len(place)), path))
         values = {measure: [_measure(inside[path], measure) for path in paths] for measure in _MEASURES}
         shares = {
-            measure: heat_shares([math.nan if value is None else value for value in values[measure]])
-            for measure in _MEASURES
+            measure: heat_shares([math.nan if value is None else value for value in values[measure]], scale)
+            for measure, scale in zip(_MEASURES, self._scales(), strict=True)
             if any(value is not None for value in values[measure])
         }
         branches = [
@@ -292,6 +349,8 @@ class Comparison(Report):
         return Tree("Modules", columns, branches, list(shares))
 
 
+#: How many roundings explain a local error: those of the inputs, and that of the result.
+_AS_EXPECTED = 2.0
 _ABOUT_SITES = (
     "A site is the calls of one op in one module. Its local error is that of the op alone, on the inputs of the "
     "reference. Its accumulated error includes the errors of its inputs. Errors are relative L2 norms. Its impact is "
@@ -312,7 +371,7 @@ def _measure(sites: Iterable[Site], measure: str) -> float | None:
     return math.hypot(*values) if measure == "impact" else float(max(values))
 
 
-def _heat_chart(sites: Sequence[Site], loss_or_outputs: str) -> Chart:
+def _heat_chart(sites: Sequence[Site], loss_or_outputs: str, scales: Sequence[_Scale]) -> Chart:
     """The errors and impacts of the ops that each module calls itself, largest impact first."""
     by_module: dict[str, list[Site]] = {}
     for site in sites:
@@ -320,7 +379,11 @@ def _heat_chart(sites: Sequence[Site], loss_or_outputs: str) -> Chart:
     values = {module: [_measure(own, measure) for measure in _MEASURES] for module, own in by_module.items()}
     order = sorted(values, key=lambda module: (-(values[module][2] or 0.0), -(values[module][0] or 0.0)))
     series = [
-        Series(name, [math.nan if (value := values[module][number]) is None else value for module in order])
+        Series(
+            name,
+            [math.nan if (value := values[module][number]) is None else value for module in order],
+            scale=scales[number],
+        )
         for number, name in enumerate(("local error", "accumulated error", f"impact on {loss_or_outputs}"))
     ]
     return Chart("Errors and impact by module", "heat", series, [module_name(module) for module in order])

@@ -27,6 +27,7 @@ __all__ = [
     "Impact",
     "Impacts",
     "errors_of",
+    "loss_of",
     "watch_gradients",
 ]
 
@@ -64,7 +65,9 @@ class ErrorSums:
 
     def add(self, result: torch.Tensor, reference: torch.Tensor) -> None:
         """Adds the errors of a result, relative to the reference's of the same shape."""
-        info = torch.finfo(result.dtype if result.dtype.is_floating_point else torch.float64)
+        info = None  # of bools, whose unit is 1
+        if result.dtype is not torch.bool:
+            info = torch.finfo(result.dtype if result.dtype.is_floating_point else torch.float64)
         pieces = (as_reals(one).split(_AT_ONCE) for one in (result, reference))
         for ours, theirs in zip(*pieces, strict=True):
             found, known = _sums_of(ours, theirs.to(ours.device), info), self._sums
@@ -87,7 +90,7 @@ def as_reals(tensor: torch.Tensor) -> torch.Tensor:
     return real.reshape(-1)
 
 
-def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo) -> torch.Tensor:
+def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo | None) -> torch.Tensor:
     """The sums of squares of difference and reference, the count of values lost, and the largest error in ulp."""
     ours, theirs = result.double(), reference.double()
     in_theirs = theirs.abs() < BEYOND  # false for NaN
@@ -96,9 +99,11 @@ def _sums_of(result: torch.Tensor, reference: torch.Tensor, info: torch.finfo) -
     difference = torch.where(both, ours - theirs, 0.0)
     theirs = torch.where(both, theirs, 0.0)
     lost = in_theirs & ~in_ours
-    smallest = info.smallest_normal * info.eps  # the smallest subnormal number
-    unit = torch.ldexp(torch.full_like(theirs, info.eps), torch.frexp(theirs).exponent - 1)
-    ulp = difference.abs() / torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
+    ulp = difference.abs()
+    if info is not None:
+        smallest = info.smallest_normal * info.eps  # the smallest subnormal number
+        unit = torch.ldexp(torch.full_like(theirs, info.eps), torch.frexp(theirs).exponent - 1)
+        ulp /= torch.where(theirs == 0, smallest, unit.clamp_min(smallest))
     largest = ulp.max() if ulp.numel() else ulp.sum()
     return torch.stack([difference.square().sum(), theirs.square().sum(), lost.sum().double(), largest])
 
@@ -254,7 +259,7 @@ class Backwards:
         """Runs a backward on the result of a step, unless the step has run one. `impacts` gets the gradients."""
         impacts = impacts or Impacts(1.0)
         tensors = named_tensors(result)
-        loss = _loss_of(tensors)
+        loss = loss_of(tensors)
         if has_run:
             self.count += 1
             impacts.settle(loss)
@@ -285,7 +290,7 @@ class Backwards:
         impacts.settle(None)
 
 
-def _loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+def loss_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """The loss among the results of a step: the one named "loss", or the only number."""
     if "loss" in tensors and tensors["loss"].numel() == 1:
         return tensors["loss"]
@@ -315,12 +320,22 @@ def watch_gradients(model: nn.Module, backwards: Backwards) -> Iterator[None]:
             handle.remove()
 
 
+#: Norms that are smaller shares of the largest norm consist of rounding errors: the reference's, the candidate's.
+_VANISHING = 1e-5, 1e-2
+
+
 def errors_of(candidate: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> list[GradientError]:
     """Returns the error of each gradient, largest first; infinite if only one side has the gradient."""
+    norms = [
+        {name: float(torch.linalg.vector_norm(one.double())) for name, one in gradients.items()}
+        for gradients in (candidate, reference)
+    ]
+    largest = max(norms[1].values(), default=0.0)
     found = []
     for name in {**reference, **candidate}:
         ours, theirs = candidate.get(name), reference.get(name)
-        norm = 0.0 if theirs is None else float(torch.linalg.vector_norm(theirs.double()))
         error = float("inf") if ours is None or theirs is None else distance(ours, theirs)
-        found.append(GradientError(name, error, norm))
-    return sorted(found, key=lambda one: (-one.error, one.name))
+        of_ours, of_theirs = (one.get(name, math.inf) for one in norms)
+        vanishes = of_theirs <= _VANISHING[0] * largest and of_ours <= _VANISHING[1] * largest and error > 0
+        found.append(GradientError(name, error, norms[1].get(name, 0.0), vanishes))
+    return sorted(found, key=lambda one: (one.vanishes, -one.error, one.name))

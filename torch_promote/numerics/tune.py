@@ -17,7 +17,6 @@ from torch_promote.errors import (
     DtypeError,
     Fp32FailsError,
     NoiseFloorError,
-    NothingToTuneError,
     OptionError,
     PolicyError,
     check_flag,
@@ -109,13 +108,13 @@ def tune(
         restore: Other state that the step changes, as in `compare`.
 
     Returns:
-        The tuning. All state is restored. After Ctrl-C, the results so far; during the first runs (three, for float8
-        four) there are none, and the KeyboardInterrupt propagates.
+        The tuning. All state is restored. If the policy meets the tolerance as it is, or no op can get an override, the
+        tuning has none, and `reason` says why. After Ctrl-C, the results so far; during the first runs (three, for
+        float8 four) there are none, and the KeyboardInterrupt propagates.
 
     Raises:
         OptionError: An argument is invalid, or the file in `resume` belongs to another tuning.
         NoiseFloorError: Two runs of the reference differ by more than the tolerance.
-        NothingToTuneError: The policy meets the tolerance without overrides, or for "speed" no op can get one.
         Fp32FailsError: With all candidates in float32, the step does not meet it either.
         StepError: As `compare`.
         TuningError: The ranks of the process group run different ops.
@@ -242,12 +241,16 @@ class _Tuner:
         self._untuned: Trial  # the trial of the policy without overrides
         self._verified = _Verification()
         self._notes: list[str] = []
+        self._reason = ""  # why there is nothing to tune
         self._ended = ""  # why the search ended early
         self._interrupted = False
 
     def tune(self) -> Tuning:
         """Performs the runs, and returns the result."""
-        self._start()
+        self._reason = self._start()
+        if self._reason:
+            self._found, self._policy = frozenset(), self._base
+            return self._result()
         try:
             self._run_extremes()
             self._search()
@@ -265,14 +268,9 @@ class _Tuner:
 
     # --- before the search
 
-    def _start(self) -> None:
-        """Runs the reference and the policy, ranks the candidates, and checks that there is something to tune."""
+    def _start(self) -> str:
+        """Runs the reference and the policy, and ranks the candidates. Returns why there is nothing to tune, or ""."""
         trials = self._trials
-        if self._base == Policy.named(REFERENCE):
-            raise NothingToTuneError(
-                f"the current policy is {self._base!r}, which casts no op. Set the policy to tune with "
-                f"set_default_policy or install."
-            )
         first = self._measure() if trials.file.first is None else self._resume(trials.file.first)
         self._comparison, self._noise = first.comparison, first.noise_floor
         self._check_noise()
@@ -283,17 +281,18 @@ class _Tuner:
         self._memo = self._new_memo()
         # The comparison is that of the policy, or for float8 that of the policy with all candidates in float8.
         self._last = self._untuned = self._run(frozenset(self._names), "gate") if self._is_float8 else trials.all[0]
-        self._check_untuned()
-        if not self._names:
+        reason = self._why_nothing()
+        if not self._names and not reason:
             raise self._fp32_fails("no op that can get an override runs in a lower dtype")
         self._notes += [f"No override for {text}." for text in self._candidates.excluded]
         if any(self._noise.values()):
             self._notes.append("The step is not exactly repeatable: a run near the tolerance may pass or fail.")
+        return reason
 
     def _measure(self) -> FirstRuns:
         trials, judge = self._trials, self._trials.judge
         reference = Policy.named(REFERENCE)
-        most = max(trials.left - self._after - 1 - self._is_speed, 3)
+        most = max(min(trials.left - self._after - 1 - self._is_speed, 4 + trials.budget // 4), 3)
         raised: Exception | None = None
         try:
             candidate = all_in_float8(self._base, self._override) if self._is_float8 else self._base
@@ -350,9 +349,14 @@ class _Tuner:
                 f"from."
             )
 
-    def _check_untuned(self) -> None:
-        """Raises NothingToTuneError if the policy needs no override, or for "speed" Fp32FailsError if it fails."""
+    def _why_nothing(self) -> str:
+        """Why the policy needs no override, or ""; for "speed", raises Fp32FailsError if it fails."""
         judge, errors = self._trials.judge, self._untuned.errors
+        if self._base == Policy.named(REFERENCE):
+            return (
+                f"the current policy is {self._base!r}, which casts no op. Set the policy to tune with "
+                f"set_default_policy or install."
+            )
         if self._is_speed:
             if not self._untuned.passed:
                 raise Fp32FailsError(
@@ -360,16 +364,18 @@ class _Tuner:
                     f'{self._failure(self._untuned)}. Tune it with direction="accuracy" first, and set the resulting '
                     f"policy."
                 )
-            if not self._names:
-                what = "linear runs in lower precision and may run in float8"
-                what = what if self._is_float8 else "op that may be lowered runs in float32"
-                raise NothingToTuneError(f"no {what} in a region of the step.{self._excluded()}")
-        elif self._untuned.passed:
-            advice = 'Tune with a smaller tolerance, or use direction="speed" to lower more ops.'
-            raise NothingToTuneError(
-                f"the current policy meets the tolerance without an override: {judge.describe(errors)}. "
-                f"{advice if self._names else ' '.join(self._comparison.notes)}"
-            )
+            if self._names:
+                return ""
+            what = "linear runs in lower precision and may run in float8"
+            what = what if self._is_float8 else "op that may be lowered runs in float32"
+            return f"no {what} in a region of the step.{self._excluded()}"
+        if not self._untuned.passed:
+            return ""
+        advice = 'Tune with a smaller tolerance, or use direction="speed" to lower more ops.'
+        return (
+            f"the current policy meets the tolerance without an override: {judge.describe(errors)}. "
+            f"{advice if self._names else ' '.join(self._comparison.notes)}"
+        ).strip()
 
     def _run_extremes(self) -> None:
         """Runs all candidates overridden; for "speed", also none, to time it without the observers of the first run."""
@@ -545,6 +551,8 @@ class _Tuner:
 
     def _certificate(self) -> Certificate:
         verified, found, known = self._verified, self._found, self._memo.known
+        if self._reason:
+            return Certificate("minimum", "The policy was run without overrides, and no set of overrides is smaller.")
         if found is None:
             return Certificate("passes", "The search was interrupted before any overrides were known to pass.")
         kind = prove(found, self._names, known)
@@ -579,7 +587,7 @@ class _Tuner:
     def _result(self) -> Tuning:
         trials, found = self._trials, self._found
         gain: dict[str, float] = {}
-        if self._is_speed and found is not None:
+        if self._is_speed and found is not None and not self._reason:
             saved = self._candidates.weight(self._overridden(found))
             if self._is_float8:
                 gain["float8_share"] = (self._candidates.flops_before + saved) / self._comparison.flops
@@ -605,7 +613,8 @@ class _Tuner:
             gain=gain,
             notes=[*self._notes, *self._verified.notes],
             interrupted=self._interrupted,
-            found=tuple(self._chosen()),
+            found=() if self._reason else tuple(self._chosen()),
+            reason=self._reason,
         )
 
 

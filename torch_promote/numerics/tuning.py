@@ -117,6 +117,8 @@ class Tuning(Report):
         notes: Other remarks, one sentence each.
         interrupted: Whether Ctrl-C ended the search.
         found: The names of the candidates that have the override, in both directions.
+        reason: Why there was nothing to tune: the policy meets the tolerance without an override, or no op can get one.
+            "" if there was a search.
     """
 
     NOUN: ClassVar[str] = "tuning"
@@ -141,6 +143,7 @@ class Tuning(Report):
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     found: tuple[str, ...] = ()
+    reason: str = ""
 
     def __post_init__(self) -> None:
         self._policy_file: str = "mine.toml"  # which the page names; not a part of the report
@@ -219,6 +222,8 @@ class Tuning(Report):
 
     def _verdict(self) -> str:
         certificate = self.certificate
+        if self.reason:
+            return f"Nothing to tune: {self.reason}"
         if self.met:
             verdict = "met" if self.found else "met without overrides"
         elif certificate.held_out is not None and not self._meets(certificate.held_out):

@@ -121,6 +121,7 @@ class Series:
     color: str = "ink"  # a dtype's name, "passed", "failed" or "ink"
     mark: Literal["o", "x", "line", "steps"] = "o"  # how a scatter chart draws it: points "o" or "x", a line, or steps
     note: str = ""  # shown by a histogram next to the name
+    scale: tuple[float, float] | None = None  # the ends of the scale of colours in a heat chart: see `heat_shares`
 
 
 @dataclass(frozen=True)
@@ -439,12 +440,13 @@ _DECADES = 6.0
 _INFINITE_HEAT = 1.5
 
 
-def heat_shares(values: Sequence[float]) -> list[float]:
+def heat_shares(values: Sequence[float], scale: tuple[float, float] | None = None) -> list[float]:
     """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN.
 
-    Infinity is beyond the scale, so that it has a colour of its own.
+    Infinity is beyond the scale, so that it has a colour of its own. `scale` has the numbers at its ends; None: the
+    values' own.
     """
-    powers = [math.log10(value) for value in values if 0 < value < math.inf]
+    powers = [math.log10(value) for value in scale or values if 0 < value < math.inf]
     top = max(powers, default=0.0)
     low = max(min(powers, default=0.0), top - _DECADES)
 
@@ -455,7 +457,7 @@ def heat_shares(values: Sequence[float]) -> list[float]:
             return _INFINITE_HEAT
         if top == low:
             return 1.0
-        return 0.05 + 0.95 * max(0.0, (math.log10(value) - low) / (top - low))
+        return 0.05 + 0.95 * min(1.0, max(0.0, (math.log10(value) - low) / (top - low)))
 
     return [share(value) for value in values]
 

@@ -184,7 +184,7 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
     axes, count = _axes(figure, chart), min(_MOST_ROWS, len(chart.labels))
     if not count:
         return
-    shares = [heat_shares(series.y[:count]) for series in chart.series]
+    shares = [heat_shares(series.y[:count], series.scale) for series in chart.series]
     image = [[column[row] for column in shares] for row in range(count)]
     colors = matplotlib.colormaps["YlOrRd"].with_extremes(over=_INFINITE)
     axes.pcolormesh(image, cmap=colors, vmin=0, vmax=1.15)  # infinity is beyond
