@@ -53,6 +53,7 @@ from torch_promote.reading.explanation import explain
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX
+from torch_promote.recording.program_state import Searched
 from torch_promote.recording.values import COUNTED
 from torch_promote.report.base import module_name, short_line
 from torch_promote.report.block import block
@@ -189,6 +190,7 @@ class Monitor:
         self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._look: _Look | None = None
         self._alarms = _Alarms()
+        self._searched: Searched = weakref.WeakKeyDictionary()
         self._ranks = _Ranks()
         self._is_inert = False
         self._said: set[str] = set()
@@ -303,7 +305,9 @@ class Monitor:
                 self._finish(look)
         if (self.steps + 1) % self._every == 0:
             with self._safely("look"):
-                tracer = Tracer(None if self._model is None else self._model(), True, False, _MOST_CALLS, None)
+                tracer = Tracer(
+                    None if self._model is None else self._model(), True, False, _MOST_CALLS, None, self._searched
+                )
                 tracer.__enter__()
                 self._look = _Look(tracer)
 

@@ -17,6 +17,7 @@ from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.recording.program_state import Searched
 from torch_promote.recording.recorder import Recorder
 from torch_promote.recording.recording import recording_lock
 from torch_promote.report.block import block
@@ -77,13 +78,19 @@ class Tracer:
     """The block of `trace`. See there for the arguments."""
 
     def __init__(
-        self, model: nn.Module | None, values: bool, only_casting: bool, max_calls: int, file: RecordingFile | None
+        self,
+        model: nn.Module | None,
+        values: bool,
+        only_casting: bool,
+        max_calls: int,
+        file: RecordingFile | None,
+        searched: Searched | None = None,
     ) -> None:
         self.report: TraceReport = TraceReport(max_calls)
         self._file = file
         self._block = contextlib.ExitStack()
         modules = self._modules = RunningModules(model)
-        self._recorder = Recorder(self.report, modules, file) if values else None
+        self._recorder = Recorder(self.report, modules, file, searched) if values else None
         if self._recorder is None:
             self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
         else:

@@ -43,7 +43,13 @@ from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
-from torch_promote.recording.program_state import OptimizerStates, environment, generator_states, state_drawn_from
+from torch_promote.recording.program_state import (
+    OptimizerStates,
+    Searched,
+    environment,
+    generator_states,
+    state_drawn_from,
+)
 from torch_promote.recording.recording import Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
@@ -137,9 +143,16 @@ class Recorder:
         report: The report, which it fills.
         modules: Tracks which module runs.
         file: A file to write as well.
+        searched: What the recorders of several blocks share.
     """
 
-    def __init__(self, report: Recording, modules: RunningModules, file: RecordingFile | None = None) -> None:
+    def __init__(
+        self,
+        report: Recording,
+        modules: RunningModules,
+        file: RecordingFile | None = None,
+        searched: Searched | None = None,
+    ) -> None:
         self._report = report
         self._modules = modules
         self._file = file
@@ -153,7 +166,7 @@ class Recorder:
         self._losses: list[Values] = []  # since the last step
         self._steps: list[int] = []  # the number of calls at the end of each step
         self._calls = 0
-        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of)
+        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of, searched)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
