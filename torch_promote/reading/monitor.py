@@ -79,6 +79,7 @@ _PAST, _LEAST = 8, 3
 _GROWTH, _LARGE, _MASK = 8.0, 32.0, 1e30
 #: So many looks in a row in which a gradient is 0, or the scale has fallen, are an alarm.
 _ZEROS, _FALLS = 2, 3
+_FIND_NAN = "What this step has does not tell the cause: torch-promote find-nan names the call."
 
 
 class Alarm(NamedTuple):
@@ -268,6 +269,8 @@ class Monitor:
         self.skipped_steps += len(skipped)
         clock = None if self._clock is None else self._clock()
         if skipped and (clock is None or id(clock) in skipped):
+            if self._look is not None:
+                self._look.is_skipped = True
             self._end_step()
 
     def _end_step(self) -> None:
@@ -298,7 +301,7 @@ class Monitor:
         with self._safely("recordings"):
             if self._recordings is not None:
                 self._recordings.last.append((self.steps, look.tracer.report))
-                if alarms or self.looks % _WRITTEN == 1:
+                if alarms or (self.looks - 1) % _WRITTEN == 0:
                     self._recordings.write(keep=bool(alarms))
                 files = self._recordings.pair()
         with self._safely("to"):
@@ -359,6 +362,7 @@ class _Look:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        self.is_skipped = False  # by GradScaler, whose scale is then too large
         self.expected: set[str] = set()  # the parameters of the optimizers that have stepped
         self._samples: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._names: dict[int, str] = {}
@@ -393,7 +397,10 @@ class _Look:
                 gradient, weight = ends[-1].gradients.get(name), ends[-1].parameters.get(name)
                 if id(one) not in updates or gradient is None or weight is None or not gradient.count:
                     continue
-                squares = [math.inf if values.l2 is None else values.l2**2 for values in (gradient, weight)]
+                squares = [
+                    (values.l2 if values.l2 is not None and values.is_finite else math.inf) ** 2
+                    for values in (gradient, weight)
+                ]
                 of_one = [one.numel(), squares[0], gradient.count, squares[1], *updates[id(one)]]
                 self._sums["parameters"][f"{label}\n{name}"] = of_one
                 for whole in (label, ""):
@@ -486,6 +493,9 @@ def _figures(sums: Sums) -> dict[str, float]:
     return found
 
 
+_Found: TypeAlias = tuple[str, str, Call | None]  # a module, a sentence, and the call that it is about
+
+
 class _Past:
     """The past of figures, and what leaves it."""
 
@@ -498,25 +508,30 @@ class _Past:
     def alarms_of(self, step: int, sums: Sums, look: _Look) -> list[Alarm]:
         """Returns the alarms of a look, one of a kind at most, and adds the look to the past."""
         found = {
-            "loss": self._loss(look.tracer.report),
+            "loss": None if look.is_skipped else self._loss(look.tracer.report),
             "scale": self._scale(sums["scale"], look.tracer.report),
             "amax": self._growth(sums["own"], look),
             "gradient": self._zero(sums, look),
         }
         return [
-            Alarm(step, module_name(alarm[0]), figure, f"{alarm[1]} {_advice(look.tracer.report, alarm[0])}")
+            Alarm(step, module_name(alarm[0]), figure, alarm[1] + _advice(look.tracer.report, *alarm))
             for figure, alarm in found.items()
             if alarm is not None
         ]
 
-    def _loss(self, report: TraceReport) -> tuple[str, str] | None:
+    def _loss(self, report: TraceReport) -> _Found | None:
         about, first, was = report.nonfinite.about_losses(0), report.first_nonfinite, self._was_nonfinite
         self._was_nonfinite = bool(about)
         if not about or was:
             return None
-        return ("", f"{about}.") if first is None else (first.module, f"{about}, first in {_place(first)}.")
+        before = [one.name for one in report.sources if one.kind == "parameter" and not one.values.is_finite]
+        if before:
+            return "", f"{about}, and so was {before[0]} before this step. {_FIND_NAN}", None
+        return (
+            ("", f"{about}.", None) if first is None else (first.module, f"{about}, first in {_place(first)}.", first)
+        )
 
-    def _scale(self, scales: dict[str, list[float]], report: TraceReport) -> tuple[str, str] | None:
+    def _scale(self, scales: dict[str, list[float]], report: TraceReport) -> _Found | None:
         self._scales.extend(scale for (scale,) in scales.values())
         past, first = list(self._scales), report.first_nonfinite
         enough = len(past) > (_FALLS if past and past[-1] >= 1 else 1)
@@ -525,10 +540,10 @@ class _Past:
         self._scales.clear()
         text = f"GradScaler's scale keeps falling: {', '.join(f'{one:g}' for one in past)} in the last looks."
         if first is None:
-            return "", f"{text} This step did not overflow; torch-promote find-nan names the call that does."
-        return first.module, f"{text} What overflowed first in this step: {_place(first)}."
+            return "", f"{text} {_FIND_NAN}", None
+        return first.module, f"{text} What overflowed first in this step: {_place(first)}.", first
 
-    def _growth(self, own: dict[str, list[float]], look: _Look) -> tuple[str, str] | None:
+    def _growth(self, own: dict[str, list[float]], look: _Look) -> _Found | None:
         grown: dict[str, tuple[float, float]] = {}
         for module, (amax,) in own.items():
             past = self._amax.setdefault(module, deque(maxlen=_PAST))
@@ -537,6 +552,9 @@ class _Past:
                 usual = statistics.median(past)
             if usual and (module or len(own) == 1) and _GROWTH * usual <= amax < _MASK:
                 grown[module] = amax, usual
+        for module, (amax,) in own.items():
+            past = self._amax[module]
+            if grown and past and amax > 2 * max(past):  # it has grown with them, and is not told of later
                 past.clear()
             past.append(amax)
         if not grown:
@@ -546,9 +564,9 @@ class _Past:
         at = "" if call is None else f", in {_place(call)}"
         also = f" Modules after it that grew so, too: {len(grown) - 1}." if len(grown) > 1 else ""
         text = f"the amax of {module_name(module)} is {amax:.3g}{at}: {amax / usual:.1f} times that of the looks before"
-        return module, f"{text} ({usual:.3g}).{also}"
+        return module, f"{text} ({usual:.3g}).{also}", call
 
-    def _zero(self, sums: Sums, look: _Look) -> tuple[str, str] | None:
+    def _zero(self, sums: Sums, look: _Look) -> _Found | None:
         there = {key.partition("\n")[2] for key, numbers in sums["parameters"].items() if numbers[1] > 0}
         zero = []
         for name in sorted(look.expected | there):
@@ -559,10 +577,13 @@ class _Past:
                 zero.append(name)
         if not zero:
             return None
+        # Of the modules without any gradient, the nearest to the loss.
+        some = {name.rpartition(".")[0] for name in there}
         places = {module: place for place, module in enumerate(sums["own"])}
-        last = max(zero, key=lambda name: places.get(name.rpartition(".")[0], -1))  # the nearest to the loss
+        last = max(zero, key=lambda name: ((path := name.rpartition(".")[0]) not in some, places.get(path, -1)))
         also = f" Others that became 0 with it: {len(zero) - 1}." if len(zero) > 1 else ""
-        return last.rpartition(".")[0], f"the gradient of {last} is 0 in {_ZEROS} looks, and was not before.{also}"
+        text = f"the gradient of {last} is 0 in {_ZEROS} looks, and was not before.{also}"
+        return last.rpartition(".")[0], text, None
 
 
 def _place(call: Call) -> str:
@@ -570,14 +591,18 @@ def _place(call: Call) -> str:
     return ", ".join(filter(None, (call.op, call.phase, module_name(call.module), short_line(call.line), call.dtypes)))
 
 
-def _advice(report: TraceReport, module: str) -> str:
-    """The overrides to try in a module."""
+def _advice(report: TraceReport, module: str, text: str, call: Call | None) -> str:
+    """The overrides to try in a module, after the text of an alarm."""
+    if text.endswith(_FIND_NAN):
+        return ""
     with contextlib.suppress(OptionError):
         advice = explain(report, f"module={module_name(module)}").advice
         tried = [one for one in advice if one.startswith(("To run", "The policy of")) and "instead" not in one]
         if tried:
-            return f"Try: {' '.join(tried)}"
-    return "No override gives it more range: autocast lowers no op there."
+            return f" Try: {' '.join(tried)}"
+    if call is not None and call.phase == "forward" and any(one.dtype is torch.float16 for one in call.outputs):
+        return f' Try: my_autocast(overrides={{"{call.op.removeprefix("aten::")}": "fp32"}}).'
+    return " No override gives it more range: autocast lowers no op there."
 
 
 class _Sink:
