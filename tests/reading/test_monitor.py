@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 import os
@@ -15,9 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import torch_promote as tp
+from helpers.gloo_ranks import in_ranks
 from helpers.ordinary_trainings import TRAININGS, Training
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe import dispatch, surroundings
@@ -541,3 +547,76 @@ class Told(torch.utils.data.Dataset[bool]):
 
     def __getitem__(self, index: int) -> bool:
         return is_unobserved()
+
+
+def ranks(shards: bool, rank: int, world_size: int) -> dict[str, Any]:
+    """What a rank's monitor says of the last of four steps, and what it should."""
+    model = net()
+    model[2].p = 0.0
+    wrapped: nn.Module = model
+    if shards:
+        mesh = init_device_mesh("cpu", (world_size,))
+        for one in (model[0], model[1], model):
+            fully_shard(one, mesh=mesh)
+    else:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    peaks = [0.0]
+    model[1].register_forward_hook(lambda module, args, result: peaks.append(result.detach().abs().max().item()))
+    found, optimizer = Written(), torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+    with tp.monitor(model, every=2, to=into(found)) as monitor:
+        for _ in range(4):
+            optimizer.zero_grad()
+            wrapped((1 + rank) * torch.randn(4, 6, generator=generator)).square().mean().backward()
+            before = {name: whole(one) for name, one in model.named_parameters()}
+            optimizer.step()
+    largest = torch.tensor(peaks[-1])
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    expected = {}
+    for name, one in model.named_parameters():
+        assert one.grad is not None
+        gradient, weight = whole(one.grad), whole(one)
+        expected[f"{name}/gradient"] = gradient.norm().item()
+        expected[f"{name}/weight"] = weight.norm().item()
+        expected[f"{name}/update"] = (0.1 * gradient.norm() / before[name].norm()).item()
+    norms = [number for name, number in expected.items() if name.endswith("/gradient")]
+    expected["training/gradient"] = math.hypot(*norms)
+    figures = found.get(4, {})
+    return {
+        "steps": [*found],
+        "looks": monitor.looks,
+        "found": {name: figures.get(name) for name in expected},
+        "expected": expected,
+        "amax": (figures.get("1.1/amax"), largest.item()),
+    }
+
+
+def one_rank_alone(rank: int, world_size: int) -> tuple[list[int], list[str]]:
+    found, step = Written(), training(net())
+    module_of_monitor._PATIENCE = 1
+    with warnings.catch_warnings(record=True) as said, contextlib.ExitStack() as block:
+        warnings.simplefilter("always")
+        if rank == 0:
+            block.enter_context(tp.monitor(every=2, to=into(found)))
+        for _ in range(6):
+            step()
+    return [*found], [str(one.message) for one in said]
+
+
+def test_ranks_are_added_up(tmp_path: Path) -> None:
+    programs = {"ddp": functools.partial(ranks, False), "fsdp2": functools.partial(ranks, True)}
+    first, second = in_ranks({**programs, "alone": one_rank_alone}, 2, tmp_path)
+    for program in programs:
+        of_first, of_second = first[program], second[program]
+        assert isinstance(of_first, dict), of_first
+        assert (of_first["steps"], of_second["steps"], of_second["looks"]) == ([2, 4], [], 2)
+        assert of_first["found"] == pytest.approx(of_first["expected"], rel=1e-4)
+        assert of_first["amax"][0] == pytest.approx(of_first["amax"][1], rel=1e-6)
+    steps, said = first["alone"]
+    assert steps == [2, 4, 6]
+    assert len(said) == 1
+    assert said[0].startswith("tp.monitor goes on without the figures of the ranks [1], which raised TimeoutError")

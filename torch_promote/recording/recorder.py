@@ -199,8 +199,8 @@ class Recorder:
         if facts.is_random:
             found.draw = state_drawn_from(call.args, call.inputs)
         if facts.writes:
-            storages = (one.untyped_storage()._cdata for _, one in written(facts.writes, call.args) if has_storage(one))
-            found.writes = frozenset(storages)
+            tensors = [_local(one) for _, one in written(facts.writes, call.args)]  # whose versions a DTensor leaves
+            found.writes = frozenset(one.untyped_storage()._cdata for one in tensors if has_storage(one))
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             return
