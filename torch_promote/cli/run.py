@@ -31,8 +31,8 @@ examples:
   torch-promote run --policy off train.py        no casts: what does autocast do
                                                  to this program?
   torch-promote run --crosscheck=bits train.py   check every op of the program
-  torch-promote run --monitor logs train.py      numerics in TensorBoard: look at
-                                                 one step in 100
+  torch-promote run --monitor logs train.py      numerics in TensorBoard, of one
+                                                 step in 100
   torchrun --nproc-per-node 2 -m torch_promote run train.py
 
 The options become environment variables, which child processes inherit and you
