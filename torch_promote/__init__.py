@@ -67,8 +67,9 @@ if TYPE_CHECKING:
     from torch_promote.numerics.compare import compare
     from torch_promote.numerics.find_nonfinite import find_nonfinite
     from torch_promote.numerics.tune import tune
+    from torch_promote.reading.monitor import monitor
     from torch_promote.reading.trace import trace
-    from torch_promote.reading.trace_report import TraceReport, diff, load
+    from torch_promote.reading.trace_report import diff, load
     from torch_promote.reference.promotion_rules import make_rule
     from torch_promote.regions.installation import (
         install,
@@ -88,7 +89,6 @@ __all__ = [
     "Policy",
     "PolicyError",
     "TorchPromoteError",
-    "TraceReport",
     "__version__",
     "cache_info",
     "check_casts",
@@ -105,6 +105,7 @@ __all__ = [
     "load",
     "make_rule",
     "module_policies",
+    "monitor",
     "my_autocast",
     "promotion",
     "reference",
@@ -128,8 +129,9 @@ _LAZY_MODULES = (
     ("torch_promote.checking.why", "why"),
     ("torch_promote.reference.promotion_rules", "make_rule"),
     ("torch_promote.numerics.find_nonfinite", "find_nonfinite"),
+    ("torch_promote.reading.monitor", "monitor"),
     ("torch_promote.reading.trace", "trace"),
-    ("torch_promote.reading.trace_report", "TraceReport diff load"),
+    ("torch_promote.reading.trace_report", "diff load"),
     ("torch_promote.numerics.compare", "compare"),
     ("torch_promote.numerics.tune", "tune"),
     ("torch_promote.regions.installation", "install installed stock_autocast"),
@@ -166,6 +168,8 @@ def _use_environment() -> None:
         importlib.import_module("torch_promote.numerics.traced_process").use_environment()
     if os.environ.get("TORCH_PROMOTE_ERRORS"):  # `torch-promote run` sets it
         atexit.register(_explain_run)
+    if os.environ.get("TORCH_PROMOTE_MONITOR"):
+        importlib.import_module("torch_promote.reading.monitor").use_environment()
     if os.environ.get("TORCH_PROMOTE_AUTOCAST"):
         importlib.import_module("torch_promote.regions.installation").use_environment()
 

@@ -60,6 +60,9 @@ from torch_promote.reading.difference import StepDifference as StepDifference
 from torch_promote.reading.divergence import Fact as Fact
 from torch_promote.reading.explanation import Explanation as Explanation
 from torch_promote.reading.explanation import ExplanationRow as ExplanationRow
+from torch_promote.reading.monitor import Alarm as Alarm
+from torch_promote.reading.monitor import Monitor as Monitor
+from torch_promote.reading.trace_report import TraceReport as TraceReport
 from torch_promote.recording.recording import CallGroup as CallGroup
 from torch_promote.recording.recording import Calls as Calls
 from torch_promote.recording.recording import CastGroup as CastGroup

@@ -72,7 +72,7 @@ def test_a_block_runs_by_itself(block: Block, monkeypatch: pytest.MonkeyPatch, t
         assert out.getvalue() == PRINTED[block].text
     elif block in PRINTED:
         assert_shown(PRINTED[block].text, out.getvalue())
-    assert {path.name for path in tmp_path.iterdir()} == set(re.findall(r'\.save\("([\w.]+)"\)', block.text))
+    assert {path.name for path in tmp_path.iterdir()} == set(re.findall(r'(?:\.save\(|\bto=)"([\w.]+)"', block.text))
 
 
 def assert_shown(shown: str, printed: str) -> None:

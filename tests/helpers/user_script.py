@@ -135,7 +135,7 @@ with tp.promotion("torch") as by_rule:
     assert_type(by_rule, tp.promotion)
 
 
-def returns_from_a_block() -> tp.TraceReport:
+def returns_from_a_block() -> tp.types.TraceReport:
     with tp.trace(model, where="casts") as report:
         return report
 
@@ -146,12 +146,12 @@ def step() -> Tensor:
 
 with tp.trace(model) as report:
     step()
-assert_type(report, tp.TraceReport)
+assert_type(report, tp.types.TraceReport)
 assert_type(report.calls[0].phase, Phase)
 assert_type(report.calls[0].phase, Literal["forward", "recompute", "backward", "optimizer"])
 assert_type(report.diff(report), Difference)
 assert_type(report.explain("head"), Explanation)
-assert_type(tp.TraceReport.load("a.json"), tp.TraceReport)
+assert_type(tp.types.TraceReport.load("a.json"), tp.types.TraceReport)
 print(report.cals)  # error
 print(tp.trace(model).calls)  # error
 with tp.find_nonfinite(model, allow=["log"]) as nonfinite:
@@ -186,7 +186,7 @@ def own_region(
 
 own_region("cpu", "cuda", {"mm": "fp32"}, "all")
 own_region("gpu", "cuda", {}, "all")  # error
-tracing: ReportBlock[tp.TraceReport] = tp.trace(model)
+tracing: ReportBlock[tp.types.TraceReport] = tp.trace(model)
 tp.promotion("array_api", on_promotion)
 kept: Callable[[Tensor], Coroutine[Any, Any, float]] = coroutine
 

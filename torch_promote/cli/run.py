@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 
-from torch_promote.cli.output import say
+from torch_promote.cli.output import natural, say
 from torch_promote.cli.user_program import (
     LEFT_NO_REPORT,
     PROGRAM,
@@ -18,6 +19,7 @@ from torch_promote.cli.user_program import (
     prepare,
     run_to_end,
 )
+from torch_promote.errors import OptionError
 
 __all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
@@ -37,6 +39,8 @@ examples:
   torch-promote run --policy off train.py        no casts: what does autocast do
                                                  to this program?
   torch-promote run --crosscheck=bits train.py   check every op of the program
+  torch-promote run --monitor logs train.py      numerics in TensorBoard, of one
+                                                 step in 100
   torchrun --nproc-per-node 2 -m torch_promote run train.py
 
 The options become environment variables, which child processes inherit and you
@@ -67,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check every op of the program, and print a report at its end. dtype (the default level): dtypes, casts "
         "and strides against the reference; bits: also results against stock autocast, bit for bit",
     )
+    parser.add_argument(
+        "--monitor",
+        metavar="DIR",
+        help="look at one step of the training in --every, and write figures and alarms to this folder, for "
+        "TensorBoard: see tp.monitor",
+    )
+    parser.add_argument("--every", metavar="N", type=natural, help="with --monitor (default: 100)")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what is installed to stderr first")
 
 
@@ -79,11 +90,24 @@ def run(arguments: argparse.Namespace) -> int:
     variables["TORCH_PROMOTE_ERRORS"] = "1"
     if arguments.verbose:
         say(f"torch-promote: {info}")
+    if arguments.monitor is not None or arguments.every is not None:
+        variables |= _monitored(arguments)
     if arguments.crosscheck is not None:
         return _run_checked(command, variables, arguments.crosscheck, arguments.is_process)
     if arguments.is_process:
         os.execve(sys.executable, command, variables)
     return end_as(run_to_end(command, variables).returncode, arguments.is_process)
+
+
+def _monitored(arguments: argparse.Namespace) -> dict[str, str]:
+    """Returns the variable that monitors the program."""
+    from torch_promote.reading.monitor import VARIABLE, check_folder
+
+    if arguments.monitor is None or arguments.every == 0:
+        raise OptionError("--every N goes with --monitor DIR, and N is 1 or more.")
+    takes_place = arguments.is_process and arguments.crosscheck is None
+    program = {"process": os.getpid() if takes_place else 0, "parent": 0 if takes_place else os.getpid()}
+    return {VARIABLE: json.dumps({"to": check_folder(arguments.monitor), "every": arguments.every or 100, **program})}
 
 
 def _run_checked(command: list[str], variables: dict[str, str], level: str, is_process: bool) -> int:

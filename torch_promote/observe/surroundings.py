@@ -8,6 +8,7 @@ during notification.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing.process
 import os
 import platform
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -27,7 +29,15 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.call import Unseen
 from torch_promote.observe.places import RunningModules
 
-__all__ = ["CompiledListener", "Listener", "report_compiled_call", "watch_steps", "watch_unseen"]
+__all__ = [
+    "CompiledListener",
+    "Listener",
+    "ScalerListener",
+    "report_compiled_call",
+    "watch_scalers",
+    "watch_steps",
+    "watch_unseen",
+]
 
 
 Listener = Callable[[Optimizer], None]
@@ -83,6 +93,40 @@ def _tell_before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_dynamo_compiling():
         for listener in reversed(tuple(_before_listeners)):
             listener(optimizer)
+
+
+ScalerListener = Callable[[GradScaler], None]
+_scaler_listeners: list[ScalerListener] = []
+_update: Any = None  # PyTorch's method, while ours takes its place
+
+
+@contextmanager
+def watch_scalers(listener: ScalerListener) -> Iterator[None]:
+    """Calls a function before each `GradScaler.update` during a block. PyTorch has no hook there.
+
+    A step that GradScaler skips is told by nothing else, since it does not call the optimizer.
+    """
+    global _update
+    with _lock:
+        _scaler_listeners.append(listener)
+        if _update is None:
+            skip_frames(_update_and_tell)
+            _update = GradScaler.update
+            GradScaler.update = _update_and_tell  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _scaler_listeners.remove(listener)
+            if not _scaler_listeners and GradScaler.update is _update_and_tell:  # else other code has replaced it
+                GradScaler.update, _update = _update, None  # type: ignore[method-assign]
+
+
+@functools.wraps(GradScaler.update)
+def _update_and_tell(self: GradScaler, *args: Any, **kwargs: Any) -> None:
+    for listener in tuple(_scaler_listeners):
+        listener(self)
+    _update(self, *args, **kwargs)
 
 
 _NOT_TRACED = "Their ops are not in the trace."

@@ -20,6 +20,7 @@ from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.dtype_errors import failure_of
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
+from torch_promote.recording.program_state import Searched
 from torch_promote.recording.recorder import Recorder, loss_of
 from torch_promote.recording.recording import recording_lock
 from torch_promote.recording.values import extremes
@@ -97,12 +98,13 @@ class Tracer:
         max_calls: int,
         file: RecordingFile | None,
         steps: str = "",  # those that were asked for, "3:5"; "" for all
+        searched: Searched | None = None,
     ) -> None:
         self.report: TraceReport = TraceReport(max_calls)
         self._file = file
         self._block = contextlib.ExitStack()
         modules = self._modules = RunningModules(model)
-        self._recorder = Recorder(self.report, modules, file, steps) if values else None
+        self._recorder = Recorder(self.report, modules, file, steps, searched) if values else None
         self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
         if self._recorder is None:
             self._observer = CallObserver(modules, self._ended, only_casting=only_casting)

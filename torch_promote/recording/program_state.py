@@ -15,7 +15,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.amp import GradScaler
@@ -27,7 +27,7 @@ from torch_promote.observe.ops import argument_of, unnoticed
 from torch_promote.recording.recording import OptimizerState
 from torch_promote.recording.values import Values
 
-__all__ = ["OptimizerStates", "environment", "generator_states", "state_drawn_from"]
+__all__ = ["OptimizerStates", "Searched", "environment", "generator_states", "state_drawn_from"]
 
 UNKNOWN = "unknown"
 _T = TypeVar("_T")
@@ -91,12 +91,21 @@ def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
 
 
 _OF_OPTIMIZER = " of optimizer "
+Searched: TypeAlias = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[weakref.ref[Any]]]
+"""The schedulers and GradScalers of optimizers, as they were found at the first step of each in one of several blocks.
+"""
 
 
 class OptimizerStates:
     """Reads the states of optimizers, and of the schedulers and GradScalers that exist when one steps first."""
 
-    def __init__(self, name_of: Callable[[torch.Tensor], str], values_of: Callable[[torch.Tensor], Values]) -> None:
+    def __init__(
+        self,
+        name_of: Callable[[torch.Tensor], str],
+        values_of: Callable[[torch.Tensor], Values],
+        searched: Searched | None = None,
+    ) -> None:
+        self._searched: Searched = weakref.WeakKeyDictionary() if searched is None else searched
         self._name_of = name_of
         self._values_of = values_of
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # numbers
@@ -112,7 +121,10 @@ class OptimizerStates:
             self._count += 1
             self._forget_dead()
             known = {id(one()) for one in self._others}
-            self._others += [weakref.ref(one) for one in _schedulers_and_scalers(optimizer) if id(one) not in known]
+            found = self._searched.get(optimizer)
+            if found is None:  # a search of all objects in the process
+                found = self._searched[optimizer] = list(map(weakref.ref, _schedulers_and_scalers(optimizer)))
+            self._others += [one for one in found if id(one()) not in known]
         numbers = self._all_numbers(optimizer) | (self._unknown(optimizer) if first else {})
         changed = {name: value for name, value in numbers.items() if self._numbers.get(name, self) != value}
         self._numbers |= changed

@@ -43,7 +43,13 @@ from torch_promote.observe.observer import OpenCall
 from torch_promote.observe.ops import asks_for_infinity, facts_of, has_storage, tensors_in, written
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.file import CALLS_TO_WRITE, RecordingFile
-from torch_promote.recording.program_state import OptimizerStates, environment, generator_states, state_drawn_from
+from torch_promote.recording.program_state import (
+    OptimizerStates,
+    Searched,
+    environment,
+    generator_states,
+    state_drawn_from,
+)
 from torch_promote.recording.recording import STEPS, Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
@@ -138,10 +144,16 @@ class Recorder:
         modules: Tracks which module runs.
         file: A file to write as well.
         steps: The optimizer steps that were asked for, "3:5"; "" for all.
+        searched: What the recorders of several blocks share.
     """
 
     def __init__(
-        self, report: Recording, modules: RunningModules, file: RecordingFile | None = None, steps: str = ""
+        self,
+        report: Recording,
+        modules: RunningModules,
+        file: RecordingFile | None = None,
+        steps: str = "",
+        searched: Searched | None = None,
     ) -> None:
         self._asked = {STEPS: steps} if steps else {}
         self._report = report
@@ -157,7 +169,7 @@ class Recorder:
         self._losses: list[Values] = []  # since the last step
         self._steps: list[int] = []  # the number of calls at the end of each step
         self._calls = 0
-        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of)
+        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of, searched)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
@@ -190,8 +202,8 @@ class Recorder:
         if facts.is_random:
             found.draw = state_drawn_from(call.args, call.inputs)
         if facts.writes:
-            storages = (one.untyped_storage()._cdata for _, one in written(facts.writes, call.args) if has_storage(one))
-            found.writes = frozenset(storages)
+            tensors = [_local(one) for _, one in written(facts.writes, call.args)]  # whose versions a DTensor leaves
+            found.writes = frozenset(one.untyped_storage()._cdata for one in tensors if has_storage(one))
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             return

@@ -28,6 +28,7 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.codec import decode
 
 __all__ = [
+    "COUNTED",
     "EMPTY",
     "FINITE",
     "Extremes",
@@ -53,6 +54,15 @@ _SHARES = (
     "over_bfloat16",
     "saturated",
 )
+
+
+#: What `Values.counts` has after the largest magnitude and the number of values.
+COUNTED = (
+    *("zeros", "infs", "nans", "saturated", "under_float16", "over_float16", "under_bfloat16", "over_bfloat16"),
+    *("under_e4m3", "over_e4m3", "under_e5m2", "over_e5m2"),
+)
+#: The exponents of float8: the first whose numbers do not become 0, and the first beyond the largest number.
+_FLOAT8 = (-10, 9), (-17, 16)
 
 
 class _Lazy:
@@ -154,6 +164,26 @@ class Values(_Lazy):
             counts,
             sketch,
         ]
+
+    def counts(self) -> list[float] | None:
+        """Returns the largest finite magnitude, or 0, the number of values, and how many are what `COUNTED` names.
+
+        What float8 has no number for is counted by the exponent: in e4m3, a magnitude below 2**-10 becomes 0, and one
+        from 2**9 on has no number; in e5m2, below 2**-17 and from 2**16 on. None without real numbers.
+        """
+        measured = getattr(self, "_measured", None)
+        if measured is None or measured[1].is_complex:
+            return None
+        largest, _, above, first, exponents, _, _ = split(measured[0])
+        nonzero, not_under16, over16, not_under_bf16, over_bf16, at_top, nonfinite, nans = above
+        form, count = format_of(measured[1]), sum(exponents)
+        zeros = count - nonzero
+        found: list[float] = [form.to_float(largest), count, zeros, nonfinite - nans, nans, at_top - nonfinite]
+        found += [nonzero - not_under16, over16 - nonfinite, nonzero - not_under_bf16, over_bf16 - nonfinite]
+        for low, high in _FLOAT8:
+            under, over = (max(0, place + form.bias - first) for place in (low, high))
+            found += [sum(exponents[:under]) - zeros * (under > 0), sum(exponents[over:]) - nonfinite]
+        return found
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Values:

@@ -1,0 +1,622 @@
+"""`monitor`: its figures are those of the tensors, its alarms are right, and the training does not notice it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import torch_promote as tp
+from helpers.gloo_ranks import in_ranks
+from helpers.ordinary_trainings import TRAININGS, Training
+from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.observe import dispatch, surroundings
+from torch_promote.reading import monitor as module_of_monitor
+
+Written = dict[int, dict[str, float]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Each test ends without hooks, whatever it raised."""
+    update = torch.amp.GradScaler.update
+    yield
+    assert is_unobserved()
+    assert not surroundings._listeners
+    assert not surroundings._before_listeners
+    assert not surroundings._hooks
+    assert torch.amp.GradScaler.update is update
+
+
+def is_unobserved() -> bool:
+    return not dispatch._thread.observers and not surroundings._blocks
+
+
+def into(found: Written) -> Callable[[int, dict[str, float]], None]:
+    return lambda step, figures: found.__setitem__(step, figures)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def training(model: nn.Module, lr: float = 0.1) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+# --- figures
+
+
+def shares(tensor: torch.Tensor) -> dict[str, float]:
+    """What a monitor says of a tensor, by PyTorch's own casts, and for float8 by exponents."""
+    finite, size = tensor[tensor.isfinite()], tensor.numel()
+    found = {
+        "amax": finite.abs().max().item(),
+        "zeros": (tensor == 0).sum().item() / size,
+        "infs": tensor.isinf().sum().item() / size,
+        "nans": tensor.isnan().sum().item() / size,
+        "saturated": (finite.abs() == torch.finfo(tensor.dtype).max).sum().item() / size,
+    }
+    for name in ("float16", "bfloat16"):
+        cast = finite.float().to(getattr(torch, name))
+        found[f"under_{name}"] = ((cast == 0) & (finite != 0)).sum().item() / size
+        found[f"over_{name}"] = cast.isinf().sum().item() / size
+    for name, smallest, beyond in (("e4m3", 2.0**-10, 2.0**9), ("e5m2", 2.0**-17, 2.0**16)):
+        found[f"under_{name}"] = ((finite.abs() < smallest) & (finite != 0)).sum().item() / size
+        found[f"over_{name}"] = (finite.abs() >= beyond).sum().item() / size
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_figures_of_a_module_are_those_of_its_results(dtype: torch.dtype) -> None:
+    numbers = [0.0, 1.0, -3.0, 2.0**-11, 2.0**-10, 5e-8, 1e-9, 500.0, 512.0, 448.0, 61440.0, 65504.0, 3e4, math.inf]
+    wide = [7e4, 1e38, 1e-41, 3e-39] if dtype is not torch.float16 else []
+    values = torch.tensor([*numbers, *wide, math.nan, torch.finfo(dtype).max], dtype=dtype)
+
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trained = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+    model, found = nn.Sequential(Times()), Written()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tp.monitor(model, every=1, to=into(found)):
+        for _ in range(2):
+            model(values)
+            model[0].trained.sum().backward()
+            optimizer.step()
+    expected = shares(values)
+    assert {name: found[2][f"0/{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_norms_updates_groups_and_casts() -> None:
+    model, found = net(), Written()
+    big = nn.Linear(6, 40_000)
+    model.big = big
+    groups = [{"params": model[0].parameters(), "name": "first layer"}, {"params": [*model[1:4].parameters()]}]
+    optimizer = torch.optim.SGD([*groups, {"params": big.parameters(), "lr": 0.5}], lr=0.1)
+    expected: dict[str, float] = {}
+    squares = {"first_layer": 0.0, "group_1": 0.0, "group_2": 0.0}
+    with tp.monitor(model, every=2, to=into(found)):
+        for _ in range(2):
+            with tp.my_autocast("cpu"):
+                x = model[3](model[2](model[1](model[0](torch.randn(4, 6)))))
+                loss = x.float().square().mean() + big(torch.randn(4, 6)).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            before = [one.detach().clone() for one in model.parameters()]
+            optimizer.step()
+        for (name, one), old in zip(model.named_parameters(), before, strict=True):
+            assert one.grad is not None
+            expected[f"{name}/gradient"] = one.grad.norm().item()
+            expected[f"{name}/weight"] = one.norm().item()
+            expected[f"{name}/update"] = ((one - old).norm() / old.norm()).item()
+            group = "first_layer" if name[0] == "0" else "group_2" if name.startswith("big") else "group_1"
+            squares[group] += one.grad.norm().item() ** 2
+    assert [*found] == [2]
+    figures = found[2]
+    # The update of the largest weight is measured in a sample.
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=2e-2)
+    exact = {name: number for name, number in expected.items() if not name.startswith("big.weight/update")}
+    assert {name: figures[name] for name in exact} == pytest.approx(exact, rel=1e-4)
+    for group, number in squares.items():
+        assert figures[f"training.{group}/gradient"] == pytest.approx(math.sqrt(number), rel=1e-4)
+    assert figures["training/gradient"] == pytest.approx(math.sqrt(sum(squares.values())), rel=1e-4)
+    assert figures["training.group_1/gradient_amax"] == max(one.grad.abs().max() for one in model[1:4].parameters())
+    assert (figures["0/casts"], figures["1/casts"], figures["1.1/casts"]) == (3, 2, 2)
+    assert figures["_model_/casts"] == 10
+
+
+def test_figures_of_a_module_have_those_of_the_modules_inside() -> None:
+    model, found = net(), Written()
+    step = training(model)
+    with tp.monitor(model, every=1, to=into(found)):
+        step()
+        step()
+    figures = found[2]
+    assert figures["1/amax"] == max(figures["1.0/amax"], figures["1.1/amax"])
+    assert figures["_model_/amax"] >= figures["3/amax"]
+
+
+def test_what_tensorboards_reader_finds(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from torch.utils.tensorboard import SummaryWriter
+
+    def run(to: Any) -> None:
+        model = net()
+        step = training(model)
+        with tp.monitor(model, every=3, to=to):
+            for number in range(12):
+                if number == 10:
+                    model[0].weight.data.mul_(1000)
+                step()
+
+    found = Written()
+    run(into(found))
+    run(tmp_path / "by path")
+    with SummaryWriter(tmp_path / "by writer") as writer:
+        run(writer)
+        writer.add_scalar("own", 1.0, 0)
+    assert [*found] == [3, 6, 9, 12]
+    for folder in ("by path", "by writer"):
+        reader = accumulators.EventAccumulator(str(tmp_path / folder))
+        reader.Reload()
+        tags = {*reader.Tags()["scalars"]} - {"own"}
+        assert tags == {*found[3]}
+        for tag in tags:
+            read = {event.step: event.value for event in reader.Scalars(tag)}
+            assert read == pytest.approx({step: figures[tag] for step, figures in found.items()}, rel=1e-6)
+        (mark,) = reader.Tensors("alarms/text_summary")
+        assert mark.step == 12
+        assert b"the amax of 0 is" in mark.tensor_proto.string_val[0]
+        assert sorted(os.listdir(tmp_path / folder / "looks"))[0] == "step00000003.jsonl.gz"
+
+
+def test_another_writer_of_scalars() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.found: set[tuple[str, int]] = set()
+
+        def add_scalar(self, tag: str, number: float, step: int) -> None:
+            self.found.add((tag, step))
+
+    writer, step = Writer(), training(net())
+    with tp.monitor(to=writer, every=2):
+        step()
+        step()
+    assert ("0.weight/gradient", 2) in writer.found
+
+
+# --- steps
+
+
+def test_steps_count_from_the_start_of_a_resumed_training() -> None:
+    found, step = Written(), training(net())
+    with tp.monitor(every=4, to=into(found), start=6) as monitor:
+        for _ in range(7):
+            step()
+    assert ([*found], monitor.steps, monitor.looks) == ([8, 12], 13, 2)
+
+
+def test_between_looks_nothing_observes() -> None:
+    step, seen = training(net()), []
+    with tp.monitor(every=5, to=lambda step, figures: None):
+        for _ in range(11):
+            seen.append(is_unobserved())
+            step()
+        assert is_unobserved()
+    assert [number for number, unobserved in enumerate(seen, 1) if not unobserved] == [5, 10]
+
+
+def test_two_optimizers_are_one_step() -> None:
+    model, found = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "c": nn.Linear(3, 3)}), Written()
+    a, b, other = (torch.optim.SGD(model[name].parameters(), lr=0.1) for name in "abc")
+    watched = nn.ModuleList([model["a"], model["b"]])
+    with tp.monitor(watched, every=2, to=into(found)) as monitor:
+        for _ in range(4):
+            model["b"](model["a"](model["c"](torch.randn(2, 3)))).sum().backward()
+            for one in (other, a, b):  # the first does not update the model
+                one.step()
+    assert ([*found], monitor.steps) == ([2, 4], 4)
+    assert {"0.weight/gradient", "1.weight/gradient", "training.group_0_of_optimizer_1/gradient"} <= {*found[4]}
+
+
+def scaled_training(overflows: Callable[[int], bool]) -> Callable[[], None]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    numbers = iter(range(1000))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with tp.my_autocast("cpu", torch.float16):
+            loss = model(torch.randn(4, 6)).float().square().mean()
+        scaler.scale(loss * (math.inf if overflows(next(numbers)) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def test_skipped_steps_count() -> None:
+    found, step = Written(), scaled_training(lambda number: number in (0, 1, 5))
+    with tp.monitor(every=2, to=into(found)) as monitor:
+        for _ in range(8):
+            step()
+    assert (monitor.steps, monitor.skipped_steps, monitor.alarms) == (8, 3, [])
+    assert [figures["training/scale"] for figures in found.values()] == [512, 256, 512, 256]
+    assert [figures["training/skipped_steps"] for figures in found.values()] == [2, 2, 3, 3]
+
+
+# --- alarms
+
+
+def run_with(change: Callable[[nn.Sequential], object], at: int = 12, steps: int = 20, **options: Any) -> Any:
+    model = net()
+    step = training(model, lr=1e-4)
+    with tp.monitor(model, every=2, to=lambda step, figures: None) as monitor, tp.my_autocast("cpu", **options):
+        for number in range(steps):
+            if number == at:
+                change(model)
+            step()
+    return monitor
+
+
+def test_an_amax_that_leaps() -> None:
+    monitor = run_with(lambda model: model[1][1].weight.data.mul_(50), dtype=torch.float16)
+    (alarm,) = monitor.alarms
+    assert alarm[:3] == (14, "1.1", "amax")
+    assert "aten::linear" in alarm.text
+    assert 'set_module_policy(model, {"1.1": {"linear": "fp32"}})' in alarm.text
+
+
+def test_an_amax_that_leaps_in_float32_has_no_override() -> None:
+    monitor = run_with(lambda model: model[3].weight.data.mul_(100), policy="off")
+    assert [alarm[:3] for alarm in monitor.alarms] == [(14, "3", "amax")]
+    assert monitor.alarms[0].text.endswith("No override gives it more range: autocast lowers no op there.")
+
+
+def test_an_amax_that_grows_from_look_to_look() -> None:
+    model = net()
+    step = training(model)
+    with tp.monitor(model, every=2, to=lambda step, figures: None) as monitor:
+        for number in range(80):
+            if number > 40:
+                model[3].weight.data.mul_(1.4)
+                model[3].bias.data.mul_(1.4)
+            with torch.no_grad():
+                saved = copy.deepcopy(model.state_dict())
+            step()
+            model.load_state_dict(saved)
+    assert [alarm[1:3] for alarm in monitor.alarms][:1] == [("3", "amax")]
+
+
+@pytest.mark.parametrize("how", ["detached", "zero", "dead"])
+def test_gradients_that_became_0(how: str) -> None:
+    def change(model: nn.Sequential) -> None:
+        if how == "detached":
+            model[1].register_forward_hook(lambda module, args, result: result.detach())
+        elif how == "zero":
+            model[1].register_full_backward_hook(lambda module, gradients, of: (torch.zeros_like(gradients[0]),))
+            model[1][1].register_full_backward_pre_hook(lambda module, of: (torch.zeros_like(of[0]),))
+        else:
+            model[1][1].register_forward_hook(lambda module, args, result: result * 0)
+
+    monitor = run_with(change)
+    (alarm,) = monitor.alarms
+    assert alarm[:3] == (16, "1.1", "gradient")
+    assert f"is 0 in 2 looks, and was not before. Others that became 0 with it: {3 + (how == 'dead')}." in alarm.text
+
+
+def test_frozen_parameters_and_unused_experts_are_no_alarm() -> None:
+    monitor = run_with(lambda model: model[0].requires_grad_(False))
+    assert monitor.alarms == []
+
+
+def test_a_scale_that_keeps_falling() -> None:
+    step = scaled_training(lambda number: number >= 4)
+    with tp.monitor(every=2, to=lambda step, figures: None) as monitor:
+        for _ in range(14):
+            step()
+    assert [alarm[:3] for alarm in monitor.alarms] == [(10, "(model)", "scale")]
+    assert "keeps falling: 1024, 1024, 512" not in monitor.alarms[0].text
+    assert monitor.skipped_steps == 10
+
+
+def test_a_loss_that_becomes_nan_is_told_of_once() -> None:
+    monitor = run_with(lambda model: model[3].weight.data.fill_(math.nan))
+    losses = [alarm for alarm in monitor.alarms if alarm.figure == "loss"]
+    assert [alarm[:3] for alarm in losses] == [(14, "(model)", "loss")]
+    assert losses[0].text.startswith("the only loss is NaN, and so was 0.weight before this step. ")
+
+
+def test_a_loss_that_overflows_in_the_step_that_is_looked_at() -> None:
+    monitor = run_with(lambda model: model[3].weight.data.fill_(6e4), at=13, dtype=torch.float16)
+    loss = next(alarm for alarm in monitor.alarms if alarm.figure == "loss")
+    assert loss[:3] == (14, "(model)", "loss")
+    assert loss.text.startswith("the only loss is inf, first in aten::square, forward, (model), ")
+    assert loss.text.endswith('Try: my_autocast(overrides={"square": "fp32"}).')
+
+
+@pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
+def test_ordinary_trainings_raise_no_alarm(make: Callable[[], Training]) -> None:
+    torch.manual_seed(1)
+    model, step = make()
+    with tp.monitor(model, every=4, to=lambda step, figures: None) as monitor:
+        for _ in range(44):
+            step()
+    assert monitor.looks == 11
+    assert monitor.alarms == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("steps", "every"), [(80, 2), (300, 10), (1000, 50)])
+def test_ordinary_trainings_for_longer(make: Callable[[], Training], steps: int, every: int) -> None:
+    torch.manual_seed(2)
+    model, step = make()
+    with tp.monitor(model, every=every, to=lambda step, figures: None) as monitor:
+        for _ in range(steps):
+            step()
+    assert monitor.alarms == []
+
+
+# --- the training does not notice
+
+
+@pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
+def test_the_weights_have_the_same_bits(make: Callable[[], Training], tmp_path: Path) -> None:
+    def run(monitored: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model, step = make()
+        with contextlib.ExitStack() as block:
+            if monitored:
+                block.enter_context(tp.monitor(model, every=2, to=lambda step, figures: None, looks=tmp_path))
+            for _ in range(5):
+                step()
+        return model.state_dict()
+
+    plain, monitored = run(False), run(True)
+    assert all(torch.equal(one, monitored[name]) for name, one in plain.items())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_function_that_raises_is_told_of_once(strict: bool) -> None:
+    step, calls = training(net()), []
+
+    def to(step: int, figures: dict[str, float]) -> None:
+        calls.append(step)
+        raise ConnectionError("no route")
+
+    with warnings.catch_warnings(record=not strict) as said:
+        warnings.simplefilter("error" if strict else "always")
+        with tp.monitor(every=2, to=to) as monitor:
+            for _ in range(6):
+                step()
+    assert (calls, monitor.steps) == ([2, 4, 6], 6)
+    if said is not None:
+        assert [str(one.message) for one in said] == [
+            "tp.monitor goes on without to, which raised ConnectionError: no route"
+        ]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_an_error_of_the_training_leaves_nothing_installed(number: int, tmp_path: Path) -> None:
+    @tp.monitor(every=2, to=lambda step, figures: None, looks=tmp_path)
+    def run() -> None:
+        step = training(net())
+        for _ in range(number):
+            step()
+        net()(torch.randn(2, 6))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    looked_at = {1: [], 3: [2, 4], 4: [2, 4]}[number]  # the look that was open is kept, too
+    assert files == [f"step{step:08d}.jsonl.gz" for step in looked_at]
+    assert all(tp.load(tmp_path / name).calls for name in files)
+
+
+def test_a_disk_that_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found, step = Written(), training(net())
+
+    @tp.monitor(every=1, to=into(found), looks=tmp_path / "file" / "looks")
+    def run() -> None:
+        step()
+        step()
+
+    with pytest.warns(RuntimeWarning, match="goes on without recordings"):
+        run()
+    assert [*found] == [2]
+
+
+# --- recordings
+
+
+def test_recordings_are_few_and_can_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_of_monitor, "_WRITTEN", 1)
+    model = net()
+    step = training(model, lr=1e-4)
+    with tp.monitor(model, every=1, to=lambda step, figures: None, looks=tmp_path) as monitor:
+        for number in range(30):
+            if number == 9:
+                model[0].weight.data.mul_(50)
+            step()
+    (alarm,) = monitor.alarms
+    steps = [int(path.name[4:12]) for path in sorted(tmp_path.iterdir())]
+    assert steps == [9, 10, *range(23, 31)]
+    assert alarm.step == 10
+    reports = [tp.load(tmp_path / f"step{step:08d}.jsonl.gz") for step in (9, 10)]
+    assert tp.diff(*reports).kind is not None
+    assert set(reports[0].ends[0].gradients) == {name for name, _ in model.named_parameters()}
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "`every` must be an int of at least 1, got 0"),
+        ({"every": True}, "`every` must be an int"),
+        ({"start": -1}, "`start` must be an int of at least 0, got -1"),
+        ({"to": 3}, "`to` is a SummaryWriter, the path of a folder for TensorBoard, or a function"),
+        ({"to": __file__}, "is a file. Name a folder."),
+        ({"model": "model"}, "model must be an nn.Module or None, got 'model'"),
+    ],
+)
+def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
+    block = tp.monitor(**{"to": print, **options})
+    with pytest.raises(OptionError, match=message), block:
+        pass
+
+
+def test_without_tensorboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingPackageError, match="pip install tensorboard"), tp.monitor(to=tmp_path):
+        pass
+    with tp.monitor(to=print):
+        pass
+
+
+def test_an_alarm_is_in_the_log() -> None:
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    log, handler = logging.getLogger("torch_promote.monitor"), Handler()
+    log.addHandler(handler)
+    try:
+        run_with(lambda model: model[3].weight.data.mul_(100))
+    finally:
+        log.removeHandler(handler)
+    assert len(said) == 1
+    assert said[0].startswith("step 14: the amax of 3 is")
+
+
+# --- processes
+
+
+def test_a_process_that_is_forked_in_a_look_has_no_monitor() -> None:
+    found, step = Written(), training(net())
+    with tp.monitor(every=1, to=into(found)):
+        step()
+        assert not is_unobserved()
+        loader = torch.utils.data.DataLoader(Told(), num_workers=1, multiprocessing_context="fork")
+        assert [bool(one) for one in loader] == [True, True]
+        step()
+    assert [*found] == [2]
+
+
+class Told(torch.utils.data.Dataset[bool]):
+    """Says whether a worker is observed."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> bool:
+        return is_unobserved()
+
+
+def ranks(shards: bool, rank: int, world_size: int) -> dict[str, Any]:
+    """What a rank's monitor says of the last of four steps, and what it should."""
+    model = net()
+    model[2].p = 0.0
+    wrapped: nn.Module = model
+    if shards:
+        mesh = init_device_mesh("cpu", (world_size,))
+        for one in (model[0], model[1], model):
+            fully_shard(one, mesh=mesh)
+    else:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    peaks = [0.0]
+    model[1].register_forward_hook(lambda module, args, result: peaks.append(result.detach().abs().max().item()))
+    found, optimizer = Written(), torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+    with tp.monitor(model, every=2, to=into(found)) as monitor:
+        for _ in range(4):
+            optimizer.zero_grad()
+            wrapped((1 + rank) * torch.randn(4, 6, generator=generator)).square().mean().backward()
+            before = {name: whole(one) for name, one in model.named_parameters()}
+            optimizer.step()
+    largest = torch.tensor(peaks[-1])
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    expected = {}
+    for name, one in model.named_parameters():
+        assert one.grad is not None
+        gradient, weight = whole(one.grad), whole(one)
+        expected[f"{name}/gradient"] = gradient.norm().item()
+        expected[f"{name}/weight"] = weight.norm().item()
+        expected[f"{name}/update"] = (0.1 * gradient.norm() / before[name].norm()).item()
+    norms = [number for name, number in expected.items() if name.endswith("/gradient")]
+    expected["training/gradient"] = math.hypot(*norms)
+    figures = found.get(4, {})
+    return {
+        "steps": [*found],
+        "looks": monitor.looks,
+        "found": {name: figures.get(name) for name in expected},
+        "expected": expected,
+        "amax": (figures.get("1.1/amax"), largest.item()),
+    }
+
+
+def one_rank_alone(rank: int, world_size: int) -> tuple[list[int], list[str]]:
+    found, step = Written(), training(net())
+    module_of_monitor._PATIENCE = 1
+    with warnings.catch_warnings(record=True) as said, contextlib.ExitStack() as block:
+        warnings.simplefilter("always")
+        if rank == 0:
+            block.enter_context(tp.monitor(every=2, to=into(found)))
+        for _ in range(6):
+            step()
+    return [*found], [str(one.message) for one in said]
+
+
+def test_ranks_are_added_up(tmp_path: Path) -> None:
+    programs = {"ddp": functools.partial(ranks, False), "fsdp2": functools.partial(ranks, True)}
+    first, second = in_ranks({**programs, "alone": one_rank_alone}, 2, tmp_path)
+    for program in programs:
+        of_first, of_second = first[program], second[program]
+        assert isinstance(of_first, dict), of_first
+        assert (of_first["steps"], of_second["steps"], of_second["looks"]) == ([2, 4], [], 2)
+        assert of_first["found"] == pytest.approx(of_first["expected"], rel=1e-4)
+        assert of_first["amax"][0] == pytest.approx(of_first["amax"][1], rel=1e-6)
+    steps, said = first["alone"]
+    assert steps == [2, 4, 6]
+    assert len(said) == 1
+    assert said[0].startswith("tp.monitor goes on without the figures of the ranks [1], which raised TimeoutError")
