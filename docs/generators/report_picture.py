@@ -1,4 +1,4 @@
-"""Photographs the pages of reports: docs/images/NAME_light.png, and for README.md also NAME_dark.png.
+"""Photographs the pages of reports for docs/images/: in light, and for README.md also in dark.
 
 `python docs/generators/report_picture.py` makes the pages from examples/overflow.py and takes the pictures with
 Chromium, which has to be installed. Set CHROMIUM for a browser with another name.
