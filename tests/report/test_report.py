@@ -194,6 +194,7 @@ def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> No
         ([("overflows", "square in blocks.1.norm"), ("casts", "12")], ["facts", "tiles"]),
         ([("casts", "12"), ("ops", "aten::linear, aten::mm"), ("dtypes", "float32 -> float16")], ["facts"]),
         ([("casts", "12")], ["tiles"]),
+        ([("op", "aten::square"), ("module", "blocks.1.norm"), ("checked calls", "53")], ["facts"]),
         ([], []),
     ],
 )

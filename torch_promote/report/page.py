@@ -39,8 +39,8 @@ _MOST_NODES, _DEEPEST = 1_200, 50
 _FIRST_ROWS, _FIRST_VALUES = 24, 3
 #: The most rows of a table, and the most lines of a list.
 _MOST_ROWS, _MOST_LINES = 1_000, 200
-#: Above this length, a verdict is set smaller, a fact is a row instead of a tile, and a name breaks anywhere.
-_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_WORD = 110, 16, 28
+#: Above this length, a verdict is set smaller, a number or another fact is a row instead of a tile, and a name breaks.
+_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_TILE, _LONGEST_WORD = 110, 16, 9, 28
 
 
 def render(content: Content) -> str:
@@ -148,7 +148,7 @@ def _tiles_and_rows(facts: Sequence[Fact]) -> list[tuple[str, list[Fact]]]:
 
     If most are sentences, all are rows, in their order.
     """
-    tiles = [fact for fact in facts if len(fact[1]) <= _LONGEST_NUMBER]
+    tiles = [fact for fact in facts if len(fact[1]) <= (_LONGEST_NUMBER if fact[1][:1].isdigit() else _LONGEST_TILE)]
     if 2 * len(tiles) < len(facts):
         tiles = []
     found = [("tiles", tiles), ("facts", [fact for fact in facts if fact not in tiles])]
