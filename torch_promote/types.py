@@ -63,6 +63,7 @@ from torch_promote.reading.explanation import ExplanationRow as ExplanationRow
 from torch_promote.recording.recording import CallGroup as CallGroup
 from torch_promote.recording.recording import Calls as Calls
 from torch_promote.recording.recording import CastGroup as CastGroup
+from torch_promote.recording.recording import CastTable as CastTable
 from torch_promote.recording.recording import GroupTable as GroupTable
 from torch_promote.recording.recording import OptimizerState as OptimizerState
 from torch_promote.recording.recording import Read as Read

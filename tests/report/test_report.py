@@ -143,6 +143,20 @@ def test_the_text_shows_facts_tables_and_lists_within_100_columns() -> None:
     assert "softmax_" + "x" * 120 in terminal.to_text(example().content(), 300)
 
 
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (40, ["op           note", "square       two words", "lower_prec   a", "             b.c"]),
+        (16, ["op      note", "square  two", "        words", "lower_  a", "prec    b.c"]),
+        (9, ["op square", "  note", "  two", "  words", "op", "lower_pre", "c", "  note a", "  b.c"]),
+    ],
+)
+def test_a_table_breaks_between_words_then_in_names_then_becomes_a_text(width: int, lines: list[str]) -> None:
+    table = Table("", [Column("op", "name"), "note"], [("square", "two words"), ("lower_prec", "a\nb.c")])
+    shown = terminal.to_text(table, width).splitlines()
+    assert [line.split() for line in shown] == [line.split() for line in lines]
+
+
 def test_the_page_is_balanced_escaped_and_loads_nothing() -> None:
     text = page.render(example().content())
     found = Tags(text)

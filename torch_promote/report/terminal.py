@@ -133,9 +133,9 @@ class Grid:
 def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """Returns the widths of columns of texts; None if the room is too small.
 
-    Texts break between words. If that is not enough, names break after ".", "_", "/" and ":".
+    Texts break between words. If that is not enough, names break after ".", "_", "/", ":" and ",".
     """
-    widths = [max(map(cell_len, texts)) for texts in columns]
+    widths = [max(cell_len(line) for text in texts for line in text.split("\n")) for texts in columns]
     for parts in (str.split, _parts):
         least = [max((cell_len(part) for text in texts for part in parts(text)), default=0) for texts in columns]
         if sum(least) > room and parts is str.split:
@@ -147,22 +147,20 @@ def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
 
 
 def _parts(text: str) -> list[str]:
-    return re.findall(r"[^\s._/:]*[._/:]*", text)
+    return re.findall(r"[^\s._/:,]*[._/:,]*", text)
 
 
 def _wrapped(text: str, width: int) -> str:
     """Breaks the words of a text that are longer than a line; rich breaks between words."""
-    lines = []
-    for word in text.split(" "):
-        line = ""
-        for part in _parts(word) if cell_len(word) > width else [word]:
-            if line and cell_len(line + part) > width:
-                line += " "
-                lines.append(line)
-                line = ""
-            line += part
-        lines.append(line)
-    return " ".join(lines).replace("  ", " ")
+    lines: list[str] = []
+    for given in text.split("\n"):
+        lines.append("")
+        for word in re.split("( )", given):
+            for part in _parts(word) if cell_len(word) > width else [word]:
+                if cell_len(word) > width and cell_len(lines[-1] + part) > width:
+                    lines.append("")
+                lines[-1] += part
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
 def _title(title: str) -> Iterator[RenderableType]:
