@@ -130,11 +130,12 @@ size: build ## print lines by folder, and the modules that one other imports (AR
 walks: build ## count the files that diff, tune and a trace run through (ARGS=-v names them)
 	$(PY) tools/walks.py $(ARGS)
 
-docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/
+docs-pages: build ## write the generated parts of docs/promotion.md and docs/promotion_rules.md, and docs/images/*.svg
 	$(PY) docs/generators/promotion_page.py $(ARGS)
 	$(PY) docs/generators/performance_plot.py $(ARGS)
+	$(PY) docs/generators/terminal_picture.py $(ARGS)
 
-docs-pictures: build ## photograph the page of a trace of examples/overflow.py for README, light and dark (needs chromium)
+docs-pictures: build ## photograph the six pages of reports for README and docs/, of examples/overflow.py (needs chromium)
 	$(PY) docs/generators/report_picture.py
 
 wheel: $(VENV)/.torch-$(TORCH_VERSION) ## write dist/torch_promote-*.whl, with an extension for each PyTorch of WHEEL_TORCH (all five: 20 minutes and five downloads of PyTorch; WHEEL_TORCH=2.13.0 for one)
@@ -145,7 +146,7 @@ test-wheel: wheel ## try the wheel under each PyTorch of WHEEL_TORCH, in fresh e
 	$(PY) tools/wheel test $(WHEEL_TORCH) $(ARGS)
 
 # Reads the sources only: it needs neither PyTorch nor the extension.
-docs: $(VENV)/.docs ## build README, docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
+docs: $(VENV)/.docs ## build docs/ and the API reference as a site, in build/site; a warning or a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 	@echo 'build/site/index.html (for the search: python3 -m http.server --directory build/site)'
 

@@ -78,6 +78,36 @@ def test_calls_are_a_table() -> None:
     assert repr(small_report().calls.where(op="nothing")) == "no calls"
 
 
+def test_tables_are_tables() -> None:
+    with tp.trace() as report, tp.my_autocast("cpu", overrides={"softmax": "fp32"}):
+        torch.softmax(torch.mm(torch.ones(2, 2), torch.ones(2, 2)), -1)
+    for table in (report.calls, report.calls.where(op="softmax"), report.by_module(), report.by_op(), report.casts()):
+        assert len(table) > 0
+        shown = table._repr_html_()
+        assert shown.startswith("<table><thead>")
+        assert shown.count("<tr>") == len(table) + 1
+        assert repr(table).count("\n") >= len(table)
+    assert report.calls.where(op="nothing")._repr_html_() == "<p>no calls</p>"
+
+
+def test_a_value_is_three_lines_without_sketches() -> None:
+    changed = tp.Policy.named("cuda").override({"softmax": "keep"})  # differs on each device
+    report = small_report()
+    shown = {
+        "Call": report.calls[0],
+        "Site": small_comparison().sites[0],
+        "why": tp.why("int32[3] + 5.5 * float16[3, 1] - int8[] / 2"),
+        "Policy": changed,
+        "Policy of modules": changed.override_modules({f"blocks.{number}.attention": "fp32" for number in range(40)}),
+    }
+    for name, value in shown.items():
+        assert len(repr(value)) < 3 * 80, name
+        assert "\n" not in repr(value), name
+    assert "sketch" not in repr(tp.types.Values(sketch="gAABMfYdAAMfYdAA"))
+    assert repr(shown["Policy"]).startswith("<Policy: ")
+    assert repr(tp.Policy.stock().override({"square": "fp32"})).startswith("Policy.stock().override(")
+
+
 CELLS = {"/tmp/ipykernel_12/34.py": 3, "<ipython-input-7-ab>": 7}
 
 

@@ -66,6 +66,7 @@ from torch_promote.reading.trace_report import TraceReport as TraceReport
 from torch_promote.recording.recording import CallGroup as CallGroup
 from torch_promote.recording.recording import Calls as Calls
 from torch_promote.recording.recording import CastGroup as CastGroup
+from torch_promote.recording.recording import CastTable as CastTable
 from torch_promote.recording.recording import Failure as Failure
 from torch_promote.recording.recording import GroupTable as GroupTable
 from torch_promote.recording.recording import OptimizerState as OptimizerState

@@ -1,12 +1,13 @@
-"""Photographs the page of a trace for README.md: docs/images/trace_light.png and trace_dark.png.
+"""Photographs the pages of reports for docs/images/: in light, and for README.md also in dark.
 
-`python docs/generators/report_picture.py` traces examples/overflow.py and takes the pictures with Chromium, which has
-to be installed. Set CHROMIUM for a browser with another name.
+`python docs/generators/report_picture.py` makes the pages from examples/overflow.py and takes the pictures with
+Chromium, which has to be installed. Set CHROMIUM for a browser with another name.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,31 @@ from pathlib import Path
 __all__ = ["PICTURES", "main"]
 
 _ROOT = Path(__file__).parents[2]
-_SIZE = (1180, 700)  # CSS pixels: down to the tree of modules
+_IMAGES = _ROOT / "docs" / "images"
+_SIZE = (1180, 700)  # CSS pixels
 
-#: The pictures, by what the reader's system prefers: Chromium's number of that scheme.
-PICTURES = {_ROOT / "docs" / "images" / f"trace_{name}.png": number for name, number in (("dark", 0), ("light", 1))}
+#: The commands that make the pages, in a folder with overflow.py.
+_COMMANDS = (
+    "trace --values --html trace.html --record a.jsonl.gz overflow.py",
+    "trace --read a.jsonl.gz --html explain.html blocks.1",
+    "find-nan --html find_nan.html overflow.py",
+    "compare --html compare.html overflow.py:make",
+    "tune --tolerance 1e-3 --html tune.html overflow.py:make",
+    "trace --values --record b.jsonl.gz --override square=fp32 overflow.py",
+    "diff --html diff.html a.jsonl.gz b.jsonl.gz",
+)
+#: Chromium's numbers of what the reader's system prefers.
+_SCHEMES = {"dark": 0, "light": 1}
+_PAGES = ("trace", "explain", "find_nan", "compare", "tune", "diff")
+_IN_README = ("trace", "diff")
+
+#: The pictures, by page and scheme.
+PICTURES = {
+    (name, scheme): _IMAGES / f"{name}_{scheme}.png"
+    for name in _PAGES
+    for scheme in _SCHEMES
+    if scheme == "light" or name in _IN_README
+}
 
 
 def main() -> int:
@@ -29,15 +51,19 @@ def main() -> int:
         print("report_picture.py: error: chromium is not installed. Set CHROMIUM for another browser.", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "trace.html"
-        command = [sys.executable, "-m", "torch_promote", "trace", "--values", "--html", str(page)]
-        subprocess.run([*command, "examples/overflow.py"], cwd=_ROOT, check=True)
-        for picture, scheme in PICTURES.items():
+        shutil.copy(_ROOT / "examples" / "overflow.py", folder)
+        for command in _COMMANDS:
+            # find-nan and diff exit with 1 if they found something.
+            ran = subprocess.run([sys.executable, "-m", "torch_promote", *shlex.split(command)], cwd=folder)
+            if ran.returncode not in (0, 1):
+                return ran.returncode
+        for (name, scheme), picture in PICTURES.items():
             options = (
                 *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/user"),
-                *("--window-size={},{}".format(*_SIZE), f"--blink-settings=preferredColorScheme={scheme}"),
+                *("--window-size={},{}".format(*_SIZE), f"--blink-settings=preferredColorScheme={_SCHEMES[scheme]}"),
             )
-            shot = [browser, *options, f"--screenshot={picture}", page.as_uri()]
+            page = Path(folder, f"{name}.html").as_uri()
+            shot = [browser, *options, f"--screenshot={picture}", page]
             subprocess.run(shot, check=True, timeout=120, capture_output=True)
     return 0
 

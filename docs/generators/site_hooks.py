@@ -1,4 +1,4 @@
-"""What the site has beyond docs/*.md: README.md and its neighbours as pages, and the files that pages link to.
+"""What the site has beyond docs/*.md: the changelog and its neighbour as pages, and the files that pages link to.
 
 mkdocs.yml names this module as a hook, and as an extension of griffe, which reads docstrings for mkdocstrings. In the
 sources, links are those that work on GitHub. The hook rewrites those that point out of docs/, and those of the pages of
@@ -24,7 +24,7 @@ except ImportError:  # nothing builds the site here
 _ROOT = Path(__file__).parents[2]
 
 #: Files of the repository's root, and the pages that they are on the site.
-ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
 #: Where the site has the other files that pages link to.
 _SOURCES = "source"

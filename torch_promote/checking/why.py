@@ -13,6 +13,7 @@ stand in for large ones. In both cases the derivation says that it is inferred.
 from __future__ import annotations
 
 import contextlib
+import html
 import logging
 import operator
 import os
@@ -104,6 +105,13 @@ class Derivation:
 
     def __str__(self) -> str:
         return self.text(100)
+
+    def __repr__(self) -> str:
+        result = "an error" if self.dtype is None else f"{dtype_name(self.dtype)}{list(self.shape or ())}"
+        return f"<why {self.expression!r}: {result} in {len(self.steps)} steps. print() shows them.>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def text(self, width: int | None) -> str:
         """Returns the derivation as lines of text.

@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from torch_promote.errors import TorchPromoteError, printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from torch_promote.report.base import Report
 
 __all__ = [
@@ -144,31 +141,21 @@ def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
     return "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
 
 
-def _drawn(part: Part) -> str | Report | Table:
+def _drawn(part: Part) -> Any:
     from torch_promote.report.base import Report
 
     return printable(part) if isinstance(part, str) else part if isinstance(part, Report) else _table(part)
 
 
-def _table(rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Table:
-    """Returns a table without borders. Cells wrap if the terminal is too narrow, and nothing is cut."""
-    from rich.table import Table
+def _table(rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
+    """Returns a table without borders, whose cells have the colours of policies."""
+    from torch_promote.report.terminal import Grid
 
-    is_grid = isinstance(rows, Mapping)
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=not is_grid, header_style="bold")
-    for name in ("", "") if isinstance(rows, Mapping) else rows[0]:
-        made.add_column(name, overflow="fold")
-    for cells in rows.items() if isinstance(rows, Mapping) else (row.values() for row in rows):
-        made.add_row(*map(_cell, cells))
-    return made
-
-
-def _cell(value: Any) -> Text:
-    """Returns a cell, in its colour if it is the name of a policy; "-" for None."""
-    from rich.text import Text
-
-    text = "-" if value is None else printable(str(value))
-    return Text(text, style=_STYLES.get(text, ""))
+    names = ("", "") if isinstance(rows, Mapping) else tuple(rows[0])
+    values = rows.items() if isinstance(rows, Mapping) else [tuple(row.values()) for row in rows]
+    texts = [["-" if value is None else printable(str(value)) for value in row] for row in values]
+    styles = [[_STYLES.get(text, "") for text in row] for row in texts]
+    return Grid(names, texts, styles, [False] * len(names))
 
 
 def width_of_output(stream: TextIO | None = None) -> int | None:

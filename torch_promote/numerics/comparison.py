@@ -120,6 +120,10 @@ class Site:
     def __str__(self) -> str:
         return f"{self.name.removeprefix('aten::')} in {module_name(self.module)}"
 
+    def __repr__(self) -> str:
+        errors = ", ".join(f"{name} {spell_number(getattr(self, name))}" for name in _MEASURES)
+        return f"<Site {self}, {self.line or 'line unknown'}: {self.dtypes}, {errors}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

@@ -230,6 +230,11 @@ class Call:
     own: bool = True
     fallback: str = ""
 
+    def __repr__(self) -> str:
+        where = f"{self.name} in {self.module or '(model)'}, {self.phase}, {self.line or 'line unknown'}"
+        policy = f", {self.policy_name} ({self.reason})" if self.policy_name else ""
+        return f"<Call of {where}: {self.dtypes}{policy}, casts: {len(self.casts)}{', raised' * self.error}>"
+
     @property
     def reason(self) -> str:
         """The source of the policy, and if the call ran in lower precision instead of float8, why."""

@@ -486,7 +486,7 @@ class Policy:
         return Policy, (self.changes, self.modules, self._patterns)
 
     def __repr__(self) -> str:
-        """Returns an expression whose value is the policy, unless it leaves out entries ("...")."""
+        """Returns an expression whose value is the policy, or if that is long, the number of its entries."""
         text = "Policy.stock()" if self._name in (None, "stock") else f"Policy.named({self._name!r})"
         if self._name is None:
             for section, entries in files.to_data(self.changes).items():
@@ -496,7 +496,12 @@ class Policy:
         if self.modules:
             tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in self.modules}
             text += f".override_modules({_spell(tables)})"
-        return text
+        if len(text) <= _LONGEST_REPR:
+            return text
+        modules = f" and tables for {len(self.modules)} modules" * bool(self.modules)
+        return (
+            f"<Policy: {len(self.changes)} entries{modules} differ from stock. print(policy.diff('stock')) shows them.>"
+        )
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.diff('stock')._repr_html_()}"
@@ -550,6 +555,10 @@ class AppliedPolicy(ModuleHandle):
     """
 
     policy: Policy
+
+
+#: In characters: three lines of a terminal.
+_LONGEST_REPR = 240
 
 
 def _spell(entries: Mapping[str, Any]) -> str:

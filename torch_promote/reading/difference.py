@@ -498,19 +498,22 @@ class Difference(Report):
         differing = [one for one in self.growth if one.relative_l2]
         step = differing[0].step if differing else 0
         forward = [one for one in self.growth if (one.step, one.phase) == (step, "forward")]
-        inside: dict[str, float] = {}  # a module has the largest error of those in it, which it may fold
+        # A module has the largest error and the dtypes of those in it, which it may fold.
+        inside: dict[str, float] = {}
+        sides = {one.module: (dict.fromkeys(one.dtypes_a), dict.fromkeys(one.dtypes_b)) for one in forward}
         for one in forward:
             parts = one.module.split(".") if one.module else []
             for end in range(len(parts) + 1):
                 path = ".".join(parts[:end])
                 inside[path] = max(inside.get(path, 0.0), one.relative_l2 or 0.0)
-        sides = {one.module: one.shown_dtypes() for one in forward}
+                for names, dtypes in zip(sides.setdefault(path, ({}, {})), (one.dtypes_a, one.dtypes_b), strict=True):
+                    names.update(dict.fromkeys(dtypes))
         branches = [
-            Branch(path, (error or None, *sides.get(path, ("", ""))), ({"heat": share},))
+            Branch(path, (error or None, *map(", ".join, sides[path])), ({"heat": share},))
             for (path, error), share in zip(inside.items(), heat_shares(list(inside.values())), strict=True)
         ]
         kinds = Column("relative L2", "number"), *_SIDES
-        note = f"The forward of step {step}. A module has the largest error of those inside it."
+        note = f"The forward of step {step}. A module has the largest error and the dtypes of those inside it."
         yield Tree("Modules", kinds, branches, ("error",), note=note)
         rows = [
             (module_name(one.module), one.phase, one.calls, one.relative_l2, *one.shown_dtypes())

@@ -124,7 +124,10 @@ class Explanation(Report):
             Column("bytes", "bytes"),
         )
         rows = [
-            (row.op, module_name(row.module), row.calls, row.dtypes, row.policy, row.casts, row.reused, row.bytes)
+            (
+                *(row.op, module_name(row.module), row.calls, row.dtypes, row.policy),
+                *(row.casts or None, row.reused or None, row.bytes or None),
+            )
             for row in self.rows
         ]
         verdict = f"The {self.kind} {module_name(self.pattern)} in this trace"

@@ -234,22 +234,24 @@ def _natural(path: str) -> list[tuple[int, int | str]]:
 
 
 def dtypes_chart(report: Recording) -> Chart:
-    """Returns the chart of the shares of calls by the dtype of their results, over time."""
+    """Returns the chart of the shares of calls by the dtype of their results, along the run.
+
+    The axis counts calls, not time: what a program imports or loads between two calls would take most of it.
+    """
     calls = sorted(report.calls, key=lambda call: call.start)
-    title, label = "Dtypes of results over time", "milliseconds since the first call, on the host"
+    title, label = "Dtypes of results along the run", "call, in the order in which they started"
     if not calls:
         return Chart(title, "stacked", (), x_label=label)
-    first, last = calls[0].start, calls[-1].start
-    span = last - first or 1
-    shares = defaultdict(lambda: [0.0] * _BINS, {name: [0.0] * _BINS for name in result_dtypes(report.total.dtypes)})
-    for call in calls:
-        shares[_result_dtype(call.dtypes)][min(_BINS - 1, (call.start - first) * _BINS // span)] += 1
-    edges = [index * span / _BINS / 1e6 for index in range(_BINS)]
-    phases = [(phase, next(run).start) for phase, run in groupby(calls, key=lambda call: call.phase)]
-    ends = [start for _, start in phases[1:]] + [last]
-    spans = [
-        (phase, (start - first) / 1e6, (end - first) / 1e6) for (phase, start), end in zip(phases, ends, strict=True)
-    ]
+    bins = min(_BINS, len(calls))
+    shares = defaultdict(lambda: [0.0] * bins, {name: [0.0] * bins for name in result_dtypes(report.total.dtypes)})
+    for place, call in enumerate(calls):
+        shares[_result_dtype(call.dtypes)][place * bins // len(calls)] += 1
+    edges = [index * len(calls) / bins for index in range(bins)]
+    spans, start = [], 0
+    for phase, run in groupby(calls, key=lambda call: call.phase):
+        end = start + sum(1 for _ in run)
+        spans.append((str(phase), float(start), float(end)))
+        start = end
     series = [Series(name, counts, edges, name) for name, counts in shares.items()]
     return Chart(title, "stacked", series, x_label=label, spans=spans)
 
@@ -301,8 +303,8 @@ def exponents_chart(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Chart 
         return None
     spans = [("float16", _SMALLEST, _LARGEST + 1), ("float16", _NORMAL, _LARGEST + 1)]
     note = (
-        "The number of values with each binary exponent. Shaded: float16's numbers, normal ones twice. On the right: "
-        "the values that do not fit into float16's normal numbers. Composite ops and views are left out."
+        "The number of values with each binary exponent. Shaded: float16's numbers, normal ones twice. Under the "
+        "name: the values that do not fit into float16's normal numbers. Composite ops and views are left out."
     )
     chart = [series for _, series in sorted(rows, key=lambda row: row[0])]
     return Chart("Ranges of results", "histograms", chart, spans=spans, note=note, where="page")

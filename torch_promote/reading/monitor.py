@@ -48,6 +48,7 @@ from torch import nn
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe.call import Call
 from torch_promote.observe.ops import facts_of, unnoticed
+from torch_promote.observe.places import check_model
 from torch_promote.observe.surroundings import watch_scalers, watch_steps
 from torch_promote.reading.explanation import explain
 from torch_promote.reading.trace import Tracer
@@ -98,7 +99,14 @@ class Alarm(NamedTuple):
     text: str
 
 
-@block
+def _check(model: object, every: object, start: object, **_: object) -> None:
+    check_model(model, "monitor")
+    for name, value, least in (("every", every, 1), ("start", start, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"`{name}` must be an int of at least {least}, got {value!r}.")
+
+
+@block(_check)
 def monitor(
     model: nn.Module | None = None,
     *,
@@ -140,11 +148,6 @@ def monitor(
         2 10.39...
         4 10.39...
     """
-    if model is not None and not isinstance(model, nn.Module):
-        raise OptionError(f"model must be an nn.Module or None, got {model!r}.")
-    for name, value, least in (("every", every, 1), ("start", start, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"`{name}` must be an int of at least {least}, got {value!r}.")
     one = Monitor(model, to, every, looks, start)
     del model  # it may be destroyed before the block ends
     with one._block():
@@ -197,7 +200,7 @@ class Monitor:
             look, self._look = self._look, None
             with self._safely("the last look"):
                 if look is not None:  # the step has not ended
-                    look.tracer.__exit__()
+                    look.tracer.__exit__(None, None, None)
                     if self._recordings is not None and look.tracer.report.total.calls:
                         self._recordings.last.append((self.steps + 1, look.tracer.report))
             with self._safely("recordings"):
@@ -278,7 +281,7 @@ class Monitor:
         look, self._look = self._look, None
         with self._safely("a look"):
             if look is not None:
-                look.tracer.__exit__()
+                look.tracer.__exit__(None, None, None)
                 self._finish(look)
         with self._safely("a look"):
             if (self.steps + 1) % self._every == 0:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -17,13 +16,14 @@ from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.call import FALLBACK, Argument, Call, Cast, Phase, TensorInfo, Unseen
 from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Column, Table, load_renderer, module_name
+from torch_promote.report.base import Column, Table, load_renderer, module_name, table_html
 
 __all__ = [
     "STEPS",
     "CallGroup",
     "Calls",
     "CastGroup",
+    "CastTable",
     "Failure",
     "GroupTable",
     "OptimizerState",
@@ -229,7 +229,25 @@ class CastGroup:
             self.repeated_bytes += cast.bytes
 
 
-class GroupTable(list[CallGroup]):
+_Row = TypeVar("_Row")
+
+
+class _TableList(list[_Row]):
+    """A list that is printed as a table, and that a notebook shows as one."""
+
+    _nothing = "no calls"
+
+    def _table(self) -> Table:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return str(load_renderer("terminal").to_text(self._table())) if self else self._nothing
+
+    def _repr_html_(self) -> str:
+        return table_html(self._table()) if self else f"<p>{self._nothing}</p>"
+
+
+class GroupTable(_TableList[CallGroup]):
     """The result of `by_op()`, `by_module()` and `by_line()`: a list that is printed and shown as a table.
 
     Args:
@@ -249,17 +267,33 @@ class GroupTable(list[CallGroup]):
         super().__init__(groups)
         self._nameless = nameless
 
-    def __repr__(self) -> str:
+    def _table(self) -> Table:
         numbers = "calls", "casts", "reused", Column("bytes", "bytes")
         rows = [
             (one.key or self._nameless, one.calls, one.casts, one.reused, one.bytes, one.dtypes, one.duration / 1e6)
             for one in self
         ]
-        table = Table("", ("", *numbers, Column("dtypes", "code"), Column("ms", "ms")), rows, most=40)
-        return str(load_renderer("terminal").to_text(table)) if self else "no calls"
+        return Table("", ("", *numbers, Column("dtypes", "code"), Column("ms", "ms")), rows, most=40)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+
+class CastTable(_TableList[CastGroup]):
+    """The result of `casts()`: a list that is printed and shown as a table."""
+
+    _nothing = "no casts"
+
+    def _table(self) -> Table:
+        columns = (
+            *("argument", "kind", Column("dtypes", "dtypes"), Column("op", "name"), Column("module", "name")),
+            *(Column("line", "line"), "made", "reused", Column("bytes", "bytes"), "repeated"),
+        )
+        rows = [
+            (
+                *(one.argument, one.kind, f"{one.from_dtype} -> {one.to_dtype}", one.op, module_name(one.module)),
+                *(one.line, one.made, one.reused or None, one.bytes, one.repeated or None),
+            )
+            for one in self
+        ]
+        return Table("", columns, rows, most=40)
 
 
 class Raised(NamedTuple):
@@ -293,7 +327,7 @@ Place: TypeAlias = tuple[str, str, str]
 """An op's name with its overload, a module's path, a line."""
 
 
-class Calls(list[Call]):
+class Calls(_TableList[Call]):
     """A list of calls that can be filtered, and that is printed and shown as a table."""
 
     def where(
@@ -336,9 +370,7 @@ class Calls(list[Call]):
 
         return Calls(call for call in self if meets(call))
 
-    def __repr__(self) -> str:
-        if not self:
-            return "no calls"
+    def _table(self) -> Table:
         columns = (
             Column("op", "name"),
             Column("module", "name"),
@@ -360,10 +392,7 @@ class Calls(list[Call]):
             )
             for call in self
         ]
-        return str(load_renderer("terminal").to_text(Table("", columns, rows, most=40)))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        return Table("", columns, rows, most=40)
 
 
 class Recording:
@@ -502,7 +531,8 @@ class Recording:
             found.setdefault(key_of(place), CallGroup(key_of(place))).merge(group)
         return GroupTable(sorted(found.values(), key=lambda group: (-group.bytes, -group.calls)))
 
-    def casts(self) -> list[CastGroup]:
+    def casts(self) -> CastTable:
         """Returns the casts by argument, op, module and line, most bytes first."""
         self.groups()
-        return sorted(self._casts_by_place.values(), key=lambda group: (-group.bytes, -group.made, -group.reused))
+        groups = self._casts_by_place.values()
+        return CastTable(sorted(groups, key=lambda group: (-group.bytes, -group.made, -group.reused)))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,7 +115,7 @@ class Values(_Lazy):
     saturated: float = 0.0
     digest: str = ""
     l2: float | None = None
-    sketch: str = ""
+    sketch: str = field(default="", repr=False)
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):

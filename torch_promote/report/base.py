@@ -44,6 +44,7 @@ __all__ = [
     "percent",
     "size",
     "spell_number",
+    "table_html",
     "to_json",
 ]
 
@@ -371,6 +372,17 @@ def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
         if values and column.where in ("all", where):
             found.append((index, column.name, column.kind or _kind_of(values)))
     return found
+
+
+def table_html(table: Table) -> str:
+    """Returns a table as HTML for a notebook, which has styles of its own."""
+    columns = visible_columns(table, "page")
+    names = "".join(f"<th>{html.escape(name)}</th>" for _, name, _ in columns)
+    lines = [[html.escape(spell(row[index], kind)) for index, _, kind in columns] for row in table.rows[: table.most]]
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    more = len(table.rows) - table.most
+    left_out = f"<p>... {more:,} more</p>" if more > 0 else ""
+    return f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>{left_out}"
 
 
 def _refuse(constant: str) -> None:

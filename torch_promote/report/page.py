@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import html
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch_promote.report.base import (
     Branch,
     Cell,
     Content,
+    Fact,
     Tree,
     module_name,
     short_line,
@@ -37,6 +39,8 @@ _MOST_NODES, _DEEPEST = 1_200, 50
 _FIRST_ROWS, _FIRST_VALUES = 24, 3
 #: The most rows of a table, and the most lines of a list.
 _MOST_ROWS, _MOST_LINES = 1_000, 200
+#: Above this length, a verdict is set smaller, a number or another fact is a row instead of a tile, and a name breaks.
+_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_TILE, _LONGEST_WORD = 110, 16, 9, 28
 
 
 def render(content: Content) -> str:
@@ -95,6 +99,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
+        bar_parts=_bar_parts,
+        breakable=_breakable,
         columns=lambda table: visible_columns(table, "page"),
         dtype_class=_dtype_class,
         kind=lambda part: type(part).__name__,
@@ -106,12 +112,14 @@ def _environment() -> jinja2.Environment:
         spell=spell,
         svg=lambda chart: Markup(to_svg(chart)),
         texts=texts_of,
-        whole_numbers=_whole_numbers,
+        tiles_and_rows=_tiles_and_rows,
+        prose=_prose,
     )
     environment.globals.update(
         numeric=NUMERIC,
         first_rows=_FIRST_ROWS,
         first_values=_FIRST_VALUES,
+        longest_title=_LONGEST_TITLE,
         most_rows=_MOST_ROWS,
         most_lines=_MOST_LINES,
     )
@@ -135,9 +143,39 @@ def _dtype_class(name: str) -> str:
     return next((one for one in known if name.startswith((one, f"b{one}"))), "other")
 
 
-def _whole_numbers(text: str) -> Markup:
-    """Escapes a text and marks numbers with an exponent, because a browser would break "1e-3" after the sign."""
-    parts = re.split(r"(\d[\d.]*e-\d+)", text)
+def _tiles_and_rows(facts: Sequence[Fact]) -> list[tuple[str, list[Fact]]]:
+    """Numbers become tiles, and sentences the rows of a list, those of the first fact's kind first.
+
+    If most are sentences, all are rows, in their order.
+    """
+    tiles = [fact for fact in facts if len(fact[1]) <= (_LONGEST_NUMBER if fact[1][:1].isdigit() else _LONGEST_TILE)]
+    if 2 * len(tiles) < len(facts):
+        tiles = []
+    found = [("tiles", tiles), ("facts", [fact for fact in facts if fact not in tiles])]
+    return sorted(((style, some) for style, some in found if some), key=lambda one: facts[0] not in one[1])
+
+
+def _bar_parts(tree: Tree) -> list[str]:
+    """The names of what a tree's bars are made of, for its legend; "infinite" if a bar shows infinity."""
+    bars = [bar for branch in tree.branches for bar in branch.bars]
+    infinite = ["infinite"] * any(bar.get("heat", 0.0) > 1 for bar in bars)
+    return list(dict.fromkeys(name for bar in bars for name, part in bar.items() if part)) + infinite
+
+
+def _breakable(name: str) -> Markup:
+    """Escapes a name and lets a long one break after a separator, or anywhere if there is none for long."""
+    if len(name) <= _LONGEST_WORD:
+        return escape(name)
+    words = re.findall(rf"[^._/:]{{1,{_LONGEST_WORD}}}[._/:]*|[._/:]+", name)
+    return Markup("<wbr>").join(map(escape, words))
+
+
+def _prose(text: str) -> Markup:
+    """Escapes a text and marks numbers with an exponent, because a browser would break "1e-3" after the sign.
+
+    For the same reason, it has arrows for "->".
+    """
+    parts = re.split(r"(\d[\d.]*e-\d+)", text.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
     marked = (
         Markup('<span class="part">{}</span>').format(part) if place % 2 else escape(part)
         for place, part in enumerate(parts)

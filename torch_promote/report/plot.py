@@ -43,8 +43,9 @@ _PALETTE = {
 _INK, _FAINT = _PALETTE["ink"][0], _PALETTE["faint"][0]
 #: The colour of infinity in a heat map: it is not at the end of the scale, where the largest finite value is.
 _INFINITE = "#3b0f70"
-_MOST_ROWS, _MOST_PANELS, _LONGEST_LABEL = 24, 40, 44
-_WIDTH, _ROW_HEIGHT = 6.4, 0.26
+_MOST_ROWS, _MOST_PANELS, _LONGEST_LABEL, _MANY = 24, 40, 44, 60
+#: In inches; an image in a page is narrower, so that its texts can be read on a phone.
+_WIDTH, _PAGE_WIDTH, _ROW_HEIGHT = 7.7, 5.2, 0.26
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "axes.linewidth": 0.8, "text.parse_math": False}
 
 
@@ -60,7 +61,7 @@ class ReportFigure(Figure):
 def draw(charts: Sequence[Chart]) -> ReportFigure:
     """Draws charts below each other."""
     heights = [_height(chart) for chart in charts] or [1.0]
-    figure = ReportFigure(figsize=(_WIDTH * 1.2, sum(heights)), layout="constrained", facecolor="white")
+    figure = ReportFigure(figsize=(_WIDTH, sum(heights)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     with matplotlib.rc_context(_STYLE):
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -71,14 +72,10 @@ def draw(charts: Sequence[Chart]) -> ReportFigure:
 
 def to_svg(chart: Chart) -> str:
     """Returns a chart as an SVG image without a title that inherits the colours of the page."""
-    figure = Figure(figsize=(_WIDTH, _height(chart)), layout="constrained")
-    text = io.StringIO()
+    figure, text = _figure_of_page(chart), io.StringIO()
     # The salt makes the ids of the image unique in its page, and the same in each run.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": chart.title}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the browser draws the texts, in fonts of its own
-        _DRAWERS[chart.kind](figure, chart)
-        for axes in figure.axes[: chart.kind != "histograms"]:
-            axes.set_title("", loc="left")
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -90,6 +87,16 @@ def to_svg(chart: Chart) -> str:
     return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, count=1)
 
 
+def _figure_of_page(chart: Chart) -> Figure:
+    """Draws a chart as a page shows it: its title is a heading of the page."""
+    figure = Figure(figsize=(_PAGE_WIDTH, _height(chart)), layout="constrained")
+    with matplotlib.rc_context(_STYLE):
+        _DRAWERS[chart.kind](figure, chart)
+    for axes in figure.axes[: chart.kind != "histograms"]:
+        axes.set_title("", loc="left")
+    return figure
+
+
 def color_of(name: str) -> str:
     """Returns the colour of a series."""
     return _PALETTE[name if name in _PALETTE else "complex" if "complex" in name else "other"][0]
@@ -98,7 +105,7 @@ def color_of(name: str) -> str:
 def _height(chart: Chart) -> float:
     rows = min(_MOST_ROWS, max(1, len(chart.labels)))
     if chart.kind == "histograms":
-        return 1.35 * max(1, math.ceil(min(len(chart.series), _MOST_PANELS) / 2))
+        return 1.5 * max(1, math.ceil(min(len(chart.series), _MOST_PANELS) / 2))
     return {"bars": 0.7 + _ROW_HEIGHT * rows, "heat": 0.9 + _ROW_HEIGHT * rows, "stacked": 3.0}.get(chart.kind, 3.6)
 
 
@@ -123,14 +130,17 @@ def _decorate(axes: Axes) -> None:
         spine.set_color(_FAINT)
 
 
-def _label(path: str) -> str:
+def _label(path: str, longest: int = _LONGEST_LABEL) -> str:
     path = printable(path)
-    return path if len(path) <= _LONGEST_LABEL else f"...{path[3 - _LONGEST_LABEL :]}"
+    return path if len(path) <= longest else f"...{path[3 - longest :]}"
 
 
-def _legend(axes: Axes, **place: Any) -> None:
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8, labelcolor=_INK, handlelength=1.2, **place)
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Names the series below the axes, where no point, bar or title is."""
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        style: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": _INK, "handlelength": 1.2}
+        figure.legend(handles, names, loc="outside lower left", ncols=4, **style)
 
 
 def _draw_bars(figure: Figure, chart: Chart) -> None:
@@ -152,7 +162,7 @@ def _draw_bars(figure: Figure, chart: Chart) -> None:
     axes.spines[["bottom", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     if len(chart.series) > 1:
-        _legend(axes, loc="lower right")
+        _legend(figure, axes)
 
 
 def _draw_stacked(figure: Figure, chart: Chart) -> None:
@@ -177,7 +187,7 @@ def _draw_stacked(figure: Figure, chart: Chart) -> None:
     axes.set_xlim(edges[0], end)
     axes.set_ylim(0, 112)
     axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"])
-    _legend(axes, loc="upper left", bbox_to_anchor=(1.005, 1.0))
+    _legend(figure, axes)
 
 
 def _draw_heat(figure: Figure, chart: Chart) -> None:
@@ -216,11 +226,24 @@ def _draw_scatter(figure: Figure, chart: Chart) -> None:
             style: dict[str, Any] = {"drawstyle": "steps-post"} if series.mark == "steps" else {"linestyle": "--"}
             axes.plot(x, y, color=color, linewidth=1, alpha=0.6, label=label, **style)
         else:
-            axes.scatter(x, y, 28, color, marker=series.mark, linewidths=1.5, zorder=3, clip_on=False, label=label)
+            axes.scatter(
+                x,
+                y,
+                28 if len(x) < _MANY else 9,
+                color,
+                marker=series.mark,
+                linewidths=1.5,
+                zorder=3,
+                clip_on=False,
+                label=label,
+            )
     for name, height in chart.lines:
         axes.axhline(height, color=_INK, linewidth=0.9, linestyle="--", alpha=0.7)
-        axes.annotate(name, (1, height), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK)
-    _legend(axes, loc="best")
+        axes.annotate(
+            name, (1, height), (0, 3), ("axes fraction", "data"), "offset points", ha="right", color=_INK, fontsize=8
+        )
+    if len(chart.series) > 1:
+        _legend(figure, axes)
 
 
 def _scale(axes: Axes, which: str, scale: str, values: Sequence[float]) -> Callable[[float], float]:
@@ -257,8 +280,9 @@ def _draw_histograms(figure: Figure, chart: Chart) -> None:
         counts = dict(zip(series.x, series.y, strict=True))
         edges = range(int(min(counts)), int(max(counts)) + 2)
         axes.stairs([counts.get(place, 0.0) for place in edges[:-1]], list(edges), fill=True, color=_INK)
-        axes.set_title(printable(series.name), loc="left", fontsize=8, fontweight="bold", color=_INK)
-        axes.set_title(series.note, loc="right", fontsize=7, color=_INK)
+        name = _label(spell(series.name, "name"), _LONGEST_LABEL - 14)
+        axes.set_title(name, loc="left", fontsize=8, fontweight="bold", color=_INK, pad=14)
+        axes.annotate(series.note, (0, 1), (0, 4), "axes fraction", "offset points", fontsize=7, color=_INK)
         _decorate(axes)
         axes.spines["left"].set_visible(False)
         axes.set_yticks([])

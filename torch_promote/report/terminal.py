@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import table
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from torch_promote.errors import printable
 from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
 
-__all__ = ["render", "to_text"]
+__all__ = ["Grid", "render", "to_text"]
 
 _UNLIMITED = 100_000
-#: The width of names and policies up to which other columns are wrapped first, if there are few columns of texts.
-_LEAST: dict[Kind, int] = {"name": 28, "policy": 18}
-_FEW = 5
+_GAP = 2
 _STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}
 _VERDICT = {True: "bold green", False: "bold red", None: "bold"}
 
@@ -86,19 +87,80 @@ def _table(shown: Table) -> Iterator[RenderableType]:
     if not columns:
         return
     yield from _title(shown.title)
-    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     rows = [[spell(row[index], kind) or "-" for index, _, kind in columns] for row in shown.rows[: shown.most]]
-    has_few_texts = sum(kind not in NUMERIC for _, _, kind in columns) <= _FEW
-    for place, (_, name, kind) in enumerate(columns):
-        if kind in NUMERIC:
-            grid.add_column(_text(name), justify="right", no_wrap=True)
-        else:
-            least = has_few_texts and min(_LEAST.get(kind, 0), max(len(row[place]) for row in rows))
-            grid.add_column(_text(name), overflow="fold", style=_STYLES.get(kind, ""), min_width=least or None)
-    for row in rows:
-        grid.add_row(*map(_text, row))
-    yield grid
+    names = [printable(name) for _, name, _ in columns]
+    styles = [[_STYLES.get(kind, "") for _, _, kind in columns]] * len(rows)
+    yield Grid(names, [list(map(printable, row)) for row in rows], styles, [kind in NUMERIC for _, _, kind in columns])
     yield from _left_out(len(shown.rows) - shown.most)
+
+
+@dataclass
+class Grid:
+    """A table as wide as the console. No word is broken and nothing is left out: see `_fit`.
+
+    If the console is too narrow for that, each row becomes a text of names and values.
+    """
+
+    names: Sequence[str]  # of the columns; all empty for a table without a header
+    rows: Sequence[Sequence[str]]
+    styles: Sequence[Sequence[str]]  # of the cells
+    right: Sequence[bool]  # whether a column is aligned to the right
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        columns = list(zip(self.names, *self.rows, strict=True))
+        widths = _fit(columns, options.max_width - _GAP * (len(columns) - 1))
+        if widths is None:
+            yield from self._records()
+            return
+        shown = table.Table(
+            box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=any(self.names)
+        )
+        for name, width, right in zip(self.names, widths, self.right, strict=True):
+            shown.add_column(Text(_wrapped(name, width)), width=width, justify="right" if right else "left")
+        for row, styles in zip(self.rows, self.styles, strict=True):
+            texts = zip(row, widths, styles, strict=True)
+            shown.add_row(*(Text(_wrapped(text, width), style) for text, width, style in texts))
+        yield shown
+
+    def _records(self) -> Iterator[RenderableType]:
+        for row, styles in zip(self.rows, self.styles, strict=True):
+            first, *values = zip(self.names, row, styles, strict=True)
+            yield Text(" ".join(filter(None, first[:2])), first[2] or "bold", overflow="fold")
+            texts = [Text.assemble(f"{name} ", (text, style)) for name, text, style in values]
+            yield Padding(Text("; ").join(texts), (0, 0, 0, 2))
+
+
+def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Returns the widths of columns of texts; None if the room is too small.
+
+    Texts break between words. If that is not enough, names break after ".", "_", "/", ":" and ",".
+    """
+    widths = [max(cell_len(line) for text in texts for line in text.split("\n")) for texts in columns]
+    for parts in (str.split, _parts):
+        least = [max((cell_len(part) for text in texts for part in parts(text)), default=0) for texts in columns]
+        if sum(least) > room and parts is str.split:
+            continue
+        while sum(widths) > room and widths != least:
+            widest = max(range(len(widths)), key=lambda place: (widths[place] > least[place], widths[place]))
+            widths[widest] -= 1
+    return widths if sum(widths) <= room else None
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"[^\s._/:,]*[._/:,]*", text)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Breaks the words of a text that are longer than a line; rich breaks between words."""
+    lines: list[str] = []
+    for given in text.split("\n"):
+        lines.append("")
+        for word in re.split("( )", given):
+            for part in _parts(word) if cell_len(word) > width else [word]:
+                if cell_len(word) > width and cell_len(lines[-1] + part) > width:
+                    lines.append("")
+                lines[-1] += part
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
 def _title(title: str) -> Iterator[RenderableType]:

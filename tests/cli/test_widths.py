@@ -1,0 +1,92 @@
+"""On terminals of 60 and 80 columns, commands print the words that they print in a pipe: all of them, and whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers.autoloading import entry_point, folder
+from helpers.command_line import Capture
+from helpers.doc_blocks import ROOT
+from helpers.traced_commands import warm_compiler
+from torch_promote.cli.program import COMMANDS, main
+
+__all__ = ["entry_point", "folder", "warm_compiler"]  # fixtures
+
+#: Commands that print results. `run` prints what the program prints, and `build` what the compiler does.
+PRINTING = (
+    "info",
+    "info --all",
+    "policies",
+    "policies --op softmax",
+    "policies --op 'linear*'",
+    "policies --diff stock fp32_safe",
+    "why 'int32[3] + 5.5 * float16[3, 1]'",
+    "parity --quick --ops softmax",
+    "compare overflow.py:make",
+    "tune overflow.py:make --tolerance 1e-3",
+    "trace --values overflow.py",
+    "trace --read a.jsonl.gz",
+    "trace --read a.jsonl.gz blocks.1",
+    "trace --read a.jsonl.gz linear",
+    "find-nan overflow.py",
+    "diff a.jsonl.gz b.jsonl.gz",
+    "diff a.jsonl.gz c.jsonl.gz",  # other random numbers: the table of states
+)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of overflow.py: as it is, with an override, and with another seed."""
+    place = tmp_path_factory.mktemp("recordings")
+    program = (ROOT / "examples" / "overflow.py").read_text(encoding="utf-8")
+    (place / "overflow.py").write_text(program)
+    (place / "seed.py").write_text(program.replace("manual_seed(0)", "manual_seed(1)"))
+    return place
+
+
+@pytest.fixture
+def programs(folder: Path, recordings: Path, warm_compiler: None, capfd: Capture) -> Path:
+    """The working directory, with overflow.py and the recordings."""
+    runs = {"a": "overflow.py", "b": "--override square=fp32 overflow.py", "c": "seed.py"}
+    for name in ("overflow.py", "seed.py"):
+        shutil.copy(recordings / name, folder)
+    for name, program in runs.items():
+        file = f"{name}.jsonl.gz"
+        if not (recordings / file).exists():
+            assert main(["trace", "--record", file, *shlex.split(program)]) == 0
+            shutil.copy(file, recordings)
+        elif not (folder / file).exists():
+            shutil.copy(recordings / file, folder)
+    capfd.readouterr()
+    return folder
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, and the parts of names. Numbers are times, which differ, or are compared elsewhere."""
+    return {re.sub(r"\d+", "#", word) for word in re.findall(r"[A-Za-z0-9]+", text)}
+
+
+def test_each_command_is_here() -> None:
+    assert {line.split()[0] for line in PRINTING} | {"run", "build"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_no_word_is_broken_or_left_out(
+    line: str, programs: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = {}
+    for columns in ("", "60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        main(shlex.split(line))
+        printed[columns] = "".join(capfd.readouterr())
+    for columns in ("60", "80"):
+        assert words(printed[columns]) == words(printed[""]), printed[columns]
+        lines = [
+            one for one in printed[columns].splitlines() if not one.startswith("torch-promote: ")
+        ]  # messages are lines
+        assert [one for one in lines if len(one) > int(columns)] == []
