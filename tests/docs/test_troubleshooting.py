@@ -152,7 +152,7 @@ for _ in range(2):
 OTHERS = {
     FUNCTION: 'decorate it with torch.amp.custom_fwd(device_type="cpu"), and the backward with torch.amp.custom_bwd(',
     STATES: "A step of the optimizer got several dtypes (self bfloat16, end float32).",
-    "with torch.autocast('cpu', enabled=False): model(low)": "Autocast is off there, by install, region at program.py:1, so no ",
+    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
     "model(x[:, :2])": "",  # of shapes
     "torch.linalg.cholesky(-x)": "",  # of values
 }
