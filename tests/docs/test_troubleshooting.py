@@ -125,3 +125,62 @@ def test_what_run_says_is_in_the_table(
         assert "(not tried)" in said
     else:
         assert "--override" not in said or "Where autocast is on: --override" in said
+
+
+FUNCTION = """
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+with torch.autocast("cpu"):
+    y = Product.apply(x.requires_grad_(), model.weight)
+y.sum().backward()
+"""
+STATES = """
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for _ in range(2):
+    model(x).sum().backward()
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].bfloat16()
+"""
+OTHERS = {
+    FUNCTION: 'decorate it with torch.amp.custom_fwd(device_type="cpu"), and the backward with torch.amp.custom_bwd(',
+    STATES: "A step of the optimizer got several dtypes (self bfloat16, end float32).",
+    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
+    "model(x[:, :2])": "",  # of shapes
+    "torch.linalg.cholesky(-x)": "",  # of values
+}
+
+
+@pytest.mark.parametrize(("code", "cure"), OTHERS.items(), ids=range(len(OTHERS)))
+def test_other_errors(code: str, cure: str) -> None:
+    with pytest.raises(RuntimeError), tp.install(), tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    said = report.content().verdict
+    assert said.startswith("The call that raised: aten::")
+    assert cure in said if cure else "What cures it" not in said
+
+
+def test_errors_that_the_program_handles() -> None:
+    """They do not begin the report, which lists the last ones. Inside of a call, the first that raised is named."""
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                torch.dot(torch.ones(2), torch.ones(2, dtype=torch.bfloat16))
+        with contextlib.suppress(RuntimeError):
+            torch.ones(2, 2, dtype=torch.float64) @ torch.ones(2, 2)
+    assert report.failure is None
+    assert [(one.call.name, one.first.name) for one in report.raised] == [
+        ("aten::dot", "aten::dot"),
+        ("aten::matmul", "aten::mm"),
+    ]
+    text = " ".join(str(report).split())
+    assert "Calls that raised" in text
+    assert "--override dot=promote" in text
+    assert "Autocast casts no float64" in text

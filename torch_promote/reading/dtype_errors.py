@@ -3,9 +3,9 @@
 NOTE [ How a cure is found ]
 `trace` has the record of the call. The call is made again, on tensors of the same dtypes and shapes with made-up
 values: as the program made it, it has to raise the same error, and under an override, it has to pass. Only then is the
-override said to be tried. A call that cannot be made again (a backward, a library's op, a sparse or a large tensor,
-a device that is not here) gets the first override that its schema and its dtypes allow, and the text says that it was
-not tried.
+override said to be tried. A call that cannot be made again (a backward, a library's op, a sparse or a large tensor, a
+device that is not here) gets the first override that its schema and its dtypes allow, and the text says that it was not
+tried.
 
 `run` observes no calls. When an error has ended the program, it reads the expression that raised, and the tensors in
 it, from the traceback.
