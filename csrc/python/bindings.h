@@ -6,7 +6,6 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
-#include <string>
 #include <utility>
 
 namespace torch_promote {
@@ -20,20 +19,8 @@ void add_call_on_store(pybind11::module_& m);
 // Adds the functions that measure tensors; see NOTE [ Digest and sketch ].
 void add_measure(pybind11::module_& m);
 
-// Set what has the hooks, for the rest of the process: the module torch_promote.checking.check_casts, and an object of
-// torch_promote/regions/promotion_tables.py.
-void set_cast_check_hooks(pybind11::object hooks);
-void set_promotion_hooks(pybind11::object hooks);
-
-// Sets this thread's observer and returns the previous one; None stands for no observer.
-pybind11::object swap_observer(pybind11::object observer);
-
-// Registers the observer's kernel, which adds cost only in threads that include the key. Raises if another library has
-// registered a fallback on the key.
-void register_dispatch_observer();
-
-// The dispatch key that a thread includes to observe its calls.
-std::string dispatch_observer_key();
+// Adds the functions of the dispatch observer; see NOTE [ The observer's key ].
+void add_observer(pybind11::module_& m);
 
 // Disables __torch_function__, of subclasses and of modes, as long as it lives.
 class NoTorchFunction {

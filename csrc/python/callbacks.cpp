@@ -7,14 +7,12 @@
 #include "python/bindings.h"
 
 #include <c10/util/ScopeExit.h>
-#include <pybind11/complex.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <complex>
 #include <string>
 #include <vector>
 
@@ -24,10 +22,23 @@ namespace torch_promote {
 
 namespace {
 
-// What has the hooks as attributes; never released.
-PyObject* cast_check_hooks = nullptr;
-PyObject* promotion_hooks = nullptr;
-PyObject* float8_linear = nullptr; // imported by the first call
+// One of our modules, imported by the first call and never released.
+struct Module {
+  const char* name;
+  PyObject* module = nullptr;
+
+  py::object attr(const char* attribute) {
+    if (module == nullptr) {
+      module = py::module_::import(name).release().ptr();
+    }
+    return py::handle(module).attr(attribute);
+  }
+};
+
+Module cast_check_hooks{"torch_promote.checking.check_casts"};
+Module promotion_module{"torch_promote.regions.promotion"};
+Module promotion_tables{"torch_promote.regions.promotion_tables"};
+Module float8{"torch_promote.regions.float8"};
 
 // Calls a hook with Dynamo disabled in this thread. A program that runs compiled code may use a cached cast between two
 // graphs, and Dynamo would then compile the hooks.
@@ -40,7 +51,7 @@ Result call_cast_check_hook(const char* name, const Args&... args) {
       const py::error_scope error; // the hook's
       set(before);
     });
-    return py::handle(cast_check_hooks).attr(name)(args...).template cast<Result>();
+    return cast_check_hooks.attr(name)(args...).template cast<Result>();
   });
 }
 
@@ -58,22 +69,6 @@ py::object to_python(const c10::SymIntArrayRef& sizes) {
   return py::tuple(result);
 }
 
-py::object to_python(const std::optional<c10::Scalar>& value) {
-  if (!value.has_value()) {
-    return py::none();
-  }
-  switch (value->type()) {
-    case c10::ScalarType::Long:
-      return py::int_(value->toLong());
-    case c10::ScalarType::Double:
-      return py::float_(value->toDouble());
-    case c10::ScalarType::ComplexDouble:
-      return py::cast(static_cast<std::complex<double>>(value->toComplexDouble()));
-    default:
-      return py::none();
-  }
-}
-
 // For each: (dtype, sizes, the type of the number or -1, its value or None).
 py::object to_python(const Operands& operands) {
   py::list result;
@@ -87,20 +82,14 @@ py::object to_python(const Operands& operands) {
 
 // Calls a hook. The rule does not act on ops that the hook calls.
 template <class Result, class... Args>
-Result call_promotion_hook(const char* name, const Promotion& promotion, const Args&... args) {
+Result call_promotion_hook(Module& module, const char* name, const Promotion& promotion, const Args&... args) {
   return in_python([&] {
     const Scoped inside(tls_promotion.only, &kNoIntegers);
-    return py::handle(promotion_hooks).attr(name)(promotion.number, to_python(args)...).template cast<Result>();
+    return module.attr(name)(promotion.number, to_python(args)...).template cast<Result>();
   });
 }
 
 } // namespace
-
-void set_cast_check_hooks(py::object hooks) {
-  if (cast_check_hooks == nullptr) {
-    cast_check_hooks = hooks.release().ptr();
-  }
-}
 
 std::string calling_line() {
   return call_cast_check_hook<std::string>("line_of_this_thread");
@@ -127,15 +116,8 @@ std::optional<at::Tensor> linear_in_float8(
     const std::optional<at::Tensor>& bias) {
   return in_python([&] {
     const NoTorchFunction no_modes;
-    if (float8_linear == nullptr) {
-      float8_linear = py::object(py::module_::import("torch_promote.regions.float8").attr("linear")).release().ptr();
-    }
-    return py::handle(float8_linear)(policy, lower, input, weight, bias).template cast<std::optional<at::Tensor>>();
+    return float8.attr("linear")(policy, lower, input, weight, bias).template cast<std::optional<at::Tensor>>();
   });
-}
-
-void set_promotion_hooks(py::object hooks) {
-  promotion_hooks = hooks.release().ptr();
 }
 
 std::optional<CompositeArguments> python_caller() {
@@ -148,9 +130,8 @@ std::optional<CompositeArguments> python_caller() {
     }
     const auto code = py::reinterpret_steal<py::object>(
         reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
-    const py::handle hooks(promotion_hooks);
     const py::object file = code.attr("co_filename");
-    const py::tuple folders = hooks.attr("folders");
+    const py::tuple folders = promotion_tables.attr("folders");
     if (std::none_of(
             folders.begin(), folders.end(),
             [&](const py::handle& folder) {
@@ -160,7 +141,7 @@ std::optional<CompositeArguments> python_caller() {
       return std::nullopt;
     }
     const Scoped inside(tls_promotion.only, &kNoIntegers);
-    const py::object given = hooks.attr("caller")();
+    const py::object given = promotion_tables.attr("caller")();
     if (given.is_none()) {
       return std::nullopt;
     }
@@ -180,7 +161,7 @@ std::optional<CompositeArguments> python_caller() {
 }
 
 void ask_for_tables(const Promotion& promotion, c10::ScalarType default_dtype) {
-  call_promotion_hook<void>("put_tables", promotion, default_dtype);
+  call_promotion_hook<void>(promotion_tables, "put_tables", promotion, default_dtype);
 }
 
 DtypeCode ask_for_common_dtype(const Promotion& promotion, uint64_t dtypes) {
@@ -190,11 +171,11 @@ DtypeCode ask_for_common_dtype(const Promotion& promotion, uint64_t dtypes) {
       given.push_back(static_cast<c10::ScalarType>(code));
     }
   }
-  return static_cast<DtypeCode>(call_promotion_hook<int>("common", promotion, given));
+  return static_cast<DtypeCode>(call_promotion_hook<int>(promotion_tables, "common", promotion, given));
 }
 
 void refuse_operands(const Promotion& promotion, const std::string& op, const Operands& operands, bool floats) {
-  call_promotion_hook<void>("refuse_operands", promotion, op, operands, floats);
+  call_promotion_hook<void>(promotion_tables, "refuse_operands", promotion, op, operands, floats);
 }
 
 void refuse_to_write(
@@ -203,7 +184,7 @@ void refuse_to_write(
     const Operands& operands,
     c10::ScalarType computed,
     c10::ScalarType written) {
-  call_promotion_hook<void>("refuse_to_write", promotion, op, operands, computed, written);
+  call_promotion_hook<void>(promotion_tables, "refuse_to_write", promotion, op, operands, computed, written);
 }
 
 void report(
@@ -212,7 +193,8 @@ void report(
     const std::string& op,
     const Operands& operands,
     c10::ScalarType computed) {
-  call_promotion_hook<void>("report", promotion, reinterpret_cast<uintptr_t>(region), op, operands, computed);
+  call_promotion_hook<void>(
+      promotion_module, "report", promotion, reinterpret_cast<uintptr_t>(region), op, operands, computed);
 }
 
 } // namespace torch_promote

@@ -287,8 +287,7 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
 }
 
-} // namespace
-
+// Sets this thread's observer and returns the previous one; None stands for no observer.
 py::object swap_observer(py::object observer) {
   py::object before = observer_of_this_thread();
   // Store nothing for None: when a thread ends, its objects may be released after Python has shut down.
@@ -300,6 +299,8 @@ py::object swap_observer(py::object observer) {
   return before;
 }
 
+// Registers the observer's kernel, which adds cost only in threads that include the key. Raises if another library has
+// registered a fallback on the key.
 void register_dispatch_observer() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -308,8 +309,12 @@ void register_dispatch_observer() {
   });
 }
 
-std::string dispatch_observer_key() {
-  return c10::toString(kObserverKey);
+} // namespace
+
+void add_observer(py::module_& m) {
+  m.def("swap_observer", &swap_observer);
+  m.def("register_dispatch_observer", &register_dispatch_observer);
+  m.attr("DISPATCH_OBSERVER_KEY") = c10::toString(kObserverKey);
 }
 
 } // namespace torch_promote

@@ -199,33 +199,25 @@ uint64_t digest_as(const at::Tensor& tensor) {
   return digest;
 }
 
-std::string hexadecimal(uint64_t number) {
-  std::string text;
-  for (int shift = 60; shift >= 0; shift -= 4) {
-    text += "0123456789abcdef"[number >> shift & 15];
-  }
-  return text;
-}
-
 void check_memory(const at::Tensor& tensor) {
   TORCH_CHECK(
       tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_complex() && !tensor.is_neg() && !tensor._is_zerotensor(),
       "not a tensor whose memory has its elements in order");
 }
 
-std::string digest(const at::Tensor& tensor) {
+uint64_t digest(const at::Tensor& tensor) {
   check_memory(tensor);
   TORCH_CHECK(tensor.element_size() <= 8, "elements of ", tensor.element_size(), " bytes");
   const py::gil_scoped_release no_gil;
   switch (tensor.element_size()) {
     case 1:
-      return hexadecimal(digest_as<uint8_t>(tensor));
+      return digest_as<uint8_t>(tensor);
     case 2:
-      return hexadecimal(digest_as<uint16_t>(tensor));
+      return digest_as<uint16_t>(tensor);
     case 4:
-      return hexadecimal(digest_as<uint32_t>(tensor));
+      return digest_as<uint32_t>(tensor);
     default:
-      return hexadecimal(digest_as<uint64_t>(tensor));
+      return digest_as<uint64_t>(tensor);
   }
 }
 
@@ -618,7 +610,7 @@ py::bytes measure(const at::Tensor& tensor, const std::array<int64_t, kBounds>& 
 
 void add_measure(py::module_& m) {
   m.def("is_measurable", &is_measurable);
-  m.def("digest", &digest);
+  m.def("digest", [](const at::Tensor& tensor) { return py::str("{:016x}").format(digest(tensor)); });
   m.def("measure", &measure);
 }
 

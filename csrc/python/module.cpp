@@ -87,20 +87,10 @@ std::vector<std::string> ops_with_applied_policies() {
 }
 
 // The current policies that differ from stock's: the bytes for each device type, keyed by the op's name.
-std::map<std::string, std::vector<unsigned int>> current_policy_by_name() {
-  std::map<std::string, std::vector<unsigned int>> result;
+std::map<std::string, OpPolicies> current_policy_by_name() {
+  std::map<std::string, OpPolicies> result;
   for (const Override& change : overrides_of(current_policy())) {
-    std::vector<unsigned int>& bytes = result[op_name(change.op)];
-    const OpPolicies policies = current_policy().policies_of(change.op);
-    bytes.assign(policies.begin(), policies.end());
-  }
-  return result;
-}
-
-std::vector<std::vector<unsigned int>> bytes_of(const PolicyTable& table) {
-  std::vector<std::vector<unsigned int>> result;
-  for (const OpPolicies& policies : table.entries) {
-    result.emplace_back(policies.begin(), policies.end());
+    result[op_name(change.op)] = current_policy().policies_of(change.op);
   }
   return result;
 }
@@ -118,8 +108,7 @@ void add_policies(py::module_& m) {
   }
   m.attr("OP_ENTRY_NAMES") = py::tuple(names);
   m.attr("CLOSED_OPS") = py::cast(kClosedOps).cast<py::tuple>();
-  m.def("stock_policy_bytes", [] { return bytes_of(stock_policy_table()); });
-  m.def("current_policy_bytes", [] { return bytes_of(current_policy()); });
+  m.def("stock_policy_bytes", [] { return stock_policy_table().entries; });
   m.def("current_policy", &current_policy_by_name);
   m.def("policy_is_stock", [] { return &current_policy() == &stock_policy_table(); });
   m.def("current_policy_id", [] { return current_policy().serial; });
@@ -127,9 +116,7 @@ void add_policies(py::module_& m) {
   m.def("register_op", [](const std::string& op, const std::string& overload) { return register_op(op, overload); });
   m.def("op_definitions", &op_definitions);
   py::class_<HeldChange>(m, "HeldChange").def_property_readonly("number", &HeldChange::number);
-  m.def(
-      "register_change", &register_change, py::arg("overrides"), py::arg("replaces"),
-      py::arg("module_tables") = py::none());
+  m.def("register_change", &register_change, py::arg(), py::arg(), py::arg() = py::none());
   m.def("describe_change", &describe_change);
   m.def("ops_with_applied_policies", &ops_with_applied_policies);
   m.def("capture_policy", [] { return HeldChange{change_to(current_policy())}; });
@@ -219,7 +206,6 @@ void add_promotion(py::module_& m) {
     const Promotion* rule = current_policy().promotion.rule;
     return rule == nullptr || rule->options.is_stock ? std::string() : rule->name;
   });
-  m.def("set_promotion_hooks", &set_promotion_hooks);
   m.def("register_promoting_op", &register_promoting_op);
 }
 
@@ -266,7 +252,6 @@ void add_cache(py::module_& m) {
   m.def("set_capture_functions", [](const py::object& is_capturing, const py::function& on_first) {
     set_capture_functions(is_capturing.inc_ref().ptr(), on_first.inc_ref().ptr());
   });
-  m.def("set_cast_check_hooks", &set_cast_check_hooks);
   m.def("set_checks_casts", [](bool on) { checks_casts.store(on); });
   m.def("cast_check_counts", [] { return std::pair(casts_compared.load(), casts_skipped.load()); });
   m.def("has_backend_meta", [](const at::Tensor& tensor) { // for tests
@@ -287,9 +272,7 @@ PYBIND11_MODULE(_C, m) {
   add_regions(m);
   add_call_on_store(m);
   add_measure(m);
-  m.def("swap_observer", &swap_observer);
-  m.def("register_dispatch_observer", &register_dispatch_observer);
-  m.def("dispatch_observer_key", &dispatch_observer_key);
+  add_observer(m);
 }
 
 } // namespace torch_promote

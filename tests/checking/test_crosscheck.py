@@ -30,7 +30,7 @@ from torch_promote import _C
 from torch_promote.errors import DecoratorError, DispatchObserverError, OptionError
 
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])
-KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+KEY = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
 X, W = torch.linspace(-1, 2, 16).view(4, 4), torch.linspace(2, -1, 16).view(4, 4).requires_grad_()
 SIN, COS, TAN = "aten.sin.default", "aten.cos.default", "aten.tan.default"
 

@@ -73,7 +73,7 @@ def test_off_imports_nothing_and_registers_no_kernel(run: Run, pytester: pytest.
             import torch, torch_promote
             from torch_promote import _C
 
-            name = _C.dispatch_observer_key()
+            name = _C.DISPATCH_OBSERVER_KEY
             assert f"{name}: registered" not in torch._C._dispatch_dump_table("aten::add.Tensor")
             with torch_promote.crosscheck():
                 assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C._dispatch_key_parse(name))
@@ -294,7 +294,7 @@ def test_nothing_is_left_behind(run: Run) -> None:
     crosscheck = pytest.mark.torch_promote_crosscheck
 
     def included():
-        key = torch._C._dispatch_key_parse(tp._C.dispatch_observer_key())
+        key = torch._C._dispatch_key_parse(tp._C.DISPATCH_OBSERVER_KEY)
         return torch._C._dispatch_tls_is_dispatch_key_included(key)
 
     @crosscheck

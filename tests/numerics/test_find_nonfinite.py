@@ -38,7 +38,7 @@ def nothing_is_left() -> Any:
 
     def state() -> tuple[Any, ...]:
         modules = torch.nn.modules.module
-        key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+        key = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
         return (
             len(modules._global_forward_hooks),
             len(modules._global_forward_pre_hooks),

@@ -43,7 +43,7 @@ def _state() -> Any:
         for name, value in vars(module_globals).items()
         if name.startswith("_global_") and hasattr(value, "__len__")
     }
-    key = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+    key = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
     observer = _C.swap_observer(None)
     _C.swap_observer(observer)
     return hooks, observer, torch._C._dispatch_tls_is_dispatch_key_included(key)

@@ -34,7 +34,7 @@ OVERLAPPING: dict[str, dict[str, Any]] = {
 
 
 def view() -> Any:
-    return seen(), _C.cache_mode(), _C.current_policy_bytes()
+    return seen(), _C.cache_mode(), _C.current_policy()
 
 
 def view_in(names: list[str]) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 from types import TracebackType
 from typing import Any, NoReturn
@@ -118,8 +117,6 @@ def use_environment() -> None:
 def _switch() -> None:
     """Tells the extension whether to check. The caller holds the lock."""
     on = _open[-1].enabled if _open else _in_environment
-    if on:
-        _C.set_cast_check_hooks(sys.modules[__name__])
     _C.set_checks_casts(on)
 
 

@@ -308,10 +308,10 @@ def rule_in_force() -> tuple[PromotionRule, bool] | None:
     number = _C.promotion_in_force() if my_autocast_is_in_force() else None
     if number is None:
         return None
-    from torch_promote.regions.promotion_tables import matmul_of, rule_of
+    from torch_promote.regions.promotion_tables import registered, rule_of
 
     rule = rule_of(number)
-    return None if rule.name == "torch" else (rule, matmul_of(number))
+    return None if rule.name == "torch" else (rule, registered(number).matmul)
 
 
 def _promoted_values(

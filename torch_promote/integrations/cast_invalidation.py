@@ -55,7 +55,7 @@ def _watch() -> None:
     _watch_replays()
     # A mode would return other tensors, and a default device, which is a mode too, those of another device. A trace
     # would count the calls as the program's.
-    observers = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_C.dispatch_observer_key()))
+    observers = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY))
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch._C._ExcludeDispatchKeyGuard(observers):
         storage = torch.UntypedStorage(2)
         _C.recognize_slices(*(torch.empty(0, dtype=torch.uint8).set_(part) for part in (storage, storage[:1])))

@@ -522,7 +522,7 @@ def _settings(call: Call, args: list[Any]) -> Iterator[tuple[str, Any]]:
 _LARGEST_HALF = torch.finfo(torch.float16).max
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _keys: Any = torch._C
-_OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+_OBSERVER = _keys.DispatchKeySet(_keys._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY))
 
 
 def hidden_from_observers() -> contextlib.AbstractContextManager[Any]:

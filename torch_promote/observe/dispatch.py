@@ -108,7 +108,7 @@ class SeveralObservers:
             blind.remove(tokens.blinded.pop())
 
 
-_KEY = torch._C._dispatch_key_parse(_C.dispatch_observer_key())
+_KEY = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
 
 
 class Token(Protocol):
@@ -150,11 +150,11 @@ def observe_dispatch(observer: Observer) -> Iterator[None]:
         _C.register_dispatch_observer()
     except RuntimeError as error:
         raise DispatchObserverError(
-            f"the dispatch key {_C.dispatch_observer_key()}, which crosscheck and trace need, is taken in this "
+            f"the dispatch key {_C.DISPATCH_OBSERVER_KEY}, which crosscheck and trace need, is taken in this "
             f"process: another library has registered a fallback on it. Run them in a process without that "
             f"library. PyTorch says: {error}"
         ) from error
-    let_operators_fall_through(_C.dispatch_observer_key())
+    let_operators_fall_through(_C.DISPATCH_OBSERVER_KEY)
     _keep_from_dynamo(type(observer))
     _keep_from_dynamo(SeveralObservers)
     skip_frames(_end)

@@ -177,7 +177,7 @@ def _hidden_from(versions: bool) -> Any:
         keys = _keys._dispatch_tls_local_exclude_set()
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "PythonDispatcher"):
         keys = keys.add(getattr(_keys.DispatchKey, name))
-    return keys.add(_keys._dispatch_key_parse(_C.dispatch_observer_key()))
+    return keys.add(_keys._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY))
 
 
 _HIDDEN_FROM = {versions: _hidden_from(versions) for versions in (False, True)}

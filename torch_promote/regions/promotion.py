@@ -150,22 +150,15 @@ lints: weakref.WeakValueDictionary[int, Lint] = weakref.WeakValueDictionary()
 _without_object = Lint(None)
 
 
-def report(
-    mode: int,
-    region: int,
-    wanted: int,
-    operands: Sequence[_Operand],
-    op: str,
-    words: tuple[str, ...],
-    computed: torch.dtype,
-    rule: str,
-) -> None:
+def report(number: int, region: int, op: str, operands: Sequence[_Operand], computed: torch.dtype) -> None:
     """Reports a call as the region's `on_promotion` says: one event for each kind that describes it, if any does.
 
-    promotion_tables.py calls it with WARN, RAISE or CALL, the address of the `promotion` object, the kinds to look for,
-    a bit each, and the operands also in words.
+    The extension calls it with the number of the rule and the address of the `promotion` object.
     """
-    asked = [kind for number, kind in enumerate(_KINDS) if wanted >> number & 1]
+    from torch_promote.regions.promotion_tables import describe_operand, registered
+
+    rule, _, wanted, mode = registered(number)
+    asked = [kind for bit, kind in enumerate(_KINDS) if wanted >> bit & 1]
     kinds = [kind for kind in asked if any(_is_of(kind, operand, computed) for operand in operands)]
     if len(kinds) > 1:  # each other kind is one of ANY's
         kinds = [kind for kind in kinds if kind is not PromotionKind.ANY]
@@ -176,7 +169,8 @@ def report(
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     filename, lineno = _traced_line() or ((frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0))
-    found = [PromotionEvent(op, words, computed, kind, rule, filename, lineno) for kind in kinds]
+    words = tuple(map(describe_operand, operands))
+    found = [PromotionEvent(op, words, computed, kind, rule.name, filename, lineno) for kind in kinds]
     if mode == RAISE:
         text = str(found[0]).replace(f"({found[0].kind})", f"({', '.join(kinds)})")
         raise PromotionLintError(f"{text}. Write the cast that you mean, or change `kinds`.")
@@ -389,7 +383,7 @@ def _change_of(rule: Any, on_promotion: object, matmul: object, kinds: object) -
         )
     from torch_promote.regions.promotion_tables import promotion_change
 
-    return promotion_change(promotion_rule(rule), check_flag("matmul", matmul), bits, mode, report)
+    return promotion_change(promotion_rule(rule), check_flag("matmul", matmul), bits, mode)
 
 
 # Dynamo calls it while it traces, and keeps the number.

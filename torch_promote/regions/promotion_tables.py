@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -37,9 +37,11 @@ __all__ = [
     "COMMON",
     "FLOATS",
     "PromotingOp",
-    "matmul_of",
+    "RegisteredRule",
+    "describe_operand",
     "promoting_ops",
     "promotion_change",
+    "registered",
     "rule_of",
 ]
 
@@ -256,9 +258,6 @@ def _operands(schema: Any) -> tuple[int, ...]:
     )
 
 
-#: Reports a call to the lint: torch_promote/regions/promotion.py, report.
-Report = Callable[..., None]
-
 _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 
 #: The dtypes that an op may write its result to under a rule; "same_kind" for rules that are not listed.
@@ -269,7 +268,7 @@ _CODES = {dtype: _C.scalar_type(dtype) for dtype in ALL_DTYPES}
 _CASTING = {"numpy": "numpy_same_kind", "array_api": "safe", "strict": "no"}
 
 
-class _Known(NamedTuple):
+class RegisteredRule(NamedTuple):
     """A rule with options, which stays registered with the extension as long as the process lives: 9 KB for each."""
 
     rule: PromotionRule
@@ -280,16 +279,16 @@ class _Known(NamedTuple):
 
 _lock = fork_safe_lock()
 #: The rules by their number in the extension.
-_known: dict[int, _Known] = {}
+_known: dict[int, RegisteredRule] = {}
 #: The changes of policy that set them.
 _changes: dict[int, _C.HeldChange] = {}
 
 
-def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int, report: Report) -> int:
+def promotion_change(rule: PromotionRule, matmul: bool, kinds: int, mode: int) -> int:
     """Returns the number of the change of policy that sets a promotion rule; registers the rule and its ops once."""
-    _register_ops(report)
+    _register_ops()
     _checkpoint.install()
-    asked = _Known(rule, matmul, kinds, mode)
+    asked = RegisteredRule(rule, matmul, kinds, mode)
     with _lock:
         number = next((number for number, known in _known.items() if known == asked), None)
         if number is None:
@@ -308,14 +307,13 @@ def rule_of(number: int) -> PromotionRule:
     return _known[number].rule.under(torch.get_default_dtype())
 
 
-def matmul_of(number: int) -> bool:
-    """Returns whether the rule with a number in the extension acts on matrix products."""
-    return _known[number].matmul
+def registered(number: int) -> RegisteredRule:
+    """Returns what has a number in the extension."""
+    return _known[number]
 
 
 @functools.cache
-def _register_ops(report: Report) -> None:
-    _C.set_promotion_hooks(_Hooks(report))
+def _register_ops() -> None:
     for op in itertools.chain(promoting_ops(), _composite_ops()):
         name, _, overload = op.name.partition(".")
         participants = sum(1 << place for place in op.participants)
@@ -386,69 +384,67 @@ _COMPUTE = tuple(
 _STEPS = (_TORCH + "optim" + os.sep, _TORCH + "amp" + os.sep)
 
 
-class _Hooks:
-    """What the extension calls; csrc/promotion/rule.h and call.h."""
+# --- what the extension calls; csrc/promotion/rule.h and call.h
 
-    #: PyTorch's files and this package's. A frame of any other file is the user's.
-    folders = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
+#: PyTorch's files and this package's. A frame of any other file is the user's.
+folders = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
 
-    @staticmethod
-    def caller() -> list[Any] | None:
-        """Returns what a function that PyTorch has written in Python was given, which makes the current call of an op.
 
-        These are the tensors and numbers that the outermost such function was given; None if the user calls the op. See
-        NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack tell.
-        """
-        found = None
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and (
-            frame.f_code.co_filename.startswith(_Hooks.folders) or frame.f_code.co_name == "__torch_function__"
-        ):
-            code = frame.f_code
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            if code.co_filename.startswith(_STEPS):
-                found = []
-            elif code.co_filename.startswith(_COMPUTE):
-                if names[:1] == ("self",):
-                    break
-                given = tree_leaves([frame.f_locals.get(name) for name in names])
-                if any(isinstance(value, torch.Tensor) for value in given):
-                    found = [value for value in given if isinstance(value, torch.Tensor | int | float | complex)]
-            frame = frame.f_back
-        return found
+def caller() -> list[Any] | None:
+    """Returns what a function that PyTorch has written in Python was given, which makes the current call of an op.
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    These are the tensors and numbers that the outermost such function was given; None if the user calls the op. See
+    NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack tell.
+    """
+    found = None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(folders) or frame.f_code.co_name == "__torch_function__"
+    ):
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if code.co_filename.startswith(_STEPS):
+            found = []
+        elif code.co_filename.startswith(_COMPUTE):
+            if names[:1] == ("self",):
+                break
+            given = tree_leaves([frame.f_locals.get(name) for name in names])
+            if any(isinstance(value, torch.Tensor) for value in given):
+                found = [value for value in given if isinstance(value, torch.Tensor | int | float | complex)]
+        frame = frame.f_back
+    return found
 
-    def put_tables(self, number: int, default_dtype: torch.dtype) -> None:
-        rule = _known[number].rule.under(default_dtype)
-        _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
-    def common(self, number: int, dtypes: Sequence[torch.dtype]) -> int:
-        try:
-            return _CODES[rule_of(number).common(dtypes)]
-        except PromotionRuleError:
-            return -1
+def put_tables(number: int, default_dtype: torch.dtype) -> None:
+    rule = _known[number].rule.under(default_dtype)
+    _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
-    def refuse_operands(self, number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
-        rule_of(number).common(map(_operand, operands), op, floats)
 
-    def refuse_to_write(
-        self, number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype
-    ) -> None:
-        raise PromotionWriteError(
-            _known[number].rule.name,
-            map(describe, map(_operand, operands)),
-            f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
-            f"Write to a tensor of {dtype_name(computed)}, or cast the result of the op that does not write: "
-            f".to({written}).",
-            op,
-        )
+def common(number: int, dtypes: Sequence[torch.dtype]) -> int:
+    try:
+        return _CODES[rule_of(number).common(dtypes)]
+    except PromotionRuleError:
+        return -1
 
-    def report(self, number: int, region: int, op: str, operands: Sequence[Any], computed: torch.dtype) -> None:
-        known = _known[number]
-        words = tuple(describe(_operand(operand)) for operand in operands)
-        self._report(known.mode, region, known.kinds, operands, op, words, computed, known.rule.name)
+
+def refuse_operands(number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
+    rule_of(number).common(map(_operand, operands), op, floats)
+
+
+def refuse_to_write(number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype) -> None:
+    raise PromotionWriteError(
+        _known[number].rule.name,
+        map(describe_operand, operands),
+        f"it computes in {dtype_name(computed)}, which the rule does not write to {dtype_name(written)}",
+        f"Write to a tensor of {dtype_name(computed)}, or cast the result of the op that does not write: "
+        f".to({written}).",
+        op,
+    )
+
+
+def describe_operand(operand: tuple[torch.dtype, tuple[int, ...], int, int | float | complex | None]) -> str:
+    """Returns a description of an operand as the extension gives it; csrc/python/callbacks.cpp, to_python."""
+    return describe(_operand(operand))
 
 
 def _operand(
