@@ -24,8 +24,6 @@ import torch
 
 from benchmarks.cases import Settings
 
-__all__ = ["ValgrindError", "count_in_this_process", "measure_instructions"]
-
 _PREFIX = "instructions: "  # of the lines with results; PyTorch may print others
 _NAME = "callgrind"
 

@@ -16,21 +16,6 @@ from torch import Tensor
 
 from benchmarks.measures import count_casts, count_compiled, count_kernels, count_on_stand_in, peak_bytes
 
-__all__ = [
-    "ALREADY_CAST",
-    "LOW",
-    "OURS",
-    "PLAIN",
-    "STOCK",
-    "Case",
-    "Contender",
-    "Prepared",
-    "Settings",
-    "measure",
-    "overhead",
-    "spread",
-]
-
 #: The contenders; benchmarks/__init__.py says what each runs.
 OURS, STOCK, ALREADY_CAST, PLAIN = "ours", "stock", "already_cast", "plain"
 

@@ -14,15 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = [
-    "count_casts",
-    "count_compiled",
-    "count_kernels",
-    "count_on_stand_in",
-    "on_its_own",
-    "peak_bytes",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _BEGIN = "torch_promote: the step begins"

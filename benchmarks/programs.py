@@ -24,27 +24,6 @@ from torch.utils.checkpoint import checkpoint
 import torch_promote as tp
 from benchmarks.cases import LOW, Settings
 
-__all__ = [
-    "LSTM",
-    "MODELS",
-    "PROGRAMS",
-    "Attention",
-    "Block",
-    "ConvNet",
-    "Llama",
-    "Program",
-    "Region",
-    "Step",
-    "Subject",
-    "cast_before",
-    "evaluate",
-    "forward",
-    "program",
-    "subject",
-    "train",
-]
-
-
 #: Makes the region of a forward.
 Region = Callable[[], AbstractContextManager[Any]]
 Step = Callable[[], Any]

@@ -33,8 +33,6 @@ from torch_promote.parity.model import pretend_cuda
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.regions import float8
 
-__all__ = ["PLACES", "SUITES", "Call", "calls"]
-
 #: Makes the regions of a contender, with the arguments of torch.autocast.
 _Autocast = Callable[..., Any]
 _MODES = ("weights", "persistent", "all")

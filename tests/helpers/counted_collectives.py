@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["counted_collective"]
-
 
 @contextlib.contextmanager
 def counted_collective() -> Iterator[tuple[Any, list[torch.dtype]]]:

@@ -17,8 +17,6 @@ from torch_promote import _C
 from torch_promote.reading.trace import trace
 from torch_promote.reading.trace_report import TraceReport
 
-__all__ = ["CountingMode", "count_both_ways", "counts_of"]
-
 _KEY = torch._C.DispatchKey
 _OBSERVER = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY))
 #: Ops that record what runs, for the profiler.

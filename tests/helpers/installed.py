@@ -11,20 +11,6 @@ import torch_promote as tp
 from helpers.probes import mm_dtype
 from torch_promote.regions.installation import Installation
 
-__all__ = [
-    "ENTER",
-    "EXIT",
-    "FROM_BEFORE",
-    "MARKED",
-    "OURS",
-    "STOCKS",
-    "installed_marked",
-    "is_restored",
-    "nothing_installed",
-    "region_is",
-    "uninstall",
-]
-
 #: The name that programs got before anything was installed, and the methods that the class had.
 FROM_BEFORE = torch.autocast
 ENTER, EXIT = torch.autocast.__enter__, torch.autocast.__exit__

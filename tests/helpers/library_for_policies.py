@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["NAMESPACE"]
-
 NAMESPACE = "policy_tests"
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")

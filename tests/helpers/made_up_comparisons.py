@@ -9,8 +9,6 @@ from torch_promote.numerics.comparison import Comparison, GradientError, Metric,
 from torch_promote.numerics.tuning import Candidate, Certificate, Trial, Tuning
 from torch_promote.policy.policy import Policy
 
-__all__ = ["comparison_of", "made_up_site", "small_comparison", "small_tuning"]
-
 
 def made_up_site(op: str = "aten::linear", module: str = "", **others: Any) -> Site:
     """A site, by default in float16 with a small error."""

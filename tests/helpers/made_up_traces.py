@@ -11,8 +11,6 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.values import Values
 
-__all__ = ["BF16", "F16", "F32", "START", "cast", "info", "linear", "made_up_call", "report_of", "small_report"]
-
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 START = 1_790_857_026_000_000_000 + 5_000_000_000
 

@@ -18,16 +18,6 @@ from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors, tensors_in
 
-__all__ = [
-    "Kept",
-    "Policy",
-    "by_turns",
-    "carry_out",
-    "check_effect",
-    "check_row_effects",
-    "full_name",
-]
-
 #: A cast policy, or a dtype to run in.
 Policy = CastPolicy | torch.dtype
 #: Casts that were made by hand and are kept, with their sources.

@@ -14,8 +14,6 @@ from torch_promote.observe.policy_sources import STOCK
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
-__all__ = ["differences", "plan_of"]
-
 
 def differences(calls: list[Call]) -> Iterator[str]:
     """Yields the differences between the calls of a trace and the reference's plans."""

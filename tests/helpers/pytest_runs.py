@@ -8,8 +8,6 @@ import pytest
 
 from helpers.subprocesses import environment
 
-__all__ = ["Run", "plain_pytester"]
-
 Run = Callable[..., pytest.RunResult]
 
 

@@ -17,8 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from torch_promote.parity.model import Entry, Options
 from torch_promote.parity.samples import Sample, samples
 
-__all__ = ["PROGRAMS", "Block", "Region", "database_steps"]
-
 #: Opens an autocast region.
 Region = Callable[[], AbstractContextManager[Any]]
 

@@ -20,8 +20,6 @@ from shutil import rmtree
 
 import torch
 
-__all__ = ["ROOT", "EcosystemError", "Framework", "Program", "frameworks"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 

@@ -24,8 +24,6 @@ import torch
 from frameworks import Framework, Program
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-__all__ = ["Verdict", "check"]
-
 _RUN = ("-m", "torch_promote", "run")
 _BY_VARIABLE = {"TORCH_PROMOTE_AUTOCAST": "1"}
 

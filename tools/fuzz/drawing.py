@@ -10,8 +10,6 @@ from fuzz.rules import State, Unfit
 from fuzz.statements import CACHE_MODES, OPTIMIZERS
 from fuzz.tree import KINDS, Program, Statement, lines
 
-__all__ = ["MODES", "draw_program", "function_of", "script_of"]
-
 #: What each program's regions have for a cache mode.
 MODES = (*CACHE_MODES, "mixed")
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from fuzz.rules import State, Unfit
 from fuzz.tree import KINDS, Kind, Values
 
-__all__ = ["LAYERS", "OPS", "OVERRIDE_SETS"]
-
 #: The kinds of layers: how they are made, how often they are drawn, and how they are called.
 LAYERS: dict[str, tuple[str, float]] = {
     "linear": ("nn.Linear(8, 8)", 5),

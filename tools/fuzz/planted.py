@@ -15,8 +15,6 @@ from fuzz.calls import Ours
 from torch_promote import _C
 from torch_promote.integrations import cast_invalidation
 
-__all__ = ["BUGS"]
-
 
 class _Planted(Ours):
     """Ours with a bug, which `around` plants while a program runs."""

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from fuzz.running import Verdict
 from fuzz.tree import KINDS, Program, names
 
-__all__ = ["Counts", "Found", "Report", "as_json", "as_text"]
-
 
 @dataclass(slots=True)
 class Counts:

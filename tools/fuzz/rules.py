@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["Frame", "State", "Unfit"]
-
 
 class Unfit(Exception):  # noqa: N818 (not an error)
     """A statement may not stand at this place."""

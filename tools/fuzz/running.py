@@ -21,17 +21,6 @@ from fuzz.drawing import function_of
 from fuzz.tree import Program
 from torch_promote import _C
 
-__all__ = [
-    "DOCUMENTED",
-    "Outcome",
-    "Verdict",
-    "check",
-    "check_function",
-    "computes_in_host_memory",
-    "namespace",
-    "quiet",
-]
-
 #: What is noted of a tensor: dtype, shape, strides, whether it requires a gradient, and its bytes.
 Bits = tuple[torch.dtype, torch.Size, tuple[int, ...], bool, bytes]
 Maker = Callable[[str], Any]

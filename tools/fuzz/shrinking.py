@@ -10,8 +10,6 @@ from dataclasses import replace
 from fuzz.rules import State, Unfit
 from fuzz.tree import KINDS, Program, Statement, every, lines
 
-__all__ = ["shrunk", "size"]
-
 Fails = Callable[[Program], bool]
 
 

@@ -9,8 +9,6 @@ from fuzz.ops import LINEAR, OVERRIDE_SETS
 from fuzz.rules import Frame, State, Unfit
 from fuzz.tree import Kind, Values, kind
 
-__all__ = ["CACHE_MODES", "OPTIMIZERS"]
-
 CACHE_MODES = ("weights", "persistent", "all", "none")
 #: The values of a block whose region is on.
 ENABLED = (True,)

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from fuzz.rules import State
 
-__all__ = ["KINDS", "Kind", "Program", "Statement", "every", "kind", "lines", "names"]
-
 Values = dict[str, Any]
 
 

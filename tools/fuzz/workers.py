@@ -21,8 +21,6 @@ from fuzz.report import Counts, Found, Report
 from fuzz.running import Maker, check, quiet
 from fuzz.tree import Program
 
-__all__ = ["GeneratorError", "Work", "run", "shrink"]
-
 _fork: Any = multiprocessing.get_context("fork")
 #: The programs of a process. Each process imports again what programs need, for a second.
 _CHUNK = 500

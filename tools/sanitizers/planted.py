@@ -7,8 +7,6 @@ from pathlib import Path
 
 from reports import Report
 
-__all__ = ["PLANTED", "Planted"]
-
 
 @dataclass(frozen=True, slots=True)
 class Planted:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Report", "read"]
-
 #: The first line of a report.
 _BEGIN = re.compile(
     r"^(?:"

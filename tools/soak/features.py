@@ -23,8 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 
-__all__ = ["FEATURES"]
-
 Feature = Callable[[random.Random, int], None]
 
 #: The features by their names, in the order of the table.

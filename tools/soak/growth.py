@@ -20,8 +20,6 @@ import torch
 import torch_promote as tp
 from torch_promote import _C
 
-__all__ = ["CONFIDENCE", "Growth", "growth_of", "read"]
-
 CONFIDENCE = 0.99
 _WARM_UP = 0.25
 _SIZED = (dict, list, set, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)

@@ -10,8 +10,6 @@ from real_data import SYMBOLS, digits, masked, text
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 
-__all__ = ["MODELS", "Batch", "Case", "declare_ops_of_torchvision", "loss_of"]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
