@@ -55,6 +55,7 @@ SCHEMAS = (
 )
 WRITING_SCHEMAS = (
     "into(Tensor(a!) x, Tensor y, *, Tensor? z=None) -> ()",
+    "into_both(Tensor(a!) x, Tensor(b!) y, Tensor z) -> ()",
     "into_out(Tensor x, Tensor?[] ys, *, Tensor(a!) out) -> Tensor(a!)",
     "into_all(Tensor(a!)[] xs, Dict(str, Tensor) ys) -> ()",
 )
@@ -70,6 +71,7 @@ def library() -> Iterator[Any]:
         for schema in WRITING_SCHEMAS:
             made.define(schema)
         made.impl("into", lambda x, y, z=None: None if write(x, y, z) is x else x, "CompositeExplicitAutograd")
+        made.impl("into_both", lambda x, y, z: None if write(y, z) is y else x, "CompositeExplicitAutograd")
         made.impl("into_out", lambda x, ys, out: write(out, x, ys), "CompositeExplicitAutograd")
         made.impl("into_all", lambda xs, ys: None if write(xs[0], ys) is xs[0] else xs, "CompositeExplicitAutograd")
         got.clear()
@@ -123,6 +125,7 @@ WRITING: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("into", (t(F32), t(BF16, 1)), {}),
     ("into", (t(F64), t(F16, 1)), {"z": t(I64)}),
     ("into", (t(I64), t(F32, 1)), {}),
+    ("into_both", (t(BF16), t(F64, 1), t(F32, 2)), {}),  # the first one decides
     ("into_out", (t(F32), [None, t(F64), t(BF16)]), {"out": t(F16)}),
     ("into_all", ([t(BF16), t(BF16)], {"a": t(F64), "b": t(F16)}), {}),
     ("into_all", ([t(BF16), t(F32)], {"a": t(F64), "b": t(F16)}), {}),  # which one of the two should they match?
@@ -135,15 +138,14 @@ WRITING: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 def test_what_custom_ops_write(name: str, args: Any, kwargs: Any, policy: str) -> None:
     plan, outcome = check_effect("once", (op(name), args, kwargs), CastPolicy(policy))
     assert outcome.error is None
-    written = kwargs.get("out", args[0][0] if isinstance(args[0], list) else args[0])
-    one = len({leaf.dtype for leaf in tree_leaves(args[0])}) == 1
+    into = tree_leaves(kwargs.get("out", args[:2] if name == "into_both" else args[0]))
+    written = into[0]
+    one = name == "into_both" or len({leaf.dtype for leaf in into}) == 1
     if policy == "match_self" and written.is_floating_point() and one:
         assert {dtype for dtype in got if dtype is not I64} == {written.dtype}
     else:
         assert plan.casts == ()
-    assert [w.dtype for w in tree_leaves(outcome.result[1])] == [
-        leaf.dtype for leaf in tree_leaves(kwargs.get("out", args[0]))
-    ], "what is written to is never cast"
+    assert [w.dtype for w in tree_leaves(outcome.result[1])] == [leaf.dtype for leaf in into], "they are never cast"
 
 
 # --- with an autograd formula, eager and compiled
