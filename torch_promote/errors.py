@@ -301,20 +301,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Returns a hint with the known names closest to a misspelt one, or "" if none is close.
-
-    Args:
-        name: The name that does not exist.
-        known: The names that exist.
-        count: The maximum number of names in the hint.
-
-    Returns:
-        `" Closest: a, b."`, with a leading space, or the empty string.
-
-    Example:
-        >>> did_you_mean("sofmax", ["softmax", "sum"])
-        ' Closest: softmax.'
-    """
+    """Returns a hint with the known names closest to a misspelt one, " Closest: a, b."; "" if none is close."""
     if len(name) > LONGEST_NAME:
         return ""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
@@ -322,19 +309,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Returns an argument that has to be a bool.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-
-    Raises:
-        FlagError: The value is not a bool. It is a TypeError.
-
-    Example:
-        >>> check_flag("enabled", False)
-        False
-    """
+    """Returns the value of an argument that has to be a bool, or raises FlagError."""
     if not isinstance(value, bool):
         remedy = "Compare the str with the words that mean True" if isinstance(value, str) else f"Pass bool({name})"
         raise FlagError(
@@ -416,19 +391,10 @@ def body_of(function: Any) -> Any:
 
 
 def check_decorated(usage: str, function: object, may_suspend: bool = False) -> None:
-    """Raises unless a block can be a decorator of an object.
+    """Raises DecoratorError unless a block, written as `usage` says, can be a decorator of an object.
 
-    Args:
-        usage: How to write the block: "with trace(...) as report:".
-        function: The object.
-        may_suspend: Whether coroutine functions and generator functions can be decorated. Calling one returns before
-            its body runs, so a plain block would be over by then.
-
-    Raises:
-        DecoratorError: The block cannot. It is a TypeError.
-
-    Example:
-        >>> check_decorated("with trace(...) as report:", len)
+    `may_suspend`: also of coroutine functions and generator functions. Calling one returns before its body runs, so a
+    plain block would be over by then.
     """
     name = usage.removeprefix("with ").partition(":")[0].partition(" as ")[0]
     if not callable(function):

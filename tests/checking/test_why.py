@@ -30,12 +30,7 @@ from torch_promote.reference import promotion as promotion_module
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRuleError, promotion_rule
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of what an expression does
 
 
 COMMON = "bool uint8 int8 int16 int32 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128"

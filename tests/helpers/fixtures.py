@@ -17,6 +17,7 @@ from helpers.installed import installed_marked, nothing_installed
 from helpers.subprocesses import end_warm_pythons
 from helpers.thread_state import thread_state
 from torch_promote.parity import model as cuda
+from torch_promote.reference.dtypes import dtype_name
 
 __all__ = ["installed_marked", "nothing_installed"]  # fixtures
 
@@ -106,6 +107,15 @@ def threads() -> None:
     number = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list has one for each level of nesting
     torch.set_num_threads(int(number or 1))
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=dtype_name)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Runs the test under each default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,21 +35,7 @@ from torch_promote.reference.tensor_iterator import (
     infer_where,
 )
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Complex32 is experimental, and warns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.fixture(params=[torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=dtype_name)
-def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(request.param)
-    yield request.param
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.filterwarnings("ignore")  # complex32 is experimental, and warns
 
 
 #: Ops that PyTorch builds with a preset, with how many operands.
@@ -220,7 +205,6 @@ def test_results_of_fake_cuda_tensors_by_tensor_iterator(name: str, count: int) 
     assert done.stdout.splitlines()[-1] == f"{name}: {count} cases, 0 differ from TensorIterator"
 
 
-@pytest.mark.filterwarnings("ignore:where received a uint8 condition")
 def test_where_takes_a_uint8_condition() -> None:
     dtypes = ((torch.uint8,), TABLE_DTYPES, TABLE_DTYPES)
     for operands in random_operands(500, seed=9, dtypes=dtypes):

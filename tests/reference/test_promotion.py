@@ -6,8 +6,7 @@ import functools
 import itertools
 import random
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,20 +40,7 @@ NUMBERS = (True, 3, 2.5, 1j, 2**63)
 RAISES = "raises"
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Making a tensor of an experimental dtype warns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@pytest.fixture(params=DEFAULT_DTYPES, ids=dtype_name)
-def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(request.param)
-    yield request.param
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.filterwarnings("ignore")  # making a tensor of an experimental dtype warns
 
 
 def ours(function: Callable[..., Any], *args: Any) -> Any:

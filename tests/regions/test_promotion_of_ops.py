@@ -9,7 +9,6 @@ import itertools
 import math
 import operator
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -28,6 +27,8 @@ from torch_promote.reference.dtypes import ALL_DTYPES
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.regions.promotion_tables import promoting_ops
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 # --- Every overload of an op that promotes does, or has a reason
 
@@ -97,14 +98,12 @@ def refused(entry: Any, dtype: torch.dtype, region: Any) -> tuple[int, set[str]]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
 def test_the_op_database(dtype: torch.dtype) -> None:
     region, calls, wrong = tp.promotion("strict", matmul=True), 0, {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for entry in op_db:
-            if dtype in entry.dtypes and entry.name not in WRITTEN_IN_PYTHON:
-                count, messages = refused(entry, dtype, region)
-                calls += count
-                if messages:
-                    wrong[entry.name, entry.variant_test_name] = messages
+    for entry in op_db:
+        if dtype in entry.dtypes and entry.name not in WRITTEN_IN_PYTHON:
+            count, messages = refused(entry, dtype, region)
+            calls += count
+            if messages:
+                wrong[entry.name, entry.variant_test_name] = messages
     assert wrong == {}
     assert calls > 300
 
@@ -762,10 +761,3 @@ def test_matmul_true_brings_products(call: Callable[..., Any]) -> None:
         assert [grad.dtype for grad in torch.autograd.grad(product.sum(), (a, b))] == [a.dtype, b.dtype]
     with tp.promotion("strict", matmul=True), pytest.raises(PromotionRuleError, match="strict"):
         call(a, b)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
