@@ -38,6 +38,7 @@ __all__ = [
     "graph_exit",
     "graphs_open_regions",
     "install",
+    "note_float8",
     "policy_digest",
     "refuse_strict_export",
     "register",
@@ -171,6 +172,35 @@ def _run_backwards_without_autocast() -> None:
     owner.post_compile = staticmethod(post_compile)
 
 
+def note_float8() -> None:
+    """Called for each product in float8. If it becomes part of a graph, the graph is noted."""
+    if (compilation := torch._guards.TracingContext.try_get()) is not None:
+        compilation.torch_promote_in_float8 = True  # type: ignore[attr-defined]
+
+
+def _round_graphs_in_float8() -> None:
+    """Makes Inductor round what a graph with products of `linear` in float8 computes, as eager code does.
+
+    Inductor leaves out conversions between the ops that it fuses, so what a backward recomputes differs from what the
+    forward has computed, by less than a rounding. In float8 it may get another scale or round to another of few values:
+    the gradients are then those of another forward, and attention, which keeps the sums of its softmax, divides by sums
+    of other scores (pytorch issue 150859).
+
+    Source: torch/_inductor/compile_fx.py, compile_fx_inner (v2.13), which looks the function up by its name.
+    """
+    owner = sys.modules[_INDUCTOR]
+    original = owner._compile_fx_inner  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        if not hasattr(torch._guards.TracingContext.try_get(), "torch_promote_in_float8"):
+            return original(*args, **kwargs)
+        with owner.config.patch(emulate_precision_casts=True):
+            return original(*args, **kwargs)
+
+    owner._compile_fx_inner = compile_graph  # type: ignore[attr-defined]
+
+
 def policy_digest() -> str:
     """Returns a digest of this thread's current policy, the same in every process; "" for stock's."""
     if _C.policy_is_stock():
@@ -185,6 +215,7 @@ digests: list[Callable[[], str]] = [lambda: policy_digest()]
 
 DYNAMO = "torch._dynamo"
 _DISK_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+_INDUCTOR = "torch._inductor.compile_fx"
 _AOT_RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 
 
@@ -195,6 +226,7 @@ def install(*region_types: Any) -> None:
     """
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
     run_after_import(_AOT_RUNTIME, _run_backwards_without_autocast)
+    run_after_import(_INDUCTOR, _round_graphs_in_float8)
     run_after_import(DYNAMO, functools.partial(_register_regions, *region_types))
 
 

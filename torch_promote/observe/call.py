@@ -37,7 +37,7 @@ AUTOCAST_OFF = "autocast off by "
 #: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.
 COMPILED = "compiled code"
 #: What `Call.reason` has between the source of a policy and `Call.fallback`.
-FALLBACK = "; ran as lower_precision_fp: "
+FALLBACK = "; in lower precision, not in float8: "
 #: `Call.op` of a call of a compiled function, with values. Its `inputs` are its arguments, parameters and buffers.
 COMPILED_FUNCTION = "torch.compile"
 

@@ -59,7 +59,7 @@ class CastPolicy(enum.Enum):
     )
     float8_rowwise_with_gw_hp = (
         "float8:rowwise_with_gw_hp",
-        "The same, but the weight's gradient is computed in the autocast dtype.",
+        "Of linear: like float8:rowwise, but the gradient of the weight is computed in the autocast dtype.",
     )
     fallthrough = "fallthrough", "Do nothing; ops inside a composite op still see autocast."
     keep = "keep", "Cast nothing, and run the op and what is inside it with autocast off."

@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_promote import _C
 from torch_promote.errors import PolicyError
 from torch_promote.extension import DTYPE_NUMBERS
-from torch_promote.integrations.compile import skip_frames
+from torch_promote.integrations.compile import note_float8, skip_frames
 from torch_promote.policy.op_table import CastPolicy
 
 __all__ = ["linear", "multiply", "product_on", "recipe", "what_lacks", "why_not"]
@@ -107,6 +107,7 @@ def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tenso
     """
     if why_not(x, weight, bias) is not None:
         return None
+    note_float8()
     recipe = _RECIPES[byte]
     packed = None
     if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
