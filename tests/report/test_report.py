@@ -192,8 +192,8 @@ def test_names_cannot_become_markup(where: str) -> None:
     [
         ("blocks.1.down", ["blocks.1.down"]),  # short enough for a column of any width
         ("model.decoder.layers.11.encoder_attn", ["model.", "decoder.", "layers.", "11.", "encoder_", "attn"]),
-        ("x" * 60, ["x" * 28, "x" * 28, "x" * 4]),
-        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 28, "yy"]),
+        ("x" * 60, ["x" * 24, "x" * 24, "x" * 12]),
+        ("<b>." + "y" * 30, ["&lt;b&gt;.", "y" * 24, "yyyyyy"]),
     ],
 )
 def test_a_long_name_breaks_between_its_words(name: str, parts: list[str]) -> None:

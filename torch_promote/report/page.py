@@ -40,7 +40,7 @@ _FIRST_ROWS, _FIRST_VALUES = 24, 3
 #: The most rows of a table, and the most lines of a list.
 _MOST_ROWS, _MOST_LINES = 1_000, 200
 #: Above this length, a verdict is set smaller, a number or another fact is a row instead of a tile, and a name breaks.
-_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_TILE, _LONGEST_WORD = 110, 16, 9, 28
+_LONGEST_TITLE, _LONGEST_NUMBER, _LONGEST_TILE, _LONGEST_WORD = 110, 16, 9, 24
 
 
 def render(content: Content) -> str:
