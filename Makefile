@@ -31,7 +31,7 @@ SOURCES := setup.py pyproject.toml torch_promote/building.py torch_promote/polic
 BUILT_WITH := $(shell cat torch_promote/_built_with.json build/built_in 2>/dev/null)
 REBUILD := $(if $(findstring "$(TORCH_VERSION),$(BUILT_WITH)),$(if $(filter $(VENV),$(BUILT_WITH)),,force),force)
 
-.PHONY: walks demo demo-tune demo-float8 docs docs-pages docs-pictures test test-all test-cpus test-installed test-compilers \
+.PHONY: walks demo demo-tune demo-float8 demo-port docs docs-pages docs-pictures test test-all test-cpus test-installed test-compilers \
 	cross-aarch64 coverage test-pytorch test-jax test-ecosystem \
 	torch-policies tuned-models sanitize soak fuzz parity parity-stand-in lint wheel test-wheel bench bench-instructions gpu build clean force help size
 
@@ -46,6 +46,9 @@ demo-tune: build ## tune the GPT in float16, where it overflows, and compare a t
 
 demo-float8: build ## train the GPT in bfloat16, in float8, and in float8 where tune allows it, and compare the losses
 	$(PY) examples/float8_gpt.py $(ARGS)
+
+demo-port: build ## plant a bug in a port of the GPT, and find it by the values that both compute (ARGS="--seed 3 --html F.html")
+	-$(PY) examples/port_gpt.py $(ARGS)
 
 test: build ## run the tests (ARGS="-k cache -x" selects; ARGS=--durations=20 lists the slowest; JOBS=0 uses one process; TORCH_PROMOTE_CHECK_CASTS=1 checks casts)
 	$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)

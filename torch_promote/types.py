@@ -60,6 +60,8 @@ from torch_promote.reading.difference import StepDifference as StepDifference
 from torch_promote.reading.divergence import Fact as Fact
 from torch_promote.reading.explanation import Explanation as Explanation
 from torch_promote.reading.explanation import ExplanationRow as ExplanationRow
+from torch_promote.reading.matching import Match as Match
+from torch_promote.reading.matching import NearMiss as NearMiss
 from torch_promote.reading.monitor import Alarm as Alarm
 from torch_promote.reading.monitor import Monitor as Monitor
 from torch_promote.reading.trace_report import TraceReport as TraceReport

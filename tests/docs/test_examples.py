@@ -14,6 +14,7 @@ import torch
 from matplotlib.image import imread
 
 import float8_gpt
+import port_gpt
 import torch_promote as tp
 import train_gpt
 import tune_gpt
@@ -219,3 +220,16 @@ def test_float8_runs_in_the_layers_that_tune_allows(
     assert_is_a_picture(tmp_path / "float8_gpt.png")
     with pytest.raises(SystemExit, match="2"):
         float8_gpt.main(["--steps", "0"])
+
+
+@pytest.mark.parametrize("bug", ["none", "scale", "swapped"])
+def test_the_demo_of_a_port_finds_the_planted_bug(bug: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "match.html"
+    assert port_gpt.main(["--bug", bug, "--html", str(page)]) == (bug != "none")
+    printed = " ".join(capsys.readouterr().out.split())
+    if bug == "none":
+        assert "all outputs match" in printed
+    else:
+        assert "scaled_dot_product_attention in blocks.1.attention, model.py:45 has no counterpart" in printed
+        assert port_gpt.BUGS[bug] in printed
+    assert "layers.1.qkv" in page.read_text()

@@ -34,6 +34,10 @@ kinds of differences, and what each rests on:
   rounding   other kernels round differently; no call is to blame
 
 Errors are relative L2 norms, estimated from the sketches in the recordings.
+
+--match pairs two implementations of one model, such as a reference A and a port
+B, by the values of their results instead of by names: which modules and weights
+of B are those of A, and where B goes wrong.
 """
 
 EPILOG = """\
@@ -57,13 +61,18 @@ examples:
                                                  in CI: fail if an error is
                                                  larger than rounding
 
+  torch-promote diff --match reference.jsonl.gz port.jsonl.gz
+                                                 is the port right, and where
+                                                 does it go wrong?
+
 Files that TraceReport.save wrote can be compared, too. Without values, only
 their dtypes, policies, casts and arguments are. For tests, there is a pytest
 option, --record-numerics=DIR.
 
 exit status: 0 if the runs are equal, or within --tolerance; 1 if they differ,
-or have no call in common. 2 if the command line is invalid, or a file is not a
-recording.
+or have no call in common. With --match, 0 if all outputs of A have a
+counterpart in B, and 1 if not. 2 if the command line is invalid, or a file is
+not a recording.
 """
 
 _RECORD = f"`torch-promote trace --record F{SUFFIX} train.py` records a run."
@@ -84,7 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         type=_tolerance,
         help="exit with 0 if no relative L2 error of a result, loss, gradient or parameter is larger, and no run alone "
-        "has any that no compared call reads",
+        "has any that no compared call reads; with --match, the error up to which results are a pair",
+    )
+    parser.add_argument(
+        "--match",
+        action="store_true",
+        help="pair two implementations of one model by the values of their results, whatever their names are",
     )
     parser.add_argument("--rank", metavar="N", type=natural, help="compare this rank of both jobs")
 
@@ -115,8 +129,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise OptionError(f"{str(name)!r} has no call: its program ran no op, or was stopped early. {_RECORD}")
     if len(one.calls) + len(other.calls) > _MANY:
         say(f"torch-promote: comparing {len(one.calls):,} with {len(other.calls):,} calls ...")
-    difference = diff(one, other)
     tolerance = arguments.tolerance
+    if arguments.match:
+        match = diff(one, other, match=True, tolerance=tolerance)
+        if arguments.html is not None:
+            match.save(arguments.html)
+        return show(match.to_dict(), [match], arguments.json, int(not match.outputs_match))
+    difference = diff(one, other)
     if tolerance is not None and not difference.with_values:
         raise OptionError(f"--tolerance compares contents, and a file has none. {_RECORD}")
     if arguments.html is not None:

@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
 from torch_promote.errors import OptionError, check_path, explains_arguments
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
@@ -28,6 +28,7 @@ from torch_promote.reading.findings import (
     savings,
     time_in_casts,
 )
+from torch_promote.reading.matching import Match, match_recordings
 from torch_promote.recording.file import SUFFIX, read_recording, write_recording
 from torch_promote.recording.recording import CallGroup, Recording
 from torch_promote.report.base import (
@@ -96,9 +97,15 @@ class TraceReport(Recording, Report):
         """
         return explain(self, pattern)
 
-    def diff(self, other: TraceReport) -> Difference:
+    @overload
+    def diff(self, other: TraceReport, *, match: Literal[False] = False) -> Difference: ...
+
+    @overload
+    def diff(self, other: TraceReport, *, match: Literal[True], tolerance: float | None = None) -> Match: ...
+
+    def diff(self, other: TraceReport, *, match: bool = False, tolerance: float | None = None) -> Difference | Match:
         """Compares with another trace: see `torch_promote.diff`."""
-        return diff(self, other)
+        return diff(self, other, match=match, tolerance=tolerance)  # type: ignore[call-overload,no-any-return]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], max_calls: int = sys.maxsize) -> Self:
@@ -421,8 +428,19 @@ def load(path: str | os.PathLike[str]) -> TraceReport:
     return TraceReport.load(path)
 
 
+Recorded: TypeAlias = TraceReport | str | os.PathLike[str]
+
+
+@overload
+def diff(a: Recorded, b: Recorded, *, match: Literal[False] = False) -> Difference: ...
+
+
+@overload
+def diff(a: Recorded, b: Recorded, *, match: Literal[True], tolerance: float | None = None) -> Match: ...
+
+
 @explains_arguments
-def diff(a: TraceReport | str | os.PathLike[str], b: TraceReport | str | os.PathLike[str]) -> Difference:
+def diff(a: Recorded, b: Recorded, *, match: bool = False, tolerance: float | None = None) -> Difference | Match:
     """Compares two runs: what differs first, on which facts that rests, and where errors grow.
 
     With values in both (`trace(values=True)` or `trace(record=...)`), contents are compared; otherwise dtypes,
@@ -431,9 +449,13 @@ def diff(a: TraceReport | str | os.PathLike[str], b: TraceReport | str | os.Path
     Args:
         a: The first run: a report of `trace`, or the file of a recording.
         b: The second run, which perhaps ran elsewhere, or under other policies.
+        match: Whether the runs are two implementations of one model, such as a reference and a port, whose results are
+            paired by value instead of by name. Both need values. Returns a `Match`.
+        tolerance: With `match`, the relative L2 error up to which results are a pair; None: it follows from the dtypes
+            that both compute in.
 
     Raises:
-        OptionError: One is no report, or cannot be read. It is a ValueError.
+        OptionError: One is no report, or cannot be read; for `match`, it lacks values or calls. It is a ValueError.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -449,4 +471,10 @@ def diff(a: TraceReport | str | os.PathLike[str], b: TraceReport | str | os.Path
         if not isinstance(one, TraceReport | str | os.PathLike):
             raise OptionError(f"diff() expects reports of trace(), or the files of recordings, got {one!r}.")
         found.append(one if isinstance(one, TraceReport) else TraceReport.load(one))
+    if match:
+        return match_recordings(found[0], found[1], tolerance)
+    if tolerance is not None:
+        raise OptionError(
+            "diff() takes a tolerance only with match=True. For two runs, ask the difference: is_within()."
+        )
     return compare_recordings(*found)

@@ -398,22 +398,14 @@ class _Reader:
 
     def _read_source(self, data: Any) -> None:
         info, values = _at(self._tensors, data["info"]), _at(self._values, data["values"])
-        self._report.sources.append(decode(Source, {**data, "info": info, "values": values}))
+        known = {"projections": ("", ""), **data, "info": info, "values": values}
+        self._report.sources.append(decode(Source, known))
 
     def _read_name(self, data: Any) -> None:
         number, kind, name = data
         source = _at(self._report.sources, number)
-        self._report.sources[number] = decode(
-            Source,
-            {
-                "written_by": source.written_by,
-                "info": source.info,
-                "values": source.values,
-                "step": source.step,
-                "kind": kind,
-                "name": name,
-            },
-        )
+        known = {one.name: getattr(source, one.name) for one in dataclasses.fields(source)}
+        self._report.sources[number] = decode(Source, {**known, "kind": kind, "name": name})
 
     def _read_state(self, data: Any) -> None:
         tensors = {name: _at(self._values, number) for name, number in data["tensors"].items()}

@@ -33,8 +33,10 @@ __all__ = [
     "is_sketch",
     "join",
     "measure",
+    "project",
     "readable",
     "split",
+    "unpack_projections",
     "unpack_sketch",
 ]
 
@@ -172,6 +174,47 @@ def readable(tensor: torch.Tensor) -> torch.Tensor | None:
         stored = torch.view_as_real(stored.resolve_conj())
     stored = stored.resolve_neg() if stored.is_neg() else stored
     return stored.clone() if stored._is_zerotensor() else stored
+
+
+#: The columns that a row has at least: the kernels of a convolution are no rows.
+_LEAST_COLUMNS = 8
+
+
+@functools.lru_cache(maxsize=64)
+def _random_numbers(count: int) -> torch.Tensor:
+    """Numbers between -1 and 1 that are the same everywhere, as float64 of shape (count,)."""
+    numbers = torch.arange(count) * 6364136223846793005 + 1442695040888963407
+    numbers = (numbers ^ (numbers >> 29)) * 6364136223846793005
+    return (numbers >> 11).double() / 2.0**52
+
+
+def project(tensor: torch.Tensor) -> tuple[str, str]:
+    """Returns what tells the rows of a weight from others, and its columns; call it in `unnoticed`.
+
+    Each is the product with random numbers, as float32 in Base64. More than two dimensions are matrices if the last one
+    is long enough, (..., rows, columns), and (rows, ...) otherwise; one dimension is a column. Both are "" if the
+    tensor cannot be read.
+    """
+    elements = readable(tensor.detach())
+    if elements is None or not elements.is_floating_point() or not elements.dim() or tensor.is_complex():
+        return "", ""
+    if elements.dim() > 2 and (elements.dim() > 3 or elements.shape[-1] < _LEAST_COLUMNS):
+        elements = elements.flatten(1)
+    elements = elements if elements.dtype is torch.float64 else elements.float()
+    if elements.dim() == 1:
+        elements = elements.unsqueeze(1)
+    ends = [_random_numbers(size).to(elements) for size in elements.shape[-2:]]
+    return _packed(elements @ ends[1]), _packed(elements.mT @ ends[0])
+
+
+def _packed(numbers: torch.Tensor) -> str:
+    values = numbers.flatten().float().tolist()
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+def unpack_projections(text: str) -> torch.Tensor:
+    """Returns the float32 numbers of one of the texts of `project`."""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32) if text else torch.empty(0)
 
 
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:

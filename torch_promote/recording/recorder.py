@@ -267,7 +267,10 @@ class Recorder:
             self._source_writers[number] = before
         if not name:
             self._unnamed[number] = weakref.ref(tensor)
-        self._add_source(Source(kind, name, info, values, before, step))
+        projections = "", ""
+        if kind in ("parameter", "buffer") and not step:
+            projections = self._measurer.projections(tensor)
+        self._add_source(Source(kind, name, info, values, before, step, projections))
         if kind != "input" or not of.is_compiled:  # compiled code may write to it again, without a new version
             new = _Memory(StorageWeakRef(storage), (number,), version, kind in ("parameter", "buffer"), step=step)
             if not of.is_compiled:

@@ -72,6 +72,8 @@ class Source:
         written_by: Numbers of the recorded calls that had written its memory before: to initialize a parameter, or
             before other code changed it.
         step: The number of optimizer steps before.
+        projections: Of the parameters and buffers of the first step, what tells their rows from others, and their
+            columns: products with random numbers, as float32 in Base64.
     """
 
     kind: Literal["parameter", "buffer", "gradient", "state", "input"]
@@ -80,6 +82,7 @@ class Source:
     values: Values
     written_by: tuple[int, ...] = ()
     step: int = 0
+    projections: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,6 +388,15 @@ class Measurer:
         return _C.digest(elements) if elements.numel() else f"{0:016x}"
 
     @staticmethod
+    def projections(tensor: torch.Tensor) -> tuple[str, str]:
+        """Returns what tells the rows of a weight from others, and its columns, for `measure.unpack_projections`."""
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return "", ""
+        with unnoticed(), torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):
+            return measure.project(tensor)
+        return "", ""
+
+    @staticmethod
     def _elements(tensor: torch.Tensor) -> torch.Tensor | None:
         if _C.is_measurable(tensor):
             return tensor

@@ -36,6 +36,7 @@ __all__ = [
     "Listing",
     "Report",
     "Series",
+    "Sides",
     "Table",
     "Tree",
     "heat_shares",
@@ -181,7 +182,20 @@ class Tree:
     where: Where = "page"
 
 
-Part: TypeAlias = Table | Listing | Code | Chart | Tree
+@dataclass(frozen=True)
+class Sides:
+    """Two lists side by side, with lines between rows that belong together, for the page."""
+
+    title: str
+    names: tuple[str, str]
+    rows: tuple[Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]]  # the texts of each row
+    links: Sequence[tuple[int, int, str]]  # pairs of rows, with a kind: "same", "reordered", "wrong"
+    wrong: tuple[Sequence[int], Sequence[int]]  # the rows to mark
+    note: str = ""
+    where: Where = "page"
+
+
+Part: TypeAlias = Table | Listing | Code | Chart | Tree | Sides
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,398 @@
+"""`diff(match=True)`: two implementations of one model, paired by value."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+
+import torch_promote as tp
+from helpers.ports import BUGS, PORTS, D, H, T, guilty_lines
+from torch_promote.cli.program import main
+from torch_promote.errors import OptionError
+from torch_promote.types import Match, NearMiss
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def record(model: Callable[..., Tensor], *inputs: Tensor, backward: bool = False) -> Any:
+    """Records a forward, perhaps with a backward, from equal random numbers."""
+    with tp.trace(values=True) as report:
+        torch.manual_seed(3)
+        result = model(*inputs)
+        if backward:
+            result.float().square().mean().backward()
+    return report
+
+
+def matched(model: str, bug: str, backward: bool = False) -> Match:
+    models, inputs = PORTS[model].models(bug), PORTS[model].inputs()
+    one, other = (record(implementation, *inputs, backward=backward) for implementation in models)
+    found = one.diff(other, match=True)
+    assert isinstance(found, Match)
+    return found
+
+
+def is_named(found: NearMiss | None, bug: str) -> bool:
+    """Whether one of the two calls is in a line that computes what the bug changes, or in the next one."""
+    calls = [] if found is None else [call for call in (found.a, found.b) if call is not None]
+    lines = [int(call.line.rpartition(":")[2]) for call in calls]
+    return any(abs(line - guilty) <= 1 for line in lines for guilty in guilty_lines(bug))
+
+
+# --- the twelve models
+
+CASES = [(model, bug) for model, port in PORTS.items() for bug in port.bugs]
+EVERYDAY = [("gpt", "mask"), ("llama", "eps"), ("llama", "base"), ("bert", "norm_order"), ("moe", "transposed")]
+
+
+@pytest.mark.parametrize("model", PORTS)
+def test_equal_ports_are_equal(model: str) -> None:
+    found = matched(model, "")
+    assert found.outputs_match, str(found)
+    assert (found.first, found.near, bool(found)) == (None, [], False)
+    assert found.matched > 0.2
+    assert [name for name, other in found.weights.items() if other is None and "running" not in name] == []
+
+
+@pytest.mark.parametrize(("model", "bug"), EVERYDAY)
+def test_the_call_that_differs_is_named(model: str, bug: str) -> None:
+    found = matched(model, bug)
+    assert not found.outputs_match
+    assert is_named(found.first, bug), str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True])
+def test_nine_in_ten_planted_bugs_are_named(backward: bool) -> None:
+    assert {bug for _, bug in CASES} == set(BUGS)
+    assert len(CASES) > 110
+    unnamed = []
+    for model, bug in CASES:
+        found = matched(model, bug, backward)
+        if found.outputs_match or not is_named(found.first, bug):
+            unnamed.append((model, bug, found.answer))
+    assert len(unnamed) <= 0.1 * len(CASES), unnamed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", PORTS)
+def test_a_training_of_an_equal_port_is_equal(model: str) -> None:
+    inputs, reports = PORTS[model].inputs(), []
+    for implementation in PORTS[model].models(""):
+        optimizer = torch.optim.AdamW(implementation.parameters(), 1e-3)
+        with tp.trace(values=True) as report:
+            for _ in range(3):
+                torch.manual_seed(3)
+                implementation(*inputs).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        reports.append(report)
+    found = reports[0].diff(reports[1], match=True)
+    assert found.outputs_match, str(found)
+    assert sum("loss" in line for line in found.evidence) == 3
+    assert any("gradient" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("model", ["gpt", "conv"])
+def test_a_port_in_bfloat16_is_compared_by_its_rounding(model: str) -> None:
+    one, other = PORTS[model].models("")
+    inputs = PORTS[model].inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        low = record(other, *inputs)
+    found = record(one, *inputs).diff(low, match=True)
+    assert found.outputs_match, str(found)
+    assert found.tolerance >= 0.05
+    assert not record(one, *inputs).diff(low, match=True, tolerance=1e-5).outputs_match
+
+
+def test_a_gradient_that_differs_alone_is_told() -> None:
+    x = torch.randn(4, 8)
+    weight = nn.Parameter(torch.randn(8, 8))
+    head = nn.Parameter(torch.randn(8, 8))
+
+    def run(detach: bool) -> Any:
+        model = nn.Module()
+        model.weight, model.head = nn.Parameter(weight.detach().clone()), nn.Parameter(head.detach().clone())
+
+        def forward(x: Tensor) -> Tensor:
+            h = (x @ model.weight).tanh()
+            return (h * (h.detach() if detach else h)) @ model.head
+
+        model.forward = forward
+        return record(model, x, backward=True)
+
+    assert run(False).diff(run(False), match=True).outputs_match
+    found = run(False).diff(run(True), match=True)
+    assert not found.outputs_match
+    assert "gradient of weight in step 0" in " ".join(found.evidence)
+
+
+# --- pairs
+
+
+class Split(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.q(x).relu(), self.k(x).tanh(), self.v(x).sigmoid()], -1)
+
+
+class Fused(nn.Module):
+    def __init__(self, split: Split, how: str) -> None:
+        super().__init__()
+        self.how = how
+        weights = [getattr(split, name).weight for name in "qkv"]
+        biases = [getattr(split, name).bias for name in "qkv"]
+        weight, bias = torch.cat(weights).detach().clone(), torch.cat(biases).detach().clone()
+        if how == "interleaved":  # by head, as in GPT-NeoX
+            weight = torch.stack([one.view(H, -1, D) for one in weights], 1).flatten(0, 2).detach().clone()
+            bias = torch.stack([one.view(H, -1) for one in biases], 1).flatten().detach().clone()
+        self.weight = nn.Parameter(weight.t().contiguous() if how == "transposed" else weight)
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.how == "transposed" else self.weight.t()
+        y = x @ weight + self.bias
+        if self.how == "slices":
+            q, k, v = y[..., :D], y[..., D : 2 * D], y[..., 2 * D :]
+        elif self.how == "interleaved":
+            q, k, v = y.view(*x.shape[:2], H, 3, D // H).permute(3, 0, 1, 2, 4).flatten(-2)
+        else:
+            q, k, v = {"split": lambda: y.split(D, -1), "chunk": lambda: y.chunk(3, -1)}.get(
+                self.how, lambda: y.tensor_split(3, -1)
+            )()
+        return torch.cat([q.relu(), k.tanh(), v.sigmoid()], -1)
+
+
+@pytest.mark.parametrize(
+    ("how", "k"),
+    [
+        ("split", "weight[32:64]"),
+        ("chunk", "weight[32:64]"),
+        ("slices", "weight[32:64]"),
+        ("transposed", "weight.T[32:64]"),
+        ("interleaved", "weight[8:16, 32:40, 56:64, 80:88]"),
+    ],
+)
+def test_parts_and_the_map_of_weights(how: str, k: str) -> None:
+    torch.manual_seed(0)
+    split = Split()
+    fused = Fused(split, how)
+    x = torch.randn(2, T, D)
+    found = record(split, x).diff(record(fused, x), match=True)
+    assert found.outputs_match
+    assert found.matched == 1.0, str(found)
+    assert found.weights["k.weight"] == k
+    assert found.weights["k.bias"] == k.replace(".T", "").replace("weight", "bias")
+    assert found.alone == []
+    back = record(fused, x).diff(record(split, x), match=True)
+    assert back.outputs_match
+    if how == "split":
+        assert back.weights["weight"] == "[0:32] = q.weight, [32:64] = k.weight, [64:96] = v.weight"
+
+
+def test_weights_in_bfloat16_are_told_by_their_rounding() -> None:
+    torch.manual_seed(0)
+    split = Split()
+    fused = Fused(split, "split").bfloat16()
+    x = torch.randn(2, T, D)
+    found = record(split, x).diff(record(fused, x.bfloat16()), match=True)
+    assert found.outputs_match, str(found)
+    assert found.weights["k.weight"] == "weight[32:64]"
+    assert found.weights["v.bias"] == "bias[64:96]"
+
+
+def test_weights_without_a_counterpart_are_told() -> None:
+    torch.manual_seed(0)
+    one, other = nn.Sequential(nn.Linear(D, D)), nn.Sequential(nn.Linear(D, D))
+    found = record(one, torch.ones(2, D)).diff(record(other, torch.ones(2, D)), match=True)
+    assert found.weights == {"0.weight": None, "0.bias": None}
+    assert found.alone == ["0.weight", "0.bias"]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(1, 2).contiguous().sin().transpose(1, 2),
+    "NHWC": lambda x: x.movedim(1, -1).contiguous().sin(),
+    "heads split": lambda x: x.view(2, 4, 6, 2, 5).permute(3, 0, 1, 2, 4).contiguous().sin(),
+    "padded": lambda x: F.pad(x, (0, 0, 0, 3)).sin(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
+    x = torch.randn(2, 4, 6, 10, generator=torch.Generator().manual_seed(0))
+    found = record(torch.sin, x).diff(record(LAYOUTS[layout], x), match=True)
+    assert found.outputs_match, str(found)
+    if layout != "transposed":
+        assert found.reordered > 0
+        assert "in another order" in str(found)
+    wrong = record(torch.sin, x).diff(record(lambda x: LAYOUTS[layout](x * 1.001), x), match=True)
+    assert not wrong.outputs_match
+
+
+def test_a_negative_and_a_magnitude_are_no_other_layout() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    for function in (torch.neg, torch.abs):
+        found = record(lambda x: x.sin(), x).diff(
+            record(lambda x, function=function: function(x.sin()) * 1.5, x), match=True
+        )
+        paired = [pair for pair in found.sides.links if pair[2] == "reordered"]
+        assert paired == [], function
+
+
+def test_constants_and_coincidences_do_not_pair() -> None:
+    def one(x: Tensor) -> Tensor:
+        return x.cos() * torch.ones(8, 8) + torch.zeros(8)
+
+    def other(x: Tensor) -> Tensor:
+        return (x.exp() - torch.ones(8, 8)) / torch.full((8, 8), 2.0) + torch.zeros(8)
+
+    x = torch.randn(8, 8)
+    found = record(one, x).diff(record(other, x), match=True)
+    assert (found.outputs_match, found.matched) == (False, 0.0)
+
+
+def test_a_repeated_forward_is_paired_in_its_order() -> None:
+    x = torch.randn(8, 8)
+
+    def three(x: Tensor) -> Tensor:
+        for _ in range(3):
+            y = x.sin().exp()
+        return y
+
+    found = record(three, x).diff(record(three, x), match=True)
+    assert found.matched == 1.0
+    assert [link[:2] for link in found.sides.links] == [(i, i) for i in range(6)]
+
+
+def test_complex_numbers_are_paired() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    one = record(lambda x: torch.fft.fft(x) * 2.0, x)
+    assert one.diff(record(lambda x: torch.fft.fft(2.0 * x), x), match=True).outputs_match
+    assert not one.diff(record(lambda x: torch.fft.fft(2.0 * x).conj_physical(), x), match=True).outputs_match
+
+
+def test_compiled_code_is_compared_by_what_it_returns(fresh_dynamo: None) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), torch.randn(4, 8)
+    for approximate in ("none", "tanh"):
+        other = nn.Sequential(model[0], nn.GELU(approximate), model[2])
+        compiled = torch.compile(other, backend="aot_eager")
+        compiled(x)
+        found = record(model, x).diff(record(compiled, x), match=True)
+        assert found.outputs_match == (approximate == "none"), str(found)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(4, 8), lambda: torch.linspace(-1, 1, 32).view(4, 8)])
+def test_a_program_may_make_its_inputs(make: Callable[[], Tensor]) -> None:
+    one = record(lambda: F.layer_norm(make(), (8,)).exp())
+    assert one.diff(record(lambda: F.layer_norm(make(), (8,)).exp()), match=True).outputs_match
+    found = one.diff(record(lambda: F.layer_norm(make(), (8,), eps=0.1).exp()), match=True)
+    assert found.first is not None
+    assert found.first.a is not None
+    assert (found.outputs_match, found.first.a.op) == (False, "aten::layer_norm")
+    assert "no counterpart, on right inputs" in found.first.text
+
+
+# --- the answer
+
+
+def test_the_answer_names_both_calls_and_the_error() -> None:
+    found = matched("gpt", "activation")
+    first = found.first
+    assert first is not None
+    assert first.a is not None
+    assert first.b is not None
+    assert first.relative_l2 is not None
+    assert (first.a.op, first.a.module, first.b.module) == ("aten::gelu", "h.1", "blocks.1")
+    assert 1e-5 < first.relative_l2 < 1e-2
+    for text in ("up to linear in h.1.fc", "gelu in h.1", "nearest: gelu in blocks.1", "(relative L2)"):
+        assert text in found.answer
+    assert found.modules["h.1.fc"] == "blocks.1.up"
+    assert found.modules["h.0"] == "blocks.0"
+    assert found.weights["h.1.q.weight"] == "blocks.1.qkv.weight[0:32]"
+    assert found.near[0] == first
+
+
+def test_the_json_and_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for bug in ("", "eps"):
+        for name, model in zip("ab", PORTS["gpt"].models(bug), strict=True):
+            files.append(str(tmp_path / f"{name}{bug}.jsonl.gz"))
+            record(model, *PORTS["gpt"].inputs()).save(files[-1])
+    assert main(["diff", "--match", *files[:2], "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["outputs_match", "matched", "first", "modules", "weights", "near"]
+    assert (data["outputs_match"], data["first"], data["near"]) == (True, None, [])
+    page = tmp_path / "match.html"
+    assert main(["diff", "--match", *files[2:], "--html", str(page), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["outputs_match"] is False
+    assert data["first"]["a"].keys() == {"op", "module", "line"} == data["first"]["b"].keys()
+    assert 1e-5 < data["first"]["relative_l2"] < 1e-2
+    text = page.read_text()
+    assert text.count("<path") > 10
+    assert 'path class="wrong"' in text
+    assert main(["diff", "--match", *files[2:], "--tolerance", "0.1"]) == 0
+
+
+def test_errors() -> None:
+    with tp.trace() as report:
+        torch.ones(2).exp()
+    with pytest.raises(OptionError, match="A has no values"):
+        report.diff(report, match=True)
+    other = record(torch.sin, torch.ones(2))
+    with pytest.raises(OptionError, match="finite number"):
+        other.diff(other, match=True, tolerance=-1.0)
+    with pytest.raises(OptionError, match="match=True"):
+        tp.diff(other, other, tolerance=0.1)
+    with pytest.raises(OptionError, match="cannot be read"):
+        Match.load("x.json")
+
+
+def test_a_recording_of_an_older_version_has_no_parts_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    record(nn.Linear(4, 4), torch.ones(2, 4)).save(path)
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    changed = []
+    for line in map(json.loads, lines):
+        if isinstance(line, list) and line[0] == "source":
+            assert line[1].pop("projections") is not None
+        changed.append(json.dumps(line))
+    path.write_bytes(gzip.compress(("\n".join(changed) + "\n").encode()))
+    assert {source.projections for source in tp.load(path).sources} == {("", "")}
+
+
+@pytest.mark.slow
+def test_ten_thousand_results_take_less_than_a_minute_and_two_gigabytes() -> None:
+    def program(x: Tensor) -> Tensor:
+        for _ in range(5_000):
+            x = torch.sin(x * 1.01 + 0.1)
+        return x
+
+    x = torch.randn(64, 16)
+    one, other = record(program, x), record(program, x)
+    assert len(one.calls) >= 10_000
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    found = one.diff(other, match=True)
+    assert found.matched > 0.99
+    assert time.process_time() - started < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB
