@@ -34,6 +34,7 @@ __all__ = [
     "result_dtypes",
     "savings",
     "time_in_casts",
+    "zero_gradients",
 ]
 
 OTHER = "other"
@@ -183,6 +184,37 @@ def nonfinite_by_op(report: Recording) -> Counter[str]:
         if number < len(report.calls) and not all(one.is_finite for one in values):
             found[report.calls[number].name] += 1
     return found
+
+
+def zero_gradients(report: Recording) -> tuple[str, Call | None]:
+    """What is said of the first step in which gradients are 0 everywhere, and the call of its backward that made zeros.
+
+    The call's result is float16 or bfloat16 and nothing but zeros, and what it reads is not. ("", None): no such call.
+    """
+    start = 0
+    for step, end in enumerate(report.ends):
+        zeros = [name for name, one in end.gradients.items() if one.count and one.zeros == 1]
+        first = next((i for i in range(start, min(end.calls, len(report.calls))) if _made_zeros(report, i)), None)
+        if zeros and first is not None:
+            of = f"{len(zeros):,} of {len(end.gradients):,} parameters"
+            return f"gradients of {of} are all 0 in step {step:,}", report.calls[first]
+        start = end.calls
+    return "", None
+
+
+def _made_zeros(report: Recording, number: int) -> bool:
+    call, values = report.calls[number], report.values.get(number, ())
+    lower = any(
+        _is_lower(dtype_name(info.dtype)) and one.zeros == 1 for info, one in zip(call.outputs, values, strict=False)
+    )
+    if call.phase != "backward" or not call.own or not lower:
+        return False
+    read = [
+        report.sources[-1 - one].values if one < 0 else (report.values.get(one) or (None,))[0]
+        for of in report.reads.get(number, ())
+        for one in of.written_by[-1:]
+    ]
+    return bool(read) and all(one is not None and one.count and one.zeros < 1 for one in read)
 
 
 def modules_and_optimizer(report: Recording) -> list[CallGroup]:

@@ -27,6 +27,7 @@ from torch_promote.reading.findings import (
     result_dtypes,
     savings,
     time_in_casts,
+    zero_gradients,
 )
 from torch_promote.reading.matching import Match, match_recordings
 from torch_promote.recording.file import SUFFIX, read_recording, write_recording
@@ -148,7 +149,12 @@ class TraceReport(Recording, Report):
         if self.failure is not None:
             verdict = f"{self._failed()} {self._verdict()}"
             return Content(f"{title}, an error", verdict, list(self._facts()), list(self._parts()), good=False)
+        zeros, made = zero_gradients(self)
         losses = self.nonfinite.about_losses(self.steps)
+        if zeros and made is not None and not losses:
+            where = f"The first call of its backward that made only zeros of other values: {describe_call(made, self)}."
+            verdict = f"{zeros[0].upper()}{zeros[1:]}. {where} find-nan repeats it in float32. {self._verdict()}"
+            return Content(f"{title}, {zeros}", verdict, list(self._facts()), list(self._parts()), good=False)
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
             return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
