@@ -428,30 +428,31 @@ class WatchedCall:
 
         Returns the tensors of its outputs; None if the call fails in this dtype, or communicates between processes.
         """
-
-        def convert(name: str, value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                tensor = self.copies.get(id(value), value)
-                if self.ignores_old and not is_finite(self.before.get(id(value), FINITE)):
-                    tensor = torch.zeros_like(tensor)
-                if dtype is None:
-                    return tensor.clone()
-                if tensor.is_floating_point():
-                    return tensor.to(dtype, copy=True)
-                return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-            if isinstance(value, torch.Generator):
-                return value.clone_state()
-            if isinstance(value, torch.dtype):
-                return dtype if dtype is not None and value in (*LOWER, torch.float32) else value
-            return [convert(name, one) for one in value] if isinstance(value, list | tuple) else value
-
         if self.facts.communicates:
             return None
         try:
             with unnoticed():
-                return repeat(self.facts.op, self.args, convert)
+                return repeat(self.facts.op, self.args, lambda _, value: self._convert(value, dtype))
         except Exception:  # an op may refuse the dtype, or the changed arguments
             return None
+
+    # Not a function inside of `again`: one that calls itself is in a cycle, which would keep the arguments alive, and
+    # autograd adds to a gradient in place only if nobody else refers to it.
+    def _convert(self, value: Any, dtype: torch.dtype | None) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensor = self.copies.get(id(value), value)
+            if self.ignores_old and not is_finite(self.before.get(id(value), FINITE)):
+                tensor = torch.zeros_like(tensor)
+            if dtype is None:
+                return tensor.clone()
+            if tensor.is_floating_point():
+                return tensor.to(dtype, copy=True)
+            return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        if isinstance(value, torch.dtype):
+            return dtype if dtype is not None and value in (*LOWER, torch.float32) else value
+        return [self._convert(one, dtype) for one in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)
@@ -520,7 +521,7 @@ class NonfiniteFinder:
         if of.facts.writes:
             self._look_before(watched, of)
         if self._parent(of) is None:
-            watched.kept = self._recent.keep(args, watched.copies)
+            watched.kept = self._recent.keep(args, watched.copies, of.phase)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _called_by_grad_scaler(sys._getframe()):
@@ -695,7 +696,8 @@ class NonfiniteFinder:
 
     def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
         try:
-            return self._recent.find_loss(watched.facts, watched.kept or [], watched.call, watched.is_cured_by)
+            args = self._recent.with_arguments(watched.kept or [], watched.args)
+            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by)
         except Exception as error:  # the program goes on
             why = str(error).partition("\n")[0] or type(error).__name__
             return (

@@ -7,8 +7,12 @@ repeated: the nearest in float32, and those between it and the NaN as the progra
 The first call with which the NaN disappears is the origin. If none does, the calls of one op are tried together, then
 all calls that ran in a lower dtype, and of those ops the ones that are needed.
 
-Repeating needs the arguments. The calls keep them alive: of results, at most `MOST_BYTES`, the latest ones. Nothing is
-computed before a NaN appears. A tensor that was written to since is not used: what depends on it is unknown.
+Repeating needs the arguments. The calls of the forward keep them alive: of results, at most `MOST_BYTES`, the latest
+ones. Those of backwards and optimizers keep no memory alive, because autograd adds to a gradient in place only if
+nobody else refers to it, and because gradients are as large as the model. What an optimizer uses is known while the
+program has it; in a backward, that is only what the forward made, and the arguments of the call in question. Nothing is
+computed before a NaN appears. A tensor that was written to since is not used: what depends on it is unknown. (Of what
+is not kept alive, no write is noticed. So without float32, a cure must not cure.)
 """
 
 from __future__ import annotations
@@ -18,15 +22,16 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.errors import PolicyError
 from torch_promote.numerics.step_state import repeat
-from torch_promote.observe.call import Call, TensorInfo
-from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, unnoticed
+from torch_promote.observe.call import Call, Phase, TensorInfo
+from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, tensors_in, unnoticed
 from torch_promote.observe.places import shorten
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
@@ -37,6 +42,8 @@ from torch_promote.reference.dtypes import dtype_name
 __all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override"]
 
 LOWER = (torch.float16, torch.bfloat16)
+#: The phases whose calls keep their arguments and results alive.
+_KEEPING = ("forward", "recompute")
 #: Of the results of recent calls, so many bytes are kept alive; of the calls, so many.
 MOST_BYTES, MOST_CALLS = 512 * 2**20, 4_000
 #: So many calls are tried one by one.
@@ -53,28 +60,51 @@ class _UnknownError(Exception):
     """A tensor that a repetition needs has changed, or cannot be computed again."""
 
 
+class _Memory(NamedTuple):
+    """What identifies the elements of a tensor."""
+
+    storage: int
+    offset: Any
+    shape: torch.Size
+    strides: tuple[Any, ...]
+    dtype: torch.dtype
+
+
 @dataclass(slots=True, eq=False)
 class _Kept:
     """A tensor as a call got or made it, the number of the call that made it, and its position among the results."""
 
-    tensor: torch.Tensor  # shares memory and version with the program's, and no graph
+    dtype: torch.dtype
+    memory: _Memory | int  # of a tensor without storage, its id
+    strong: torch.Tensor | None  # shares memory and version with the program's, and has no graph
+    weak: StorageWeakRef | None
     version: int
     maker: int | None
     position: int
     has_version: bool = True  # PyTorch gives the result of a factory, such as torch.full, another version counter
 
     @property
-    def is_known(self) -> bool:
-        """Whether it has the values that it had: it was not written to, and its memory was not released."""
-        tensor = self.tensor
+    def known(self) -> torch.Tensor | None:
+        """The tensor; None if it was written to, or its memory was released."""
+        tensor = self.strong
+        if tensor is None and self.weak is not None and isinstance(self.memory, _Memory):
+            storage = torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
+            if storage is None or not storage.nbytes():
+                return None
+            with unnoticed():
+                tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+                return tensor.set_(storage, self.memory.offset, self.memory.shape, self.memory.strides)
+        if tensor is None or not self.has_version or _version(tensor) != self.version:
+            return None
         released = tensor.numel() and has_storage(tensor) and not tensor.untyped_storage().nbytes()
-        return self.has_version and _version(tensor) == self.version and not released
+        return None if released else tensor
 
     @property
     def now(self) -> torch.Tensor:
-        if not self.is_known:
-            raise _UnknownError(f"a {dtype_name(self.tensor.dtype)}{list(self.tensor.shape)} was written to since")
-        return self.tensor
+        tensor = self.known
+        if tensor is None:
+            raise _UnknownError(f"a {dtype_name(self.dtype)} tensor was written to or released since")
+        return tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +117,7 @@ class RecentCall:
     results: list[_Kept]
     number: int = 0
     bytes: int = 0
+    node: int = 0  # the number of the autograd node that it is a part of; 0 outside of backwards
 
     @property
     def makers(self) -> Iterator[int]:
@@ -96,7 +127,7 @@ class RecentCall:
     @property
     def is_lower(self) -> bool:
         """Whether a result has a lower dtype."""
-        return any(one.tensor.dtype in LOWER for one in self.results)
+        return any(one.dtype in LOWER for one in self.results)
 
     @property
     def can_be_widened(self) -> bool:
@@ -145,29 +176,50 @@ class RecentCalls:
         self._has_forgotten = False
         self._lock = threading.Lock()
 
-    def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor]) -> list[Any]:
+    def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor], phase: Phase) -> list[Any]:
         """Returns arguments with a `_Kept` for each tensor. Called before a call.
 
         `copies` are copies of those that the call writes to, by the id of the argument.
         """
         with unnoticed(versions=True):
-            return [self._keep(one, copies) for one in values]
+            return [self._keep(one, copies, phase) for one in values]
 
-    def _keep(self, value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
+    def _keep(self, value: Any, copies: Mapping[int, torch.Tensor], phase: Phase) -> Any:
         if isinstance(value, torch.Tensor):
             try:
                 if not can_be_read(value):
                     return _UNREADABLE
-                maker, position = self._made.get(_key(value), (None, 0))
-                if maker is not None and self._calls[maker].results[position].version != _version(value):
-                    maker = None
-                old = copies.get(id(value), value)
-                return _Kept(old.detach(), _version(old), maker, position)
+                memory, version = _memory_of(value), _version(value)
+                maker, position = self._made.get(memory, (None, 0))
+                made = None if maker is None else self._calls[maker]
+                if made is None or made.results[position].version != version or made.node not in (0, _node(phase)):
+                    maker, made = None, None
+                copy = copies.get(id(value))
+                if copy is not None:
+                    return _Kept(value.dtype, memory, copy, None, _version(copy), maker, position)
+                strong, weak = _hold(value, phase)
+                if strong is None and made is not None:
+                    strong = made.results[position].strong
+                return _Kept(value.dtype, memory, strong, weak, version, maker, position)
             except RuntimeError:  # an uninitialized parameter; a dtype or a subclass that lacks an op
                 return _UNREADABLE
         if isinstance(value, list | tuple):
-            return [self._keep(one, copies) for one in value]
+            return [self._keep(one, copies, phase) for one in value]
         return value
+
+    def with_arguments(self, kept: list[Any], values: Sequence[Any]) -> list[Any]:
+        """What `keep` returned for a call that is still running, with its arguments alive."""
+        tensors = iter(tensors_in(values))
+
+        def alive(one: Any) -> Any:
+            if isinstance(one, list):
+                return list(map(alive, one))
+            value = next(tensors) if isinstance(one, _Kept) or one is _UNREADABLE else None
+            dead = isinstance(one, _Kept) and one.strong is None
+            return replace(one, strong=value.detach()) if dead else one
+
+        with unnoticed(versions=True):
+            return [alive(one) for one in kept]
 
     def add(self, facts: OpFacts, args: list[Any], call: Call, results: Sequence[torch.Tensor]) -> None:
         """Adds a call that has ended, with its arguments from `keep`."""
@@ -178,12 +230,16 @@ class RecentCalls:
                 for position, tensor in enumerate(results):
                     if not can_be_read(tensor):
                         return
-                    kept.append(_Kept(tensor.detach(), _version(tensor), number, position, bool(call.inputs)))
-            recent = RecentCall(facts, args, call, kept, number)
-            if not facts.shares or facts.writes:  # of arguments that it writes to, it keeps copies
+                    held = _hold(tensor, call.phase)
+                    one = _Kept(tensor.dtype, _memory_of(tensor), *held, _version(tensor), number, position)
+                    one.has_version = bool(call.inputs)
+                    kept.append(one)
+            recent = RecentCall(facts, args, call, kept, number, node=_node(call.phase))
+            # Of arguments that a call writes to, it keeps copies.
+            if facts.writes or (call.phase in _KEEPING and not facts.shares):
                 recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
             self._calls[number] = recent
-            self._made.update((_key(one.tensor), (number, one.position)) for one in kept)
+            self._made.update((one.memory, (number, one.position)) for one in kept)
             self._bytes += recent.bytes
             while self._bytes > MOST_BYTES or len(self._calls) > MOST_CALLS:
                 self._forget(next(iter(self._calls)))
@@ -193,9 +249,8 @@ class RecentCalls:
         self._bytes -= oldest.bytes
         self._has_forgotten = True
         for one in oldest.results:
-            key = _key(one.tensor)
-            if self._made.get(key, (None,))[0] == number:
-                del self._made[key]
+            if self._made.get(one.memory, (None,))[0] == number:
+                del self._made[one.memory]
 
     def clear(self) -> None:
         """Lets go of all tensors."""
@@ -211,7 +266,7 @@ class RecentCalls:
 
         Args:
             facts: The op.
-            args: Its arguments, from `keep`.
+            args: Its arguments, from `keep`, and here alive whatever the phase.
             call: The call, which is not in the list.
             is_cured: Whether results of a repetition are right.
 
@@ -286,10 +341,11 @@ class RecentCalls:
     def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
         """The last call that made an infinite value of finite arguments, which the program did not ask for."""
         for one in reversed(before.values()):
-            tensors = [kept.tensor for kept in (*_kept_in(one.args), *one.results)]
-            *inputs, last = [is_finite(found) for found in extremes(tensors)]
-            known = all(kept.is_known for kept in _kept_in(one.args))
-            if known and not last and all(inputs) and not asks_for_infinity(one.args):
+            tensors = [kept.known for kept in (*_kept_in(one.args), *one.results)]
+            if not one.results or any(tensor is None for tensor in tensors) or asks_for_infinity(one.args):
+                continue
+            *inputs, last = [is_finite(found) for found in extremes([one for one in tensors if one is not None])]
+            if not last and all(inputs):
                 return one
         return None
 
@@ -326,7 +382,7 @@ class RecentCalls:
     def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
         """Whether an argument in a lower dtype may come from a call that is not in the list."""
         arguments = [one for recent in (*before.values(), target) for one in _kept_in(recent.args)]
-        return any(one.maker not in before and one.tensor.dtype in LOWER for one in arguments) or (
+        return any(one.maker not in before and one.dtype in LOWER for one in arguments) or (
             self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
         )
 
@@ -395,16 +451,16 @@ def _tell_idiom(maker: Call, call: Call) -> list[str]:
 
 def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
     return tuple(
-        TensorRange.of(info.name, one.tensor) if one.is_known else TensorRange(info.name, info.dtype, info.shape)
-        for info, one in zip(infos, kept, strict=False)
+        TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
+        for info, tensor in zip(infos, (one.known for one in kept), strict=False)
     )
 
 
 def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
     """What a call lost, given its results in float32; no text if it only rounded."""
     for kept, exact in zip(recent.results, wide, strict=False):
-        low = kept.tensor
-        if low.dtype not in LOWER or low.shape != exact.shape or not kept.is_known:
+        low = kept.known
+        if low is None or low.dtype not in LOWER or low.shape != exact.shape:
             continue
         exact = exact.float()
         is_cast = recent.facts.is_copy or recent.facts.is_cast
@@ -426,7 +482,7 @@ def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind
 
 def _tell_constants(recent: RecentCall) -> Iterator[str]:
     """Names the numbers among the arguments that a lower dtype rounds to 0, 1 or infinity."""
-    dtype = next((one.tensor.dtype for one in recent.results if one.tensor.dtype in LOWER), torch.float32)
+    dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
     for name, number in _constants(recent):
         rounded = torch.tensor(number, dtype=torch.float64).to(dtype).item()
         if rounded != number and (rounded in (0, 1, -1) or math.isinf(rounded)):
@@ -437,9 +493,9 @@ def _constants(recent: RecentCall) -> Iterator[tuple[str, float]]:
     for argument, value in zip(recent.facts.arguments, recent.args, strict=False):
         if isinstance(value, float):
             yield argument, value
-        elif isinstance(value, _Kept) and value.maker is None and value.is_known:
-            tensor = value.tensor
-            if tensor.dim() == 0 and tensor.dtype in (torch.float32, torch.float64):
+        elif isinstance(value, _Kept) and value.maker is None and value.dtype in (torch.float32, torch.float64):
+            tensor = value.known
+            if tensor is not None and tensor.dim() == 0:
                 yield argument, float(tensor.item())
 
 
@@ -463,11 +519,11 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
     """Repeats a call: in float32, or in the dtypes that its region chooses, or in those that it had."""
     target = None if is_wide else _region_dtype(recent.call)
 
-    def convert(value: Any, to: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    def convert(value: Any, to: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Any:
         if isinstance(value, _Kept):
             made = None if value.maker is None else values.get(value.maker)
             tensor = value.now if made is None else made[value.position]
-            got = to(tensor, value.tensor) if tensor.is_floating_point() else tensor
+            got = to(tensor, value.dtype) if tensor.is_floating_point() else tensor
             return got.clone() if recent.facts.writes and got is tensor else got
         if isinstance(value, list):
             return [convert(one, to) for one in value]
@@ -477,7 +533,7 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
             return value.clone_state()
         return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER else value
 
-    def as_asked(tensor: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    def as_asked(tensor: torch.Tensor, _: torch.dtype) -> torch.Tensor:
         if is_wide:
             return tensor.float() if tensor.dtype in LOWER else tensor
         wants = target is not None and tensor.dtype in (*LOWER, torch.float32)
@@ -494,7 +550,7 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
         return repeat(
             recent.facts.op,
             recent.args,
-            lambda _, value: convert(value, lambda tensor, old: tensor.to(wants or old.dtype)),
+            lambda _, value: convert(value, lambda tensor, old: tensor.to(wants or old)),
         )
 
 
@@ -520,16 +576,32 @@ def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
 
 def _has_zero(kept: _Kept) -> bool:
     try:
+        tensor = kept.known
         with unnoticed():
-            return kept.is_known and has_storage(kept.tensor) and bool((kept.tensor == 0).any())
+            return tensor is not None and has_storage(tensor) and bool((tensor == 0).any())
     except RuntimeError:  # the dtype or the device lacks an op
         return False
 
 
-def _key(tensor: torch.Tensor) -> Any:
+def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, StorageWeakRef | None]:
+    """Keeps a tensor alive, or knows whether it is. Call it in `unnoticed(versions=True)`."""
+    if phase in _KEEPING:
+        return tensor.detach(), None
+    # In a backward, an object for the storage would count as a reference to it.
+    is_weak = phase == "optimizer" and has_storage(tensor)
+    return None, StorageWeakRef(tensor.untyped_storage()) if is_weak else None
+
+
+def _node(phase: Phase) -> int:
+    node = torch._C._current_autograd_node() if phase == "backward" else None
+    return 0 if node is None else node._sequence_nr() + 1
+
+
+def _memory_of(tensor: torch.Tensor) -> _Memory | int:
     if not has_storage(tensor):
         return id(tensor)
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    address = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
+    return _Memory(address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _version(tensor: torch.Tensor) -> int:
