@@ -497,8 +497,7 @@ def test_recordings_are_few_and_can_be_compared(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
-    block = tp.monitor(**{"to": print, **options})
-    with pytest.raises(OptionError, match=message), block:
+    with pytest.raises(OptionError, match=message), tp.monitor(**{"to": print, **options}):
         pass
 
 
