@@ -577,6 +577,8 @@ class _Past:
         there = {key.partition("\n")[2] for key, numbers in sums["parameters"].items() if numbers[1] > 0}
         zero = []
         for name in sorted(look.expected | there):
+            if name not in there and name.rpartition(".")[0] not in sums["own"]:
+                continue  # its module has not run, such as an expert without a token
             past = self._gradients.setdefault(name, deque(maxlen=_PAST))
             past.append(name in there)
             before, now = list(past)[:-_ZEROS], list(past)[-_ZEROS:]
