@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from torch.distributed.tensor import DTensor
 import torch_promote as tp
 from helpers.gloo_ranks import in_ranks
 from helpers.ordinary_trainings import TRAININGS, Training
+from torch_promote.cli.program import main
 from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe import dispatch, surroundings
 from torch_promote.reading import monitor as module_of_monitor
@@ -495,8 +497,7 @@ def test_recordings_are_few_and_can_be_compared(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
-    block = tp.monitor(**{"to": print, **options})
-    with pytest.raises(OptionError, match=message), block:
+    with pytest.raises(OptionError, match=message), tp.monitor(**{"to": print, **options}):
         pass
 
 
@@ -620,3 +621,50 @@ def test_ranks_are_added_up(tmp_path: Path) -> None:
     assert steps == [2, 4, 6]
     assert len(said) == 1
     assert said[0].startswith("tp.monitor goes on without the figures of the ranks [1], which raised TimeoutError")
+
+
+SCRIPT = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(2, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+print([one.double().sum().item() for one in model.parameters()])
+"""
+
+
+def test_the_command_monitors_a_program_that_knows_nothing(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch_promote", "run"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options, "train.py", "9"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    plain, monitored = run(), run("--monitor", "logs", "--every", "4")
+    assert (monitored.returncode, monitored.stderr) == (0, "")
+    assert monitored.stdout == plain.stdout
+    reader = accumulators.EventAccumulator(str(tmp_path / "logs"))
+    reader.Reload()
+    assert [event.step for event in reader.Scalars("0.weight/update")] == [4, 8]
+    assert sorted(os.listdir(tmp_path / "logs" / "looks")) == ["step00000004.jsonl.gz", "step00000008.jsonl.gz"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--every", "3"], "--every N goes with --monitor DIR"),
+        (["--monitor", "logs", "--every", "0"], "N is 1 or more"),
+        (["--monitor", __file__], "is a file. Name a folder."),
+    ],
+)
+def test_an_invalid_command_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *options, "-c", "raise SystemExit(3)"]) == 2
+    assert message in capsys.readouterr().err

@@ -449,17 +449,21 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def _updates(samples: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> dict[int, tuple[float, float]]:
     """The squares of the updates of samples, and of what they were before."""
-    by_device: dict[torch.device, dict[int, torch.Tensor]] = {}
+    by_device: dict[torch.device, list[int]] = {}
+    found: dict[int, tuple[float, float]] = {}
+    for key, (_, before) in samples.items():
+        by_device.setdefault(before.device, []).append(key)
     with unnoticed():
-        for key, (tensor, before) in samples.items():
-            old = before.to(torch.promote_types(before.dtype, torch.float32))
-            norms = [torch.linalg.vector_norm(one).double() for one in (_sample(tensor).to(old.dtype) - old, old)]
-            by_device.setdefault(old.device, {})[key] = torch.stack(norms)
-        return {
-            key: (change**2, size**2)
-            for norms in by_device.values()  # one synchronization each
-            for key, (change, size) in zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)
-        }
+        for keys in by_device.values():
+            pairs = [(_sample(samples[key][0]), samples[key][1]) for key in keys]
+            dtypes = [torch.promote_types(old.dtype, torch.float32) for _, old in pairs]
+            new, old = (
+                [one.to(dtype) for one, dtype in zip(part, dtypes, strict=True)] for part in zip(*pairs, strict=True)
+            )
+            norms = torch._foreach_norm([*torch._foreach_sub(new, old), *old])
+            numbers = torch.stack([one.double() for one in norms]).tolist()  # one synchronization
+            found |= {key: (numbers[i] ** 2, numbers[i + len(keys)] ** 2) for i, key in enumerate(keys)}
+    return found
 
 
 def _add(sums: dict[str, list[float]], name: str, numbers: Sequence[float] | None) -> None:
@@ -573,6 +577,8 @@ class _Past:
         there = {key.partition("\n")[2] for key, numbers in sums["parameters"].items() if numbers[1] > 0}
         zero = []
         for name in sorted(look.expected | there):
+            if name not in there and name.rpartition(".")[0] not in sums["own"]:
+                continue  # its module has not run, such as an expert without a token
             past = self._gradients.setdefault(name, deque(maxlen=_PAST))
             past.append(name in there)
             before, now = list(past)[:-_ZEROS], list(past)[-_ZEROS:]
