@@ -129,7 +129,7 @@ def annotations(name: str) -> Iterator[tuple[str, str]]:
 
 #: What users meet but do not name: the parts of rendered reports, names for a tuple or a dtype, and our own arguments.
 NOT_NAMED = {"Content", "Kind", "Place", "Tables", "Table", "Value", "Change", "Key", "Pairs", "PairFunction", "Region"}
-NOT_NAMED |= {"Extremes", "ModulePolicy"}
+NOT_NAMED |= {"Extremes", "ModulePolicy", "Sides"}
 
 
 def test_every_type_that_users_meet_has_a_public_name() -> None:

@@ -183,7 +183,7 @@ _LEAST_COLUMNS = 8
 @functools.lru_cache(maxsize=64)
 def _random_numbers(count: int) -> torch.Tensor:
     """Numbers between -1 and 1 that are the same everywhere, as float64 of shape (count,)."""
-    numbers = torch.arange(count) * 6364136223846793005 + 1442695040888963407
+    numbers = torch.arange(count, device="cpu") * 6364136223846793005 + 1442695040888963407
     numbers = (numbers ^ (numbers >> 29)) * 6364136223846793005
     return (numbers >> 11).double() / 2.0**52
 
