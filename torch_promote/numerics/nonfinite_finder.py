@@ -520,7 +520,8 @@ class NonfiniteFinder:
         watched, args, name = WatchedCall(of.facts, of.args), of.args, of.facts.name
         if of.facts.writes:
             self._look_before(watched, of)
-        if self._parent(of) is None:
+        tensors = [tensor for _, tensor in watched.tensors]
+        if self._parent(of) is None and (of.autocast or self._recent.concerns(tensors, args)):
             watched.kept = self._recent.keep(args, watched.copies, of.phase)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
@@ -622,7 +623,7 @@ class NonfiniteFinder:
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call = watched.call
         text = verdict.text
-        if verdict.kind == "mathematics" and watched.kept is not None:
+        if verdict.kind == "mathematics":
             found = self._find_loss(watched)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
@@ -696,7 +697,8 @@ class NonfiniteFinder:
 
     def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
         try:
-            args = self._recent.with_arguments(watched.kept or [], watched.args)
+            kept = watched.kept or self._recent.keep(watched.args, watched.copies, watched.call.phase)
+            args = self._recent.with_arguments(kept, watched.args)
             return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by)
         except Exception as error:  # the program goes on
             why = str(error).partition("\n")[0] or type(error).__name__

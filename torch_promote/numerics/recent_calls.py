@@ -176,6 +176,17 @@ class RecentCalls:
         self._has_forgotten = False
         self._lock = threading.Lock()
 
+    def concerns(self, tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> bool:
+        """Whether a call has to be repeatable: an argument is in a lower dtype, names one, or comes from such a call.
+
+        Others are not kept: memory that becomes a parameter's would have two owners, which `cache="persistent"` avoids.
+        """
+        return (
+            any(isinstance(one, torch.dtype) and one in LOWER for one in values)
+            or any(one.dtype in LOWER for one in tensors)
+            or any(_memory_of(one) in self._made for one in tensors if can_be_read(one))
+        )
+
     def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor], phase: Phase) -> list[Any]:
         """Returns arguments with a `_Kept` for each tensor. Called before a call.
 
@@ -214,9 +225,10 @@ class RecentCalls:
         def alive(one: Any) -> Any:
             if isinstance(one, list):
                 return list(map(alive, one))
-            value = next(tensors) if isinstance(one, _Kept) or one is _UNREADABLE else None
-            dead = isinstance(one, _Kept) and one.strong is None
-            return replace(one, strong=value.detach()) if dead else one
+            if not (isinstance(one, _Kept) or one is _UNREADABLE):
+                return one
+            value = next(tensors)
+            return replace(one, strong=value.detach()) if isinstance(one, _Kept) and one.strong is None else one
 
         with unnoticed(versions=True):
             return [alive(one) for one in kept]
@@ -585,8 +597,8 @@ def _has_zero(kept: _Kept) -> bool:
 
 def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, StorageWeakRef | None]:
     """Keeps a tensor alive, or knows whether it is. Call it in `unnoticed(versions=True)`."""
-    if phase in _KEEPING:
-        return tensor.detach(), None
+    if phase in _KEEPING:  # a second tensor on a parameter's memory would keep its casts out of the persistent cache
+        return (tensor if tensor.grad_fn is None else tensor.detach()), None
     # In a backward, an object for the storage would count as a reference to it.
     is_weak = phase == "optimizer" and has_storage(tensor)
     return None, StorageWeakRef(tensor.untyped_storage()) if is_weak else None
