@@ -146,6 +146,8 @@ _LAZY = {name: module for module, names in _LAZY_MODULES for name in names.split
 def __getattr__(name: str) -> Any:
     if name in ("reference", "types"):
         return importlib.import_module(f"torch_promote.{name}")
+    if name == "TraceReport":  # which was a name of this module before
+        return getattr(importlib.import_module("torch_promote.types"), name)
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     # Dunders and the like are what tools ask any module for.
