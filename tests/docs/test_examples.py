@@ -59,7 +59,7 @@ LINES = {
         "a copy has them *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 float16  lm_head float32",
         "4 of 15 modules have a policy.",
         "taken off again *blocks.0.mlp.0 bfloat16  blocks.1.mlp.0 bfloat16  lm_head bfloat16",
-        "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head.",
+        "PolicyError: no module of the model is named 'lm_haed'. Closest: lm_head. Legal: *",
     ],
     "07_custom_op.py": [
         "*blend requires inputs of one dtype, got torch.bfloat16 and torch.float32",

@@ -280,7 +280,7 @@ def test_reports_tell_optimizers_from_the_model(tmp_path: Any) -> None:
     of_optimizer = len(report.calls.where(phase="optimizer"))
     content = report.content()
     facts = {name: (value, note) for name, value, *note in content.facts}
-    assert facts["calls"][1][0].endswith(f" backward, {of_optimizer} optimizer")
+    assert facts["calls"][1][0].endswith(f" backward, and {of_optimizer} more of optimizers")
     assert f"of {len(report.calls) - of_optimizer} calls" in content.verdict
     (tree,) = (part for part in content.parts if isinstance(part, Tree))
     cells = {branch.path: branch.cells[0] for branch in tree.branches}

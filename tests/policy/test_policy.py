@@ -315,7 +315,7 @@ def test_it_comes_back_from_everything_that_it_is_turned_into(policy: Policy) ->
     for way in WAYS.values():
         copied = way(policy)
         assert (copied, hash(copied), repr(copied)) == (policy, hash(policy), repr(policy))
-    assert "..." in repr(policy) or eval(repr(policy)) == policy
+    assert len(repr(policy)) < 240  # of three lines
 
 
 @given(st.dictionaries(NAMES, TABLES, max_size=4), st.dictionaries(NAMES, TABLES, max_size=4))
@@ -375,7 +375,7 @@ def test_a_file_with_wrong_tables(path: Any, text: str, message: str) -> None:
     ("tables", "text"),
     [
         ("head", "tables of modules are a mapping of names to overrides, 'fp32' or 'off', got str."),
-        ({torch.nn.Linear: "fp32"}, "To select by class, use set_module_policy."),
+        ({torch.nn.Linear: "fp32"}, "The classes themselves are for set_module_policy."),
         ({"head": "fp23"}, "the policy of a whole module is 'fp32' or 'off', got 'fp23'. Closest: fp32."),
         ({"head": {}}, '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
     ],

@@ -124,7 +124,6 @@ def test_the_entries_are_legal_and_without_ops_that_are_not_there(name: str, tmp
     }
     assert there == {place for place in differing if schema_of(place[0]) is not None}
     assert {(op, device) for op, device, _ in left_out(name)} == differing - there
-    assert "..." in repr(policy) or eval(repr(policy)) == policy
     assert "torch-" not in repr(policy), "an override of rms_norm alone would be called torch-2.8"
 
 

@@ -14,6 +14,7 @@ inside functions. `torch_promote/__init__.py` waits, too, until `main` has parse
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import os
@@ -96,11 +97,12 @@ class _Parser(argparse.ArgumentParser):
         if word in _ELSEWHERE:
             return f". {_ELSEWHERE[word]}"
         if word.startswith("-"):
-            known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
-            if hint := did_you_mean(word, known, 1):
-                return f".{hint}"
             having = [command for command in COMMANDS if word in make_parser(command)._option_string_actions]
-            return f". Commands with this option: {', '.join(having)}" if having else ""
+            known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+            if having and not difflib.get_close_matches(word, known, 1, 0.75):
+                return f". Commands with this option: {', '.join(having)}"
+            hint = did_you_mean(word, known, 1)
+            return f".{hint}" if hint else ""
         places = [action.dest for action in self._get_positional_actions()]
         by_op = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
         if by_op:

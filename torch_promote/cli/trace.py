@@ -99,10 +99,16 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.read is None:
         check_program(arguments)
         return
-    unused = [name for name in ("record", "values", "stock", "override", "policy") if getattr(arguments, name)]
+    behind = len(arguments.words) - len(arguments.program)
+    given = [(place, word.partition("=")[0]) for place, word in enumerate(arguments.words)]
+    options = [(place, word) for place, word in given if word in arguments.options]
+    unused = [word for place, word in options if word.lstrip("-") not in _OF_READ or place >= behind]
     if unused or len(arguments.program) > 1:
-        what = f"--{unused[0]}" if unused else f"{len(arguments.program)} patterns"
-        raise OptionError(f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}.")
+        what = ", ".join(unused) if unused else f"{len(arguments.program)} patterns"
+        raise OptionError(
+            f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}. Legal before the "
+            f"pattern: {', '.join(f'--{name}' for name in _OF_READ[1:])}."
+        )
     if not os.path.exists(arguments.read):
         record = f"`torch-promote trace --record F{SUFFIX} train.py` writes one."
         raise OptionError(f"there is no recording {arguments.read!r}.{closest_files(arguments.read, SUFFIX)} {record}")
@@ -138,16 +144,6 @@ def _read(arguments: argparse.Namespace) -> int:
     """Shows a recording, or explains what it says of something."""
     from torch_promote.reading.trace_report import TraceReport
 
-    behind = len(arguments.words) - len(arguments.program)
-    given = [(place, word.partition("=")[0]) for place, word in enumerate(arguments.words)]
-    options = [(place, word) for place, word in given if word in arguments.options]
-    unused = [word for place, word in options if word.lstrip("-") not in _OF_READ or place >= behind]
-    if unused or len(arguments.program) > 1:
-        what = ", ".join(unused) if unused else f"{len(arguments.program)} patterns"
-        raise OptionError(
-            f"--read shows a recording, of one PATTERN or of all: it runs no program. Got {what}. Legal before the "
-            f"pattern: {', '.join(f'--{name}' for name in _OF_READ[1:])}."
-        )
     report = TraceReport.load(arguments.read, arguments.max_calls)
     shown = report.explain(*arguments.program) if arguments.program else report
     show({}, [shown], False)
