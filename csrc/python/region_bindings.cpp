@@ -354,22 +354,23 @@ struct Constructor {
   std::array<PyObject*, kPositional> names = {}; // interned, as those in the code of a call
 } constructor;
 
+// While Python shuts down, a daemon thread that waits for the GIL ends there, and C++ destroys the objects of all frames:
+// none may hold a reference to a Python object.
 PyObject* construct_in_python(PyObject* type, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  const auto positional = py::reinterpret_steal<py::tuple>(PyTuple_New(count));
-  const auto named = py::reinterpret_steal<py::dict>(names == nullptr ? nullptr : PyDict_New());
-  if (!positional || (names != nullptr && !named)) {
-    return nullptr; // GCOVR_EXCL_LINE: out of memory
-  }
-  for (Py_ssize_t i = 0; i < count; ++i) {
+  PyObject* positional = PyTuple_New(count);
+  PyObject* named = names == nullptr ? nullptr : PyDict_New();
+  bool fits = positional != nullptr && (names == nullptr || named != nullptr);
+  for (Py_ssize_t i = 0; fits && i < count; ++i) {
     Py_INCREF(args[i]);
-    PyTuple_SET_ITEM(positional.ptr(), i, args[i]);
+    PyTuple_SET_ITEM(positional, i, args[i]);
   }
-  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    if (PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, i), args[count + i]) != 0) {
-      return nullptr; // GCOVR_EXCL_LINE: out of memory
-    }
+  for (Py_ssize_t i = 0; fits && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    fits = PyDict_SetItem(named, PyTuple_GET_ITEM(names, i), args[count + i]) == 0;
   }
-  return PyType_Type.tp_call(type, positional.ptr(), named.ptr());
+  PyObject* made = fits ? PyType_Type.tp_call(type, positional, named) : nullptr;
+  Py_XDECREF(positional);
+  Py_XDECREF(named);
+  return made;
 }
 
 PyObject* construct_region(PyObject* type, PyObject* const* args, size_t flags, PyObject* names) {
@@ -388,23 +389,25 @@ PyObject* construct_region(PyObject* type, PyObject* const* args, size_t flags, 
   for (size_t i = 0; i < kPositional; ++i) {
     given.at(i) = given.at(i) != nullptr ? given.at(i) : i == 2 ? Py_True : Py_None; // the defaults
   }
-  const auto region = py::reinterpret_steal<py::object>(is_plain ? pack_plain(given.data()) : nullptr);
-  if (!region && PyErr_Occurred() != nullptr) {
+  PyObject* region = is_plain ? pack_plain(given.data()) : nullptr;
+  if (region == nullptr && PyErr_Occurred() != nullptr) {
     return nullptr; // GCOVR_EXCL_LINE: out of memory
   }
-  if (!region || region.is_none()) {
+  if (region == nullptr || region == Py_None) {
+    Py_XDECREF(region);
     return construct_in_python(type, args, count, names);
   }
   auto* const type_object = reinterpret_cast<PyTypeObject*>(type);
   PyObject* self = type_object->tp_alloc(type_object, 0);
   if (self != nullptr) {
-    PyObject* packed = PyTuple_GET_ITEM(region.ptr(), 0);
-    PyObject* arguments = PyTuple_GET_ITEM(region.ptr(), 1);
+    PyObject* packed = PyTuple_GET_ITEM(region, 0);
+    PyObject* arguments = PyTuple_GET_ITEM(region, 1);
     Py_INCREF(packed);
     Py_INCREF(arguments);
     reinterpret_cast<RegionObject*>(self)->packed = packed;
     *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(self) + constructor.arguments) = arguments;
   }
+  Py_DECREF(region);
   return self;
 }
 
