@@ -354,8 +354,8 @@ struct Constructor {
   std::array<PyObject*, kPositional> names = {}; // interned, as those in the code of a call
 } constructor;
 
-// While Python shuts down, a daemon thread that waits for the GIL ends there, and C++ destroys the objects of all frames:
-// none may hold a reference to a Python object.
+// While Python shuts down, a daemon thread that waits for the GIL ends there, and C++ destroys the objects of all
+// frames: none may hold a reference to a Python object.
 PyObject* construct_in_python(PyObject* type, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   PyObject* positional = PyTuple_New(count);
   PyObject* named = names == nullptr ? nullptr : PyDict_New();

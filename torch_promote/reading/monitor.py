@@ -169,9 +169,9 @@ class Monitor:
         self, model: nn.Module | None, to: Any, every: int, looks: str | os.PathLike[str] | None, start: int
     ) -> None:
         self.alarms: list[Alarm] = []
-        self.steps = start
-        self.skipped_steps = 0
-        self.looks = 0
+        self.steps: int = start
+        self.skipped_steps: int = 0
+        self.looks: int = 0
         self._every = every
         self._model = None if model is None else weakref.ref(model)
         self._sink = _Sink(to)

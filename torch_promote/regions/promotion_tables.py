@@ -387,7 +387,7 @@ _STEPS = (_TORCH + "optim" + os.sep, _TORCH + "amp" + os.sep)
 # --- what the extension calls; csrc/promotion/rule.h and call.h
 
 #: PyTorch's files and this package's. A frame of any other file is the user's.
-folders = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
+folders: tuple[str, str] = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
 
 
 def caller() -> list[Any] | None:
