@@ -149,7 +149,8 @@ def __getattr__(name: str) -> Any:
     if name == "TraceReport":  # which was a name of this module before
         return getattr(importlib.import_module("torch_promote.types"), name)
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = found = getattr(importlib.import_module(_LAZY[name]), name)
+        return found
     # Dunders and the like are what tools ask any module for.
     hint = "" if name.startswith("_") else f".{_did_you_mean(name, __all__)}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

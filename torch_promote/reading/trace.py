@@ -153,7 +153,8 @@ class Tracer:
 
     def __exit__(self, kind: object = None, error: BaseException | None = None, traceback: object = None) -> None:
         report = self.report
-        report.failure = failure_of(error, report.raised)
+        if error is not None:
+            report.failure = failure_of(error, report.raised)
         try:
             self._block.close()
         finally:
