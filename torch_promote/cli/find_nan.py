@@ -90,8 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"torch-promote: runs it again with {' '.join(tried)}")
             continue
         if found or not tried or status:
-            why = "no override is left to try" if found else "there is no origin to cure" if not status else "it failed"
-            say(f"torch-promote: {arguments.fix} is not written: {why}. Tried: {' '.join(tried) or 'nothing'}.")
+            if found:
+                why = "an origin is left" if cures else "the report names no override to try"
+            else:
+                why = "it failed" if status else "there is no origin to cure"
+            say(f"torch-promote: {arguments.fix} is not written: {why}.{' Tried: ' * bool(tried)}{' '.join(tried)}")
             return status
         _policy(arguments).save(arguments.fix)
         say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")

@@ -47,9 +47,6 @@ run in float32. 130 if it was interrupted.
 """
 
 
-_NOT_SAVED = "torch-promote: the policy was not saved. To save it, name a file: -o mine.toml"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     targets.add_arguments(
@@ -117,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     targets.put_out(found, arguments, arguments.output)
     if arguments.output is None:
-        say(_NOT_SAVED)
+        say("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml")
     _say_next(arguments, found.met, interrupted=found.interrupted)
     if found.interrupted:
         return 130
@@ -134,9 +131,7 @@ def _end_without_search(error: Fp32FailsError, arguments: argparse.Namespace) ->
     if arguments.json not in (None, STDOUT):
         write_atomically(arguments.json, json.dumps(data, indent=2) + "\n")
         say(f"torch-promote: wrote {arguments.json}")
-    if arguments.output is None:
-        say(_NOT_SAVED)
-    else:
+    if arguments.output is not None:
         say(f"torch-promote: no policy was found, so {arguments.output} was not written.")
     if arguments.html is not None:
         say("torch-promote: there was no search, so there is no page.")
