@@ -332,6 +332,23 @@ def test_the_answer_names_both_calls_and_the_error() -> None:
     assert found.near[0] == first
 
 
+def test_where_errors_begin_is_told_once_for_all_steps() -> None:
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+
+    def run(eps: float) -> Any:
+        with tp.trace(values=True) as report:
+            for scale in (1, 2):
+                y = x * scale
+                y / (y.square().mean(-1, keepdim=True) + eps * scale**2)
+        return report
+
+    found = tp.diff(run(0.0), run(2e-6), match=True)
+    assert found.outputs_match
+    assert len(found.near) > 1
+    assert {one.text for one in found.near} == {"errors begin to exceed rounding"}
+    assert str(found.content()).count("errors begin to exceed rounding") == 1
+
+
 def test_the_json_and_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for bug in ("", "eps"):

@@ -73,6 +73,7 @@ _REACH = 12
 _GROWS, _ROUNDS = 20.0, 4.0
 #: The fewest elements that are told by their norm, extremes and exponents.
 _FEWEST = 16
+_BEGIN_TO_EXCEED = "errors begin to exceed rounding"
 #: Ops that move elements, besides views and conversions.
 _MOVING = re.compile(
     "aten::(cat|concat|concatenate|hstack|vstack|stack|repeat|repeat_interleave|tile|pad|constant_pad_nd|roll|flip|"
@@ -89,7 +90,7 @@ class NearMiss:
         a: The call in the first run; None without one.
         b: The call in the second run.
         relative_l2: The estimated relative L2 error between their results; None if they cannot be compared.
-        text: What was compared, as a sentence.
+        text: What was found, in a few words.
     """
 
     a: Call | None
@@ -705,13 +706,14 @@ class Match(Report):
 
     def _parts(self) -> Iterator[Part]:
         yield Listing("What was compared", self.evidence, most=20)
-        rows = []
+        rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # the first of equal calls, such as those of several steps
         for one in self.near:
             calls = [None if call is None else f"{call.op} in {module_name(call.module)}" for call in (one.a, one.b)]
-            rows.append((one.text, *calls, one.relative_l2, *(call.line if call else None for call in (one.a, one.b))))
+            lines = [call.line if call else None for call in (one.a, one.b)]
+            rows.setdefault((one.text, *calls, *lines), (one.text, *calls, one.relative_l2, *lines))
         columns = "what", Column("A", "name"), Column("B", "name"), Column("relative L2", "number")
-        lines = Column("line in A", "line"), Column("line in B", "line")
-        yield Table("Near misses", (*columns, *lines), rows, most=10)
+        places = Column("line in A", "line"), Column("line in B", "line")
+        yield Table("Near misses", (*columns, *places), list(rows.values()), most=10)
         if self.sides is not None:
             yield self.sides
         names = Column("A", "name"), Column("B", "name")
@@ -822,7 +824,7 @@ class _Answer:
             allowed = tolerance * (step + 1)  # an optimizer adds to the error of each step
             for place, (loss, other_loss) in enumerate(zip(mine.losses, theirs.losses, strict=False)):
                 error = relative_error(loss, other_loss)
-                self._tell(f"loss {place} of step {step}", error, allowed)
+                self._tell(f"Loss {place} of step {step}", error, allowed)
             if len(mine.losses) != len(theirs.losses):
                 self.wrong_ends.append(f"Step {step} has {len(mine.losses)} losses in A, {len(theirs.losses)} in B.")
             self._compare_gradients(step, mine.gradients, theirs.gradients, allowed)
@@ -838,9 +840,9 @@ class _Answer:
 
     def _tell(self, what: str, error: float | None, allowed: float) -> None:
         if error is not None and error > allowed:
-            self.wrong_ends.append(f"The {what} differs by {spell_number(error)} (relative L2).")
+            self.wrong_ends.append(f"{what} differs by {spell_number(error)} (relative L2).")
         elif error is not None:
-            self.evidence.append(f"The {what} differs by {spell_number(error)} (relative L2): within the tolerance.")
+            self.evidence.append(f"{what} differs by {spell_number(error)} (relative L2): within the tolerance.")
 
     def _compare_gradients(
         self, step: int, mine: Mapping[str, Values], theirs: Mapping[str, Values], allowed: float
@@ -879,7 +881,7 @@ class _Answer:
                 compared += 1
                 worst = max(worst, (abs(sizes[0] - sizes[1]) / max(sizes), names[0]))
         if compared:
-            what = f"gradient of {worst[1] or 'every weight'} in step {step}, the worst of {compared:,},"
+            what = f"The gradient of {worst[1] or 'every weight'} in step {step}, the worst of {compared:,},"
             self._tell(what, worst[0], 4 * allowed)
 
     def _names_in(self, text: str) -> list[str]:
@@ -1018,8 +1020,8 @@ class _Answer:
         return [*found, *(one for one in jumps if one != first)][:20]
 
     def _jump(self, pair: _Pair) -> NearMiss:
-        text = f"errors begin to exceed rounding: {spell_number(pair.error)}, within the tolerance"
-        return NearMiss(self.one.call(pair.one.call), self.other.call(pair.other.call), pair.error, text)
+        calls = self.one.call(pair.one.call), self.other.call(pair.other.call)
+        return NearMiss(*calls, pair.error, _BEGIN_TO_EXCEED)
 
     def _behind(self, number: int, i: int) -> set[int]:
         """The calls that a call reads from, through those that only move elements."""
@@ -1100,10 +1102,11 @@ class _Answer:
             assert other is not None
             return f"{_place(other)} in B has no counterpart in A."
         text = f"{_place(one)} has no counterpart"
-        if first.text.startswith("errors"):
-            return f"In {_place(one)} and {_place(other) if other else 'B'}, {first.text}."
         if other is None:
             return f"{text}."
+        if first.text == _BEGIN_TO_EXCEED and first.relative_l2 is not None:
+            error = spell_number(first.relative_l2)
+            return f"In {_place(one)} and {_place(other)}, {first.text}: {error} (relative L2), within the tolerance."
         if first.relative_l2 is not None and first.relative_l2 < _MOST_OF_NEAR:
             return f"{text}; nearest: {_place(other)}, off by {spell_number(first.relative_l2)} (relative L2)."
         off = "" if first.relative_l2 is None else f", off by {spell_number(first.relative_l2)} (relative L2)"
