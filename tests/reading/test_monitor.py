@@ -523,7 +523,12 @@ def test_an_alarm_is_in_the_log() -> None:
     finally:
         log.removeHandler(handler)
     assert len(said) == 1
-    assert said[0].startswith("step 14: the amax of 3 is")
+    assert said[0].startswith("tp.monitor, step 14: the amax of 3 is")
+
+
+def test_a_run_without_a_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run_with(lambda model: None, steps=1)
+    assert capsys.readouterr().err.startswith("tp.monitor has looked at no step of 1: looks are at 2, 4, ...")
 
 
 # --- processes

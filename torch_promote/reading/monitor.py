@@ -172,6 +172,7 @@ class Monitor:
         self.steps: int = start
         self.skipped_steps: int = 0
         self.looks: int = 0
+        self._start = start
         self._every = every
         self._model = None if model is None else weakref.ref(model)
         self._sink = _Sink(to)
@@ -203,6 +204,12 @@ class Monitor:
                     look.tracer.__exit__(None, None, None)
                     if self._recordings is not None and look.tracer.report.total.calls:
                         self._recordings.last.append((self.steps + 1, look.tracer.report))
+            if self.steps > self._start and not self.looks and not self._is_inert:
+                first, next_one, steps = self._every, 2 * self._every, self.steps - self._start
+                text = (
+                    "tp.monitor has looked at no step of %d: looks are at %d, %d, ... Pass a smaller `every` (--every)."
+                )
+                _log.warning(text, steps, first, next_one)
             with self._safely("recordings"):
                 if self._recordings is not None and self.looks:
                     self._recordings.write()
@@ -312,7 +319,7 @@ class Monitor:
             self._sink.write(self.steps, _figures(sums) | {tag: float(number) for tag, number in counted.items()})
         for alarm in alarms:
             text = f"{alarm.text} The looks before and after: torch-promote diff {files}" if files else alarm.text
-            _log.warning("step %d: %s", self.steps, text)
+            _log.warning("tp.monitor, step %d: %s", self.steps, text)
             with self._safely("to"):
                 self._sink.mark(self.steps, text)
 
