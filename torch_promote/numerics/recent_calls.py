@@ -202,7 +202,7 @@ class RecentCalls:
                     return _UNREADABLE
                 memory, version = _memory_of(value), _version(value)
                 maker, position = self._made.get(memory, (None, 0))
-                made = None if maker is None else self._calls[maker]
+                made = None if maker is None else self._calls.get(maker)  # another thread may forget it
                 if made is None or made.results[position].version != version or made.node not in (0, _node(phase)):
                     maker, made = None, None
                 copy = copies.get(id(value))
