@@ -39,7 +39,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.recording.values import TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override"]
+__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override", "node_number"]
 
 LOWER = (torch.float16, torch.bfloat16)
 #: The phases whose calls keep their arguments and results alive.
@@ -203,7 +203,8 @@ class RecentCalls:
                 memory, version = _memory_of(value), _version(value)
                 maker, position = self._made.get(memory, (None, 0))
                 made = None if maker is None else self._calls[maker]
-                if made is None or made.results[position].version != version or made.node not in (0, _node(phase)):
+                nodes = 0, node_number(phase)
+                if made is None or made.results[position].version != version or made.node not in nodes:
                     maker, made = None, None
                 copy = copies.get(id(value))
                 if copy is not None:
@@ -246,7 +247,7 @@ class RecentCalls:
                     one = _Kept(tensor.dtype, _memory_of(tensor), *held, _version(tensor), number, position)
                     one.has_version = bool(call.inputs)
                     kept.append(one)
-            recent = RecentCall(facts, args, call, kept, number, node=_node(call.phase))
+            recent = RecentCall(facts, args, call, kept, number, node=node_number(call.phase))
             # Of arguments that a call writes to, it keeps copies.
             if facts.writes or (call.phase in _KEEPING and not facts.shares):
                 recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
@@ -604,7 +605,8 @@ def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, Stor
     return None, StorageWeakRef(tensor.untyped_storage()) if is_weak else None
 
 
-def _node(phase: Phase) -> int:
+def node_number(phase: Phase) -> int:
+    """A number of the autograd node that is running; 0 outside of backwards."""
     node = torch._C._current_autograd_node() if phase == "backward" else None
     return 0 if node is None else node._sequence_nr() + 1
 
