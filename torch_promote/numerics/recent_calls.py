@@ -403,6 +403,15 @@ class RecentCalls:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
         told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
         kind: LossKind
+        outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
+        for number, wide in reversed(values.items()):
+            if number < 0 or self._calls[number].facts.is_view:
+                continue
+            texts = _tell_outside(self._calls[number], wide, target.call.op)
+            if outside and not texts:
+                break
+            if texts:
+                outside, told = texts, [(self._calls[number], ("rounding", texts))]
         recent, (kind, texts) = next(((one, what) for one, what in told if what[1]), (found[0], ("rounding", [])))
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
@@ -467,6 +476,32 @@ def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorR
         TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
         for info, tensor in zip(infos, (one.known for one in kept), strict=False)
     )
+
+
+#: The numbers for which an op is defined: from, to.
+_DOMAINS = {
+    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "pow")), (0.0, math.inf)),
+    **dict.fromkeys((f"aten::{name}" for name in ("acos", "asin", "atanh")), (-1.0, 1.0)),
+    "aten::log1p": (-1.0, math.inf),
+    "aten::acosh": (1.0, math.inf),
+}
+
+
+def _tell_outside(recent: RecentCall, wide: Sequence[torch.Tensor], op: str) -> list[str]:
+    """Names the results of a call for which `op` is not defined, and is in float32."""
+    lowest, highest = _DOMAINS.get(op, (-math.inf, math.inf))
+    for kept, exact in zip(recent.results, wide, strict=False):
+        low = kept.known
+        if low is None or low.dtype not in LOWER or low.shape != exact.shape:
+            continue
+        exact = exact.float()
+        outside = ((low < lowest) | (low > highest)) & (exact >= lowest) & (exact <= highest)
+        if count := int(outside.sum()):
+            made, dtype = low[outside], dtype_name(low.dtype)
+            text = f"{count:,} of {low.numel():,} values are outside of {lowest:g} to {highest:g} in {dtype}: from "
+            text += f"{made.min():.9g} to {made.max():.9g}; in float32, they are from "
+            return [f"{text}{exact[outside].min():.9g} to {exact[outside].max():.9g}."]
+    return []
 
 
 def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
