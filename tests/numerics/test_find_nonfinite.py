@@ -762,3 +762,43 @@ def test_counts_and_advice_of_skipped_steps(
     assert report.content().verdict.startswith(verdict)
     assert advice in str(report)
     assert ("skipped steps: " in str(report)) == bool(advice)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda y: (y - y).norm(dim=1),
+        lambda y: (y - y).norm(p=3),
+        lambda y: y.std(0),
+        lambda y: nn.functional.normalize(y - y),
+        lambda y: nn.functional.cosine_similarity(y - y, y),
+        lambda y: torch.sinc(y - y),
+        lambda y: torch.atan2(y - y, y - y),
+        lambda y: torch.xlogy(y - y, (y - y).detach()),
+    ],
+)
+def test_what_a_backward_replaces_itself_is_benign(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    layer = nn.Linear(4, 4)
+    with find_nonfinite() as report:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            result = compute(layer(torch.ones(4, 4)))
+        result.float().sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.isfinite().all()
+    assert not report.found, str(report)
+    assert "replaced" in {one.kind for one in report.benign}
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda y: torch.hypot(y - y, y - y), lambda y: (y - y).sqrt(), lambda y: (y - y).abs().pow(0.5)]
+)
+def test_what_a_backward_does_not_replace_is_found(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    layer = nn.Linear(4, 4)
+    with find_nonfinite() as report:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            result = compute(layer(torch.ones(4, 4)))
+        result.float().sum().backward()
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad.isfinite().all()
+    assert report.origin is not None
+    assert report.origin.phase == "backward"

@@ -213,3 +213,27 @@ def test_results_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert report.found
         assert held() == 0
     assert held() == 0
+
+
+#: 1.0078125 squared, less 1.0078125: both are bfloat16 numbers, the square is none.
+EPS = 2**-7 + 2**-14
+
+
+@pytest.mark.parametrize(
+    ("compute", "op", "domain"),
+    [
+        (lambda x: (x * x - x - EPS).sqrt(), "aten::sub", "0 to inf"),
+        (lambda x: (1 - (x * x - x - EPS) * 1000).acos(), "aten::rsub", "-1 to 1"),
+    ],
+)
+def test_values_for_which_an_op_is_not_defined_are_named(
+    compute: Callable[[torch.Tensor], torch.Tensor], op: str, domain: str
+) -> None:
+    """A variance below 0 and a cosine above 1: the origin is the first call that made such a number."""
+    x = torch.tensor([1.0078125, 1.0078125], dtype=torch.bfloat16)
+    with tp.find_nonfinite() as report, tp.my_autocast("cpu", torch.bfloat16):
+        compute(x)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind) == (op, "rounding")
+    assert any(f" of 2 values are outside of {domain} in bfloat16: from " in line for line in report.origin.why)
+    assert report.attempts

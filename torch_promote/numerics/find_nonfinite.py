@@ -284,14 +284,15 @@ def find_nonfinite(
     """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
-    scale: GradScaler then skips the step. The report lists both separately. A NaN is never benign. The program's
-    results do not change. Until the first fault, each call costs a check of its results and of the arguments that it
-    wrote to, which synchronizes on a GPU.
+    scale: GradScaler then skips the step. The report lists both separately. A NaN is benign only if a backward replaces
+    it before it returns, as that of a norm of zeros does. The program's results do not change. Until the first fault,
+    each call costs a check of its results and of the arguments that it wrote to, which synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.
         raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It then also raises for
-            infinite values that the program only converts to integers, which would be benign at the end of the block.
+            infinite values that the program only converts to integers, and for those that a backward replaces, as that
+            of a norm of zeros does, which would be benign at the end of the block.
         allow: Ops ("log", "aten::log"), modules ("blocks.3", with those inside it) and lines ("train.py:41") that may
             make non-finite values.
 

@@ -40,7 +40,7 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.numerics.recent_calls import LOWER, Loss, RecentCalls
+from torch_promote.numerics.recent_calls import LOWER, Loss, RecentCalls, node_number
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -77,13 +77,15 @@ NonfiniteKind = Literal[
 - "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
 """
 
-BenignKind = Literal["mask", "GradScaler", "integers", "allowed"]
+BenignKind = Literal["mask", "GradScaler", "integers", "replaced", "allowed"]
 """Why a non-finite value is benign.
 
 - "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does; or the lowest number of a dtype,
   which stands for -inf in masks, became -inf.
 - "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
 - "integers": the program only converts the infinite values to integers, as T5 does with log(0).
+- "replaced": a call of a backward made them, and a later call of the same autograd node replaced them, as the backward
+  of a norm does where the norm is 0.
 - "allowed": `allow` names it.
 """
 
@@ -282,9 +284,13 @@ class Propagation:
 
     T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
     origin are benign if each tensor that contains some was passed on or cast to integers, and the last ones were cast.
+    The backward of a norm divides by a norm of 0, and puts 0 in place of the result. That is benign, too. `node` is the
+    number of the autograd node of the origin, or 0.
     """
 
-    def __init__(self, origin: Iterable[torch.Tensor]) -> None:
+    def __init__(self, origin: Iterable[torch.Tensor], node: int = 0) -> None:
+        self.node = node
+        self.is_replaced = False
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
         self._add(origin)
@@ -303,9 +309,13 @@ class Propagation:
         if read:
             self._add(outputs)
 
+    def knows(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these tensors contains such values."""
+        return any(one is not None and one.cdata in self._known for one in map(_storage, tensors))
+
     @property
     def ended_well(self) -> bool:
-        """Whether the values were only converted to integers."""
+        """Whether the values were only converted to integers, or replaced."""
         return not self._unread
 
 
@@ -338,6 +348,8 @@ class FinderState:
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
+#: Ops that put other numbers in place of some.
+_REPLACING = ("aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::nan_to_num", "aten::nan_to_num_")
 _MOST_BENIGN = 1000
 #: So many calls of a place of a backward are repeated in float32 to see whether their zeros are zeros there, too; the
 #: share of such zeros from which they are named.
@@ -510,8 +522,10 @@ class NonfiniteFinder:
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls of a backward were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
-        # Origins of infinite values, which are benign if the program only converts the values to integers.
+        # Origins of infinite values, which are benign if the program only converts the values to integers; and of those
+        # that a node of a backward may replace. Of a NaN that it does not replace, no call after it matters.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
+        self._unsettled = 0  # that node's number
 
     def begun(self, of: OpenCall) -> WatchedCall | None:
         """Called before a call."""
@@ -567,6 +581,11 @@ class NonfiniteFinder:
             watched.has_inner |= of.cast_args is not None
             watched.cast_args = of.cast_args if of.runs == of.facts.name else None
         watched.call, watched.results = call, results
+        if self._unsettled and node_number(call.phase) != self._unsettled:
+            with self._lock:
+                self._drop_ended()
+                self.observer.is_done |= any(spread.node == self._unsettled for _, spread in self._provisional)
+                self._unsettled = 0
         if parent is not None:
             parent.has_inner = True
         elif call.autocast and call.phase != "backward":
@@ -601,6 +620,11 @@ class NonfiniteFinder:
             if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
                 for _, spread in self._provisional:
                     spread.read(watched.args[:1])
+            elif self._provisional and call.op in _REPLACING and (node := node_number(call.phase)):
+                for _, spread in self._provisional:
+                    if spread.node == node and spread.knows(tensor for _, tensor in watched.tensors):
+                        spread.read([tensor for _, tensor in watched.tensors])
+                        spread.is_replaced = True
             return
         if parent is not None:
             parent.inner_nonfinite = True
@@ -714,8 +738,13 @@ class NonfiniteFinder:
                 return
             self._drop_ended()
             first = not self._provisional
-            if verdict.kind == "mathematics" and not any(one.nans for one in origin.outputs):
-                self._provisional.append((origin, Propagation(watched.nonfinite)))
+            node, has_nan = node_number(watched.call.phase), any(one.nans for one in origin.outputs)
+            for _, spread in self._provisional if node else ():
+                spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
+            if verdict.kind == "mathematics" and (node or not has_nan):
+                self._provisional.append((origin, Propagation(watched.nonfinite, node)))
+                if has_nan or origin.kind != verdict.kind:
+                    self._unsettled = node
             else:
                 self.observer.is_done = True
             self.observer.is_done |= len(self._provisional) > _MOST_PROVISIONAL
@@ -727,7 +756,7 @@ class NonfiniteFinder:
         self._provisional = [pair for pair in before if not pair[1].ended_well]
         for origin, spread in before:
             if spread.ended_well:
-                self._add_benign("integers", origin.call)
+                self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
         if before and before[0] not in self._provisional:
             self._found(self._provisional[0][0] if self._provisional else None)
 
@@ -753,6 +782,9 @@ class NonfiniteFinder:
         has_nan = any(math.isnan(low) for low, _ in inputs)
         has_inf = not has_nan and not all(map(is_finite, inputs))
         if makes_nan and has_nan:
+            tensors = [tensor for _, tensor in watched.tensors]
+            if self._unsettled and any(spread.knows(tensors) for _, spread in self._provisional):
+                return None
             return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None

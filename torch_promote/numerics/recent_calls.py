@@ -39,7 +39,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.recording.values import TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override"]
+__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override", "node_number"]
 
 LOWER = (torch.float16, torch.bfloat16)
 #: The phases whose calls keep their arguments and results alive.
@@ -203,7 +203,8 @@ class RecentCalls:
                 memory, version = _memory_of(value), _version(value)
                 maker, position = self._made.get(memory, (None, 0))
                 made = None if maker is None else self._calls.get(maker)  # another thread may forget it
-                if made is None or made.results[position].version != version or made.node not in (0, _node(phase)):
+                nodes = 0, node_number(phase)
+                if made is None or made.results[position].version != version or made.node not in nodes:
                     maker, made = None, None
                 copy = copies.get(id(value))
                 if copy is not None:
@@ -246,7 +247,7 @@ class RecentCalls:
                     one = _Kept(tensor.dtype, _memory_of(tensor), *held, _version(tensor), number, position)
                     one.has_version = bool(call.inputs)
                     kept.append(one)
-            recent = RecentCall(facts, args, call, kept, number, node=_node(call.phase))
+            recent = RecentCall(facts, args, call, kept, number, node=node_number(call.phase))
             # Of arguments that a call writes to, it keeps copies.
             if facts.writes or (call.phase in _KEEPING and not facts.shares):
                 recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
@@ -402,6 +403,15 @@ class RecentCalls:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
         told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
         kind: LossKind
+        outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
+        for number, wide in reversed(values.items()):
+            if number < 0 or self._calls[number].facts.is_view:
+                continue
+            texts = _tell_outside(self._calls[number], wide, target.call.op)
+            if outside and not texts:
+                break
+            if texts:
+                outside, told = texts, [(self._calls[number], ("rounding", texts))]
         recent, (kind, texts) = next(((one, what) for one, what in told if what[1]), (found[0], ("rounding", [])))
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
@@ -466,6 +476,32 @@ def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorR
         TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
         for info, tensor in zip(infos, (one.known for one in kept), strict=False)
     )
+
+
+#: The numbers for which an op is defined: from, to.
+_DOMAINS = {
+    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "pow")), (0.0, math.inf)),
+    **dict.fromkeys((f"aten::{name}" for name in ("acos", "asin", "atanh")), (-1.0, 1.0)),
+    "aten::log1p": (-1.0, math.inf),
+    "aten::acosh": (1.0, math.inf),
+}
+
+
+def _tell_outside(recent: RecentCall, wide: Sequence[torch.Tensor], op: str) -> list[str]:
+    """Names the results of a call for which `op` is not defined, and is in float32."""
+    lowest, highest = _DOMAINS.get(op, (-math.inf, math.inf))
+    for kept, exact in zip(recent.results, wide, strict=False):
+        low = kept.known
+        if low is None or low.dtype not in LOWER or low.shape != exact.shape:
+            continue
+        exact = exact.float()
+        outside = ((low < lowest) | (low > highest)) & (exact >= lowest) & (exact <= highest)
+        if count := int(outside.sum()):
+            made, dtype = low[outside], dtype_name(low.dtype)
+            text = f"{count:,} of {low.numel():,} values are outside of {lowest:g} to {highest:g} in {dtype}: from "
+            text += f"{made.min():.9g} to {made.max():.9g}; in float32, they are from "
+            return [f"{text}{exact[outside].min():.9g} to {exact[outside].max():.9g}."]
+    return []
 
 
 def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
@@ -604,7 +640,8 @@ def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, Stor
     return None, StorageWeakRef(tensor.untyped_storage()) if is_weak else None
 
 
-def _node(phase: Phase) -> int:
+def node_number(phase: Phase) -> int:
+    """A number of the autograd node that is running; 0 outside of backwards."""
     node = torch._C._current_autograd_node() if phase == "backward" else None
     return 0 if node is None else node._sequence_nr() + 1
 
