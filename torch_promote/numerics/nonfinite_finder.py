@@ -40,7 +40,7 @@ import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_promote.numerics.recent_calls import LOWER, Loss, RecentCalls, node_number
+from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, node_number
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -865,7 +865,8 @@ class NonfiniteFinder:
         text = _WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        return Verdict("overflow in the op", call.name, text=(text,))
+        advice = () if call.autocast or call.phase != "forward" else (WITHOUT_REGION,)
+        return Verdict("overflow in the op", call.name, text=(text, *advice))
 
     @staticmethod
     def _earlier_cast(watched: WatchedCall) -> Verdict | None:

@@ -39,7 +39,7 @@ from torch_promote.policy.policy import Policy
 from torch_promote.recording.values import TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["LOWER", "Loss", "RecentCalls", "may_have_override", "node_number"]
+__all__ = ["LOWER", "WITHOUT_REGION", "Loss", "RecentCalls", "may_have_override", "node_number"]
 
 LOWER = (torch.float16, torch.bfloat16)
 #: The phases whose calls keep their arguments and results alive.
@@ -52,6 +52,7 @@ _MOST_TRIED = 64
 LossKind = Literal["underflow", "rounding", "overflow in the op", "overflow in a cast"]
 
 
+WITHOUT_REGION = "No region was open: to compute it in float32, convert its arguments with .float()."
 #: Stands for a tensor that cannot be read.
 _UNREADABLE = object()
 
@@ -423,7 +424,7 @@ class RecentCalls:
         if recent.call.phase == "optimizer":
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
-            texts.append("No region was open: to compute it in float32, convert its arguments with .float().")
+            texts.append(WITHOUT_REGION)
         return self._told(recent, kind, tuple(cures), [*texts, *_tell_idiom(recent.call, target.call)])
 
     @staticmethod
@@ -480,7 +481,7 @@ def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorR
 
 #: The numbers for which an op is defined: from, to.
 _DOMAINS = {
-    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10", "pow")), (0.0, math.inf)),
+    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10")), (0.0, math.inf)),
     **dict.fromkeys((f"aten::{name}" for name in ("acos", "asin", "atanh")), (-1.0, 1.0)),
     "aten::log1p": (-1.0, math.inf),
     "aten::acosh": (1.0, math.inf),
