@@ -65,9 +65,9 @@ def drawn(text: str) -> str:
 
 
 def words_of(svg: str) -> list[str]:
-    """The words of a picture, without their numbers."""
+    """The words of a picture, without their numbers and the build of PyTorch."""
     text = html.unescape(re.sub(r"<[^>]*>", " ", svg.partition("</defs>")[2]))
-    return re.sub(r"[\d.,]+(?:e[+-]\d+)?", "#", text).split()
+    return re.sub(r"[\d.,]+(?:e[+-]\d+|\+c\w+)?", "#", text).split()
 
 
 def main(arguments: Sequence[str]) -> int:

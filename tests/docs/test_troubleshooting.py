@@ -20,6 +20,13 @@ PAGE = "docs/troubleshooting.md"
 PRELUDE = next(block.text for block in blocks() if block.page == PAGE and "GradScaler" in block.text)
 
 
+#: What PyTorch 2.11 says in place of these texts.
+IN_2_11 = {
+    "input tensors must have the same dtype": "expected scalar type BFloat16 but found Float",
+    "expected target dtype to be Long": "expected scalar type Long but found Float",
+}
+
+
 class Row(NamedTuple):
     section: str
     text: str
@@ -37,7 +44,8 @@ def rows() -> list[Row]:
             section = line.partition("**")[2].partition("**")[0]
         cells = re.fullmatch(r"\| (`+)(.+?)\1 \| `(.+?)` \| `(.+?)` \|", line)
         if cells and section:
-            found.append(Row(section, cells[2], cells[3], cells[4]))
+            text = IN_2_11.get(cells[2], cells[2]) if torch.__version__ < (2, 12) else cells[2]
+            found.append(Row(section, text, cells[3], cells[4]))
     return found
 
 
