@@ -349,8 +349,9 @@ class Walk:
     def _first_of_optimizer(self, step: int) -> tuple[int | None, int | None]:
         found: list[int | None] = []
         for run in self.runs:
-            calls = (i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer")
-            found.append(next(calls, None))
+            calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
+            both = self._partners[len(found)]  # not those that load a state, which one run alone has
+            found.append(next((i for i in calls if i in both), calls[0] if calls else None))
         return found[0], found[1]
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
