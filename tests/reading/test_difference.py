@@ -712,7 +712,7 @@ def steps_of(first: int, end: int | None, seed: int = 0) -> TraceReport:
         optimizer.step()
         optimizer.zero_grad()
         if step + 1 == (5 if end is None else end):
-            tracer.__exit__()
+            tracer.__exit__(None, None, None)
             return tracer.report
     raise AssertionError
 

@@ -570,7 +570,7 @@ PLANTED: dict[str, Planted] = {
         says="lr of group 0",
     ),
     "a schedule": Planted(
-        a_schedule, "arguments", phase="optimizer", step=1, says="gamma of StepLR is 0.9 in A and 0.5 in B"
+        a_schedule, "state", phase="optimizer", step=0, says="gamma of StepLR is 0.9 in A and 0.5 in B"
     ),
     "is_causal": arguments(attention(is_causal=True), "aten::scaled_dot_product_attention", is_causal=(False, True)),
     "scale": arguments(attention(scale=0.3), "aten::scaled_dot_product_attention", scale=(None, 0.3)),
@@ -853,3 +853,46 @@ def test_a_parameter_of_each_model(name: str, change: Callable[[Tensor], object]
         ),
         recorded(program, 0).diff(recorded(program, 1)),
     )
+
+
+def normalized(run: int) -> Iterator[None]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model[1].train(run == 0)
+    yield
+    model(torch.ones(4, 8)).sum().backward()
+
+
+def scheduled(run: int) -> Iterator[None]:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5 if run == 0 else 0.25)
+    yield
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        schedule.step()
+
+
+def batches_in_another_order(run: int) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = [torch.randn(4, 8), torch.randn(4, 8)]
+    for batch in batches if run == 0 else reversed(batches):
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "words"),
+    [
+        (normalized, "arguments", "training True in A, False in B"),
+        (scheduled, "state", "At the start of step 0, gamma of StepLR is 0.5 in A and 0.25 in B"),
+        (batches_in_another_order, "input", "reads the result of aten::randn"),
+    ],
+)
+def test_the_first_fact_is_the_cause(program: Program, kind: str, words: str) -> None:
+    difference = tp.diff(recorded(program, 0), recorded(program, 1))
+    assert difference.kind == kind
+    assert words in " ".join(str(difference).split("\n\n")[0].split())

@@ -136,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if record is not None:
         tags = [tag for tag in outcome.named() or [""] if os.path.exists(named_after(record, SUFFIX, tag))]
-        say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
+        if tags:  # none if the program ended before the first step to record
+            say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
     return report_each(arguments, outcome, {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()})
 
 

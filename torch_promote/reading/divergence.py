@@ -262,7 +262,28 @@ class Walk:
             self._tell_numbers()
         self._compare_names()
         # Those of a step's start come before those of its calls.
-        self.facts.sort(key=lambda fact: (fact.step, not (fact.parameter or fact.kind in ("weight", "state"))))
+        # A flag of a module, such as training, decides which calls it makes, and comes before those.
+        alone: dict[tuple[int, str], float] = {}
+        for place, fact in enumerate(self.facts):
+            if fact.kind == "structure" and self._module_of(fact):
+                alone.setdefault((fact.step, self._module_of(fact)), place - 0.5)
+        ranked = [
+            (
+                (
+                    fact.step,
+                    not (fact.parameter or fact.kind in ("weight", "state")),
+                    min(place, alone.get((fact.step, self._module_of(fact)), place)) if _is_of_flag(fact) else place,
+                ),
+                fact,
+            )
+            for place, fact in enumerate(self.facts)
+        ]
+        self.facts = [fact for _, fact in sorted(ranked, key=lambda one: one[0])]
+
+    def _module_of(self, fact: Fact) -> str:
+        """The module of the call that a fact names; "" outside of all."""
+        i, j = fact.one, fact.other
+        return self.one.calls[i].module if i is not None else self.other.calls[j].module if j is not None else ""
 
     def _compare_names(self) -> None:
         """Adds the parameters and buffers of one run alone."""
@@ -328,8 +349,9 @@ class Walk:
     def _first_of_optimizer(self, step: int) -> tuple[int | None, int | None]:
         found: list[int | None] = []
         for run in self.runs:
-            calls = (i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer")
-            found.append(next(calls, None))
+            calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
+            both = self._partners[len(found)]  # not those that load a state, which one run alone has
+            found.append(next((i for i in calls if i in both), calls[0] if calls else None))
         return found[0], found[1]
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
@@ -533,6 +555,8 @@ class Walk:
             if not (same and call.inputs) or self.one.is_transparent(pair.one):  # otherwise such as topk's k
                 kind = "shape"
             text = f"{text[:-1]}, so its shapes are {shapes[0]} in A and {shapes[1]} in B."
+        if self._numbers and self._numbers[0] < self._step_of(*pair):
+            self._tell_numbers()  # such as a scheduler's, which show in a later step
         if call.phase == "optimizer" and self._numbers:
             text, self._numbers = f"{text} {self._numbers[1]}", None
         key = kind, call.name, call.phase, tuple(arguments)
@@ -669,7 +693,8 @@ class Walk:
                     what[0] = "what compiled code has computed"
                     text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
                 elif self._partners[0][w] != theirs:
-                    kind = "structure"
+                    made = self.one.calls[w].inputs or self.other.calls[theirs].inputs
+                    kind = "structure" if made else "input"  # batches in another order
                     text = f"{self.place(*pair)} reads {what[0]} ({name}) in both runs, but of another call in B."
                 elif len(reads[0].written_by) > 1:
                     for view in reversed(self.views):  # through which it was written
@@ -1063,6 +1088,10 @@ class Walk:
     def _reads_forward(self, run: Run, source: Source) -> bool:
         reader = self._reader(run, source)
         return reader is not None and run.calls[reader].phase == "forward"
+
+
+def _is_of_flag(fact: Fact) -> bool:
+    return any(isinstance(value, bool) for both in fact.arguments.values() for value in both)
 
 
 def _dtypes(call: Call) -> tuple[Any, ...]:
