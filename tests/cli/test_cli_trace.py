@@ -195,6 +195,16 @@ def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Cap
     assert not (script / "other.toml").exists()
 
 
+def test_find_nan_says_what_cures_the_error_that_ends_a_program(script: Path, capfd: Capture) -> None:
+    program = "import torch\ntorch.mm(torch.ones(2, 2, requires_grad=True), torch.ones(2, 2), out=torch.ones(2, 2))\n"
+    (script / "out.py").write_text(program)
+    status, _, err = command_run(capfd, "find-nan", "out.py")
+    assert status == 1
+    assert "out.py:2" in err
+    assert "Calls with out= have no gradient." in err
+    assert "no inf or NaN" in err
+
+
 # How it ends
 
 

@@ -313,6 +313,8 @@ def run_recorded(arguments: argparse.Namespace, request: Request) -> Outcome:
             raise OptionError("--stock leaves torch.autocast PyTorch's, which has no --policy, --override or --cache.")
         variables[AUTOCAST] = "0"
     with tempfile.TemporaryDirectory(prefix="torch-promote-") as folder:
+        if request.finds_nonfinite:  # a trace says it itself
+            variables["TORCH_PROMOTE_ERRORS"] = "1"
         variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
         program = run_to_end(command, variables)
         return Outcome(program.returncode, program.pid, read_records(Path(folder), request.options.get("max_calls", 0)))

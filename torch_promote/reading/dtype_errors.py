@@ -48,6 +48,8 @@ __all__ = ["Cure", "cure_by_text", "cure_of", "describe_raised", "failure_of", "
 
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
+    "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
+    "the call under torch.no_grad().",
     r"Attempting to unscale FP16 gradients": (
         "The parameters are float16, and GradScaler needs float32 ones. Keep the model in float32, and let autocast "
         "cast: no model.half(), and no dtype=torch.float16 where it is loaded."
