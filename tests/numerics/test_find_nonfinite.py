@@ -764,6 +764,17 @@ def test_counts_and_advice_of_skipped_steps(
     assert ("skipped steps: " in str(report)) == bool(advice)
 
 
+def backward_of(compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[NonfiniteReport, torch.Tensor]:
+    """What `find_nonfinite` says of a forward and a backward, and the gradient of a weight."""
+    layer = nn.Linear(4, 4)
+    with find_nonfinite() as report:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            result = compute(layer(torch.ones(4, 4)))
+        result.float().sum().backward()
+    assert layer.weight.grad is not None
+    return report, layer.weight.grad
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -778,13 +789,8 @@ def test_counts_and_advice_of_skipped_steps(
     ],
 )
 def test_what_a_backward_replaces_itself_is_benign(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    layer = nn.Linear(4, 4)
-    with find_nonfinite() as report:
-        with tp.my_autocast("cpu", torch.bfloat16):
-            result = compute(layer(torch.ones(4, 4)))
-        result.float().sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.isfinite().all()
+    report, gradient = backward_of(compute)
+    assert gradient.isfinite().all()
     assert not report.found, str(report)
     assert "replaced" in {one.kind for one in report.benign}
 
@@ -793,12 +799,7 @@ def test_what_a_backward_replaces_itself_is_benign(compute: Callable[[torch.Tens
     "compute", [lambda y: torch.hypot(y - y, y - y), lambda y: (y - y).sqrt(), lambda y: (y - y).abs().pow(0.5)]
 )
 def test_what_a_backward_does_not_replace_is_found(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    layer = nn.Linear(4, 4)
-    with find_nonfinite() as report:
-        with tp.my_autocast("cpu", torch.bfloat16):
-            result = compute(layer(torch.ones(4, 4)))
-        result.float().sum().backward()
-    assert layer.weight.grad is not None
-    assert not layer.weight.grad.isfinite().all()
+    report, gradient = backward_of(compute)
+    assert not gradient.isfinite().all()
     assert report.origin is not None
     assert report.origin.phase == "backward"

@@ -1,19 +1,9 @@
 """Trains with the callback of docs/monitor.md. Ends with an error if a check fails."""
 
-import re
-from pathlib import Path
-
 import lightning
 import torch
+from monitor_recipe import check
 from torch.utils.data import DataLoader, TensorDataset
-
-PAGE = Path(__file__).parents[3] / "docs" / "monitor.md"
-(RECIPE,) = re.findall(
-    r"^```python\n(import torch_promote as tp\nfrom lightning.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-)
-names = {"__name__": __name__}
-exec(RECIPE, names)
-found = {}
 
 
 class Module(lightning.LightningModule):
@@ -41,10 +31,4 @@ def train(*callbacks):
     return module.state_dict()
 
 
-callback = names["Monitor"](to=found.__setitem__, every=5)
-monitored, plain = train(callback), train()
-assert all(torch.equal(one, plain[name]) for name, one in monitored.items())
-assert [*found] == [5, 10, 15, 20]
-assert callback.monitor.steps == 20
-assert callback.monitor.alarms == []
-assert {"net.0/amax", "net.0.weight/update", "net.2/casts"} <= {*found[5]}
+check("lightning", train, {"net.0/amax", "net.0.weight/update", "net.2/casts"})

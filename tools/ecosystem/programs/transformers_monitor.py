@@ -1,18 +1,8 @@
 """Trains with the callback of docs/monitor.md. Ends with an error if a check fails."""
 
-import re
-from pathlib import Path
-
 import torch
+from monitor_recipe import check
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
-
-PAGE = Path(__file__).parents[3] / "docs" / "monitor.md"
-(RECIPE,) = re.findall(
-    r"^```python\n(import torch_promote as tp\nfrom transformers.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-)
-names = {"__name__": __name__}
-exec(RECIPE, names)
-found = {}
 
 
 def train(*callbacks):
@@ -37,10 +27,4 @@ def train(*callbacks):
     return model.state_dict()
 
 
-callback = names["Monitor"](to=found.__setitem__, every=5)
-monitored, plain = train(callback), train()
-assert all(torch.equal(one, plain[name]) for name, one in monitored.items())
-assert [*found] == [5, 10, 15, 20]
-assert callback.monitor.steps == 20
-assert callback.monitor.alarms == []
-assert {"model.layers.0.mlp/amax", "model.layers.0.mlp.up_proj.weight/update", "lm_head/casts"} <= {*found[5]}
+check("transformers", train, {"model.layers.0.mlp/amax", "model.layers.0.mlp.up_proj.weight/update", "lm_head/casts"})
