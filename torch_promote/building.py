@@ -35,22 +35,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "SUFFIX",
-    "BuildError",
-    "add_arguments",
-    "cache_folder",
-    "cached_extension",
-    "extension",
-    "find_compiler",
-    "fits",
-    "is_cut_off",
-    "minor_version",
-    "run",
-    "shipped_extension",
-    "write_sources",
-]
-
 DESCRIPTION = """\
 Compiles the extension for the running PyTorch, for which this installation has
 none: a nightly, a build from source, or a newer release. It takes a C++

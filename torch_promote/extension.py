@@ -18,21 +18,6 @@ from torch_promote.policy.module_tables import Tables
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import parse_policy
 
-__all__ = [
-    "DTYPE_NUMBERS",
-    "DeviceSpec",
-    "NumberedTables",
-    "RegionSpec",
-    "fork_safe_lock",
-    "kept_in_force",
-    "number_in_force",
-    "numbered",
-    "policies_beyond_stock",
-    "policy_byte",
-    "register_change",
-    "tables_in_force",
-]
-
 
 def fork_safe_lock() -> threading.RLock:
     """Returns a lock that a forking thread acquires before the fork, and both processes release afterwards.

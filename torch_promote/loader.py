@@ -16,9 +16,6 @@ import torch
 from torch_promote import building
 from torch_promote.errors import ExtensionError
 
-__all__ = ["AUTOCAST_KEY", "check_extension", "do_once", "is_first_import", "let_operators_fall_through"]
-
-
 #: The only Autocast key above AutocastCPU and AutocastCUDA. PyTorch itself has no kernels on it.
 AUTOCAST_KEY = "AutocastPrivateUse1"
 

@@ -18,8 +18,6 @@ from torch_promote.checking.comparison import unequal_elements
 from torch_promote.errors import OptionError, StaleCastError, check_flag, explains_arguments
 from torch_promote.observe.places import calling_line
 
-__all__ = ["VARIABLE", "check_casts", "use_environment"]
-
 #: The environment variable that switches the check on for the whole process.
 VARIABLE = "TORCH_PROMOTE_CHECK_CASTS"
 

@@ -15,8 +15,6 @@ from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
 from torch_promote.policy.policy import Policy, PolicyOfModule
 from torch_promote.regions.module_policies import module_policies
 
-__all__ = ["check_ranks"]
-
 
 @explains_arguments
 def check_ranks(model: nn.Module | None = None, group: dist.ProcessGroup | None = None) -> None:

@@ -13,9 +13,6 @@ from torch.utils._pytree import tree_flatten
 
 from torch_promote.observe.ops import is_fake
 
-__all__ = ["Difference", "compare", "copy_with_strides", "same_bits", "unequal_elements"]
-
-
 #: Attributes, and the methods for the flags that say how to read the data.
 _ATTRIBUTES = ("dtype", "shape", "device", "layout", "requires_grad", "is_conj", "is_neg")
 #: The methods for the parts of a sparse tensor, by layout.

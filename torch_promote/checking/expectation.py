@@ -37,8 +37,6 @@ from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.ops.infer import NO_RULE, Inference, NoRule, functional_of, infer, rule_table
 from torch_promote.reference.strides import contiguous_strides, temporary_strides
 
-__all__ = ["Expectation", "Finding", "JoinedOperands", "expect", "has_fake", "operands_of", "rule_in_force"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -22,8 +22,6 @@ from torch_promote.errors import ExpressionError, did_you_mean
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 from torch_promote.reference.promotion import Operand
 
-__all__ = ["Node", "find_function", "parse"]
-
 #: The operators between two operands: Python's syntax node to the symbol and the function that Python calls.
 _BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),

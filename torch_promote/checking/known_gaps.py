@@ -23,8 +23,6 @@ from torch_promote.errors import TorchPromoteError
 from torch_promote.observe.ops import is_fake
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["DEVICES", "Gap", "GapError", "KnownGaps", "Nondeterministic", "SampleGap", "known_gaps", "parse_gaps"]
-
 #: The environment variable with the paths of further files.
 VARIABLE = "TORCH_PROMOTE_KNOWN_GAPS"
 #: The devices that samples of parity run on. "fake-cuda" simulates dtypes, shapes and strides of CUDA without a GPU.

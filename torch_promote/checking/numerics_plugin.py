@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torch_promote.observe.call import Call
     from torch_promote.reading.difference import Difference
 
-__all__ = ["RecordedTest", "file_name", "recorded"]
-
 #: The name of the marker, and of the property of a test's report that says how it ended.
 _NAME = "record_numerics"
 _UPDATE = "To store what the test computes now, run it with --record-numerics-update."

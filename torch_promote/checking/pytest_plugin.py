@@ -19,8 +19,6 @@ from torch_promote.checking.report import mismatch_text
 from torch_promote.errors import CrosscheckError
 from torch_promote.report.base import load_renderer
 
-__all__ = ["CrosscheckPlugin", "report_of"]
-
 #: The name of the marker, and of the attribute that carries a test's counts on its teardown report.
 _NAME = "torch_promote_crosscheck"
 _LEVELS = ("off", *get_args(CrosscheckLevel))

@@ -11,8 +11,6 @@ from torch_promote.errors import CrosscheckError
 from torch_promote.regions.defaults import spell_default_policy
 from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
 
-__all__ = ["CrosscheckReport", "Mismatch", "mismatch_text"]
-
 #: How many mismatches, or names of ops, a text shows.
 _SHOWN = 20
 

@@ -57,8 +57,6 @@ from torch_promote.reference.ops.call import described
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.promotion import promotion
 
-__all__ = ["Derivation", "why"]
-
 _Fill = Callable[..., torch.Tensor]
 
 _FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")

@@ -15,8 +15,6 @@ from torch_promote.recording import SUFFIX
 if TYPE_CHECKING:
     from torch_promote.reading.difference import Difference
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
-
 DESCRIPTION = """\
 Compares two recorded runs of a program, which may have run on other machines,
 devices or versions of PyTorch, and says what differs first.

@@ -16,8 +16,6 @@ from torch_promote.policy.cast_policy import DEVICE_TYPES, CastPolicy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
-
 DESCRIPTION = """\
 Shows versions, policies, the device types and what runs the regions of
 torch.autocast, and compares the op table with the running PyTorch.

@@ -31,8 +31,6 @@ from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.promotion_tables import BOOLEAN, COMMON, FLOATS, promoting_ops
 
-__all__ = ["compared", "listed"]
-
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
 

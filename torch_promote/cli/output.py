@@ -22,20 +22,6 @@ from torch_promote.errors import TorchPromoteError, printable
 if TYPE_CHECKING:
     from torch_promote.report.base import Report
 
-__all__ = [
-    "STDOUT",
-    "Part",
-    "closest_files",
-    "file",
-    "natural",
-    "progress",
-    "render",
-    "say",
-    "show",
-    "width_of_output",
-    "write",
-]
-
 #: What is drawn: a text, a report, a table with a header (a mapping for each row), or one of names and values.
 Part: TypeAlias = "str | Report | Sequence[Mapping[str, Any]] | Mapping[str, Any]"
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch_promote.parity.model import Entry, EntryResult, Options
     from torch_promote.parity.report import ParityReport
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
-
 #: The default number of worker processes on a GPU. Each CUDA context takes half a gigabyte of its memory.
 _MAX_ON_A_GPU = 4
 

@@ -13,8 +13,6 @@ from torch_promote.cli.output import show
 from torch_promote.errors import OptionError
 from torch_promote.policy.cast_policy import DEVICE_TYPES, CastPolicy
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
-
 DESCRIPTION = """\
 Shows the op table: the cast policy of each op on each device type, and the rows
 for which the running PyTorch differs. PATTERN is a shell pattern that matches

@@ -31,8 +31,6 @@ import torch_promote
 from torch_promote.cli.output import say, write
 from torch_promote.errors import MissingPackageError, TorchPromoteError, did_you_mean
 
-__all__ = ["COMMANDS", "main", "make_parser", "parse_arguments"]
-
 _WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130
 
 #: The commands, with a line for `--help`.

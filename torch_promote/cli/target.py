@@ -29,8 +29,6 @@ from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 if TYPE_CHECKING:
     from torch_promote.report.base import Report
 
-__all__ = ["TargetError", "add_arguments", "check", "open_target", "put_out", "say_next", "tolerance_of"]
-
 _OURS = os.path.dirname(torch_promote.__file__)
 _LIBRARIES = ("torch", "importlib", "functools", "contextlib", "runpy")
 

@@ -11,8 +11,6 @@ from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
 from torch_promote.recording import SUFFIX
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
-
 DESCRIPTION = f"""\
 Runs a Python program as `torch-promote run` does, and reports which op ran in
 which dtype and why: the policy of each call, who set it, and the casts with

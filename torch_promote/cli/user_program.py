@@ -37,21 +37,6 @@ if TYPE_CHECKING:
     from torch_promote.numerics.traced_process import Record, Request
     from torch_promote.regions.autocast import CacheMode
 
-__all__ = [
-    "LEFT_NO_REPORT",
-    "PROGRAM",
-    "Outcome",
-    "add_policy_options",
-    "add_record_options",
-    "check",
-    "end_as",
-    "prepare",
-    "report_each",
-    "run_recorded",
-    "run_to_end",
-    "why_not_loaded",
-]
-
 #: A paragraph for `--help`.
 PROGRAM = """\
 PROGRAM is what python takes: a script, a folder or zip file with __main__.py,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch_promote.checking.why import Derivation
 
-__all__ = ["DESCRIPTION", "EPILOG", "EXAMPLES", "add_arguments", "run"]
-
 DESCRIPTION = """\
 Explains the dtype of an expression, step by step: which casts autocast makes,
 how the operands are promoted, and which values overflow.

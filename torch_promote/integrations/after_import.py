@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["run_after_import"]
-
 
 class _RunAfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, function: Callable[[], None]) -> None:

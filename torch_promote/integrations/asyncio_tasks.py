@@ -10,9 +10,6 @@ from typing import Any
 
 from torch_promote import _C
 
-__all__ = ["guard_tasks", "place_of_regions"]
-
-
 _suspended: weakref.WeakKeyDictionary[asyncio.Task[Any], _C.SuspendedRegions] = weakref.WeakKeyDictionary()
 
 

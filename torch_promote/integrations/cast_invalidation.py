@@ -25,8 +25,6 @@ from torch_promote import _C
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.compile import translator
 
-__all__ = ["install", "watch"]
-
 
 def install() -> None:
     """Installs the hooks that every cache mode needs. Called when the package is imported."""

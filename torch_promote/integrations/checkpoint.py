@@ -24,8 +24,6 @@ from torch_promote import _C
 from torch_promote.extension import RegionSpec, kept_in_force
 from torch_promote.loader import AUTOCAST_KEY
 
-__all__ = ["install", "keeps_stock_autocast"]
-
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
 
 

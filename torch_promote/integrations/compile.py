@@ -31,23 +31,6 @@ from torch_promote.extension import tables_in_force
 from torch_promote.integrations.after_import import run_after_import
 from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
 
-__all__ = [
-    "DYNAMO",
-    "digests",
-    "graph_enter",
-    "graph_exit",
-    "graphs_open_regions",
-    "install",
-    "note_float8",
-    "policy_digest",
-    "refuse_strict_export",
-    "register",
-    "skip_frames",
-    "translator",
-    "while_changing",
-]
-
-
 # The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
 # this owner together with the region around them.
 _GRAPH = None

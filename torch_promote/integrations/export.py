@@ -17,8 +17,6 @@ from torch_promote import _C
 from torch_promote.errors import RegionError
 from torch_promote.extension import RegionSpec
 
-__all__ = ["record_enter", "record_exit", "refuse_policy"]
-
 
 def record_enter(packed: str) -> None:
     """Records the start of a region, which has been entered, with the active modes of torch.export.

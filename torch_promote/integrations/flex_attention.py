@@ -18,8 +18,6 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES
 
-__all__ = ["install"]
-
 _OPERATOR = "flex_attention"
 _KEY = torch._C._dispatch_key_parse(AUTOCAST_KEY)
 _STOCK_KEYS = tuple(torch._C._dispatch_key_parse(f"Autocast{name.upper()}") for name in DEVICE_TYPES)

@@ -58,18 +58,6 @@ from torch_promote.reference.autocast import replace_tensors, tensors_in
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.report.base import module_name
 
-__all__ = [
-    "AddErrors",
-    "CallKey",
-    "CompareCandidate",
-    "CompareLocally",
-    "ForwardCalls",
-    "KeepReference",
-    "KeptCall",
-    "Room",
-    "hidden_from_observers",
-]
-
 
 class CallKey(NamedTuple):
     """Identifies a call across runs of a program."""

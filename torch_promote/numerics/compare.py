@@ -41,9 +41,6 @@ from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name, spell_number
 
-__all__ = ["DIFFER", "REFERENCE", "ComparedRuns", "compare"]
-
-
 #: The policy of the reference "fp32": the step without casts.
 REFERENCE: Final = "off"
 #: The start of the note about differing runs.

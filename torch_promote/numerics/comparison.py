@@ -27,9 +27,6 @@ from torch_promote.report.base import (
     spell_number,
 )
 
-__all__ = ["Comparison", "GradientError", "Metric", "Site"]
-
-
 _Scale = tuple[float, float] | None
 #: The largest relative error of a rounding, by dtype.
 _ROUNDING = {

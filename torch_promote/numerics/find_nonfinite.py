@@ -33,8 +33,6 @@ from torch_promote.report.base import Code, Column, Content, Fact, Listing, Part
 from torch_promote.report.block import block
 from torch_promote.report.codec import decode_record, encode
 
-__all__ = ["Attempt", "NonfiniteReport", "find_nonfinite"]
-
 
 @dataclass(frozen=True, slots=True)
 class Attempt:

@@ -20,18 +20,6 @@ from torch_promote.numerics.comparison import GradientError
 from torch_promote.numerics.step_runs import distance, named_tensors
 from torch_promote.observe.ops import unnoticed
 
-__all__ = [
-    "Backwards",
-    "ErrorSums",
-    "Errors",
-    "Impact",
-    "Impacts",
-    "errors_of",
-    "loss_of",
-    "watch_gradients",
-]
-
-
 #: A value beyond this counts as infinite, like the lowest number of a dtype in masks.
 BEYOND = 1e30
 #: The number of elements processed at a time, which bounds the memory of their float64 copies.

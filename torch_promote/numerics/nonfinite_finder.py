@@ -60,9 +60,6 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name
 from torch_promote.report.codec import encode
 
-__all__ = ["BenignNonfinite", "FinderState", "NonfiniteFinder", "NonfiniteOrigin", "Vanished"]
-
-
 NonfiniteKind = Literal[
     "overflow in the op", "overflow in a cast", "underflow", "rounding", "mathematics", "data", "optimizer step"
 ]

@@ -39,8 +39,6 @@ from torch_promote.policy.policy import Policy
 from torch_promote.recording.values import TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["LOWER", "WITHOUT_REGION", "Loss", "RecentCalls", "may_have_override", "node_number"]
-
 LOWER = (torch.float16, torch.bfloat16)
 #: The phases whose calls keep their arguments and results alive.
 _KEEPING = ("forward", "recompute")

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ScalerSteps"]
-
 
 @dataclass
 class ScalerSteps:

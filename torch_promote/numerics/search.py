@@ -30,19 +30,6 @@ from torch_promote.policy.policy import Policy
 from torch_promote.regions.module_policies import choose, matches, module_policies
 from torch_promote.report.base import module_name
 
-__all__ = [
-    "LEVELS",
-    "MOST_FOR_MINIMUM",
-    "Candidates",
-    "Memo",
-    "OutOfBudgetError",
-    "all_in_float8",
-    "is_float8",
-    "minimise",
-    "prove",
-]
-
-
 # --- the search
 
 #: Up to this number of candidates, all smaller sets are run if the budget allows.

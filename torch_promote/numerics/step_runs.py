@@ -24,20 +24,6 @@ from torch_promote.regions.defaults import default_policy, set_default_policy
 from torch_promote.regions.installation import install, installed
 from torch_promote.regions.module_forward import without_module_policies
 
-__all__ = [
-    "Ranks",
-    "Results",
-    "StepRuns",
-    "current_policy",
-    "distance",
-    "distances",
-    "named_tensors",
-    "norm_of",
-    "read_result",
-    "show_progress",
-    "use_policy",
-]
-
 #: Runs change global state: the default policy, the installation and the random number generators.
 _one_at_a_time = threading.Lock()
 

@@ -39,16 +39,6 @@ from torch_promote.errors import OptionError, StepError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.ops import facts_of, produced
 
-__all__ = [
-    "RandomState",
-    "StepState",
-    "is_compiled",
-    "objects_of",
-    "random_state",
-    "repeat",
-    "set_random_state",
-]
-
 #: Classes whose attributes are all saved.
 _WHOLE = (Optimizer, LRScheduler, torch.amp.GradScaler)
 _STATEFUL = (*_WHOLE, nn.Module, torch.Generator, random.Random)

@@ -29,8 +29,6 @@ from torch_promote.report.codec import encode
 if TYPE_CHECKING:
     from torch_promote.reading.trace import Tracer
 
-__all__ = ["VARIABLE", "Record", "Request", "named_after", "read_records", "use_environment"]
-
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
 

@@ -26,8 +26,6 @@ from torch_promote.policy.files import write_atomically
 from torch_promote.policy.policy import Policy
 from torch_promote.report.codec import decode, encode
 
-__all__ = ["FirstRuns", "Judge", "ResumeFile", "Run", "Trials", "worst"]
-
 
 class Judge:
     """Computes the metrics of runs, and compares them with the reference's. Its arguments are those of `tune`."""

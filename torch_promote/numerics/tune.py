@@ -45,8 +45,6 @@ from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, CastPolic
 from torch_promote.policy.overrides import parse_policy
 from torch_promote.policy.policy import Policy
 
-__all__ = ["tune"]
-
 #: Two runs of the reference, one of the policy, one with all candidates in float32, two on held-out batches.
 _LEAST = 6
 #: The key of the trial without overrides.

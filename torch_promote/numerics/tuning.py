@@ -14,8 +14,6 @@ from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import Chart, Code, Column, Content, Fact, Listing, Report, Series, Table, size
 
-__all__ = ["Candidate", "Certificate", "Direction", "Level", "Trial", "Tuning"]
-
 Level = Literal["op", "module", "site"]
 Direction = Literal["accuracy", "speed"]
 

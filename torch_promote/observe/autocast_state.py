@@ -16,9 +16,6 @@ from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 
-__all__ = ["my_autocast_is_in_force", "pretend_cuda", "state_in_force"]
-
-
 #: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
 _NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
 _KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)

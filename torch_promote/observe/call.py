@@ -14,24 +14,6 @@ from torch_promote.reference.dtypes import dtype_name
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.codec import decode_fields, decode_record, encode
 
-__all__ = [
-    "AUTOCAST_OFF",
-    "COMPILED",
-    "COMPILED_FUNCTION",
-    "FALLBACK",
-    "TENSORS",
-    "Argument",
-    "Call",
-    "Cast",
-    "Kind",
-    "Phase",
-    "TensorInfo",
-    "Unseen",
-    "arguments_of",
-    "infos_of",
-    "records_of",
-]
-
 #: The start of `Call.policy_source` if a region or a module has switched autocast off.
 AUTOCAST_OFF = "autocast off by "
 #: `Call.policy_source` of the calls that code of AOTAutograd and Inductor makes.

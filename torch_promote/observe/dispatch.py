@@ -20,8 +20,6 @@ from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.loader import let_operators_fall_through
 
-__all__ = ["Observer", "SeveralObservers", "Token", "observe_dispatch"]
-
 
 @dataclass(slots=True, eq=False)
 class _Tokens:

@@ -68,8 +68,6 @@ from torch_promote.reference.autocast import AutocastPlan, AutocastState, autoca
 from torch_promote.regions.float8 import why_not
 from torch_promote.regions.region import watch_regions
 
-__all__ = ["THROUGH", "CallObserver", "CastingCall", "OpenCall", "Part", "observe"]
-
 _T = TypeVar("_T")
 _PYTHON = torch._C.DispatchKey.Python
 #: Excluded inside an op's kernel, and included in the autograd kernel that calls it.

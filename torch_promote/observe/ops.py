@@ -20,37 +20,6 @@ from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.promotion_tables import promoting_ops
 
-__all__ = [
-    "NamedTensors",
-    "OpFacts",
-    "argument_of",
-    "asks_for_infinity",
-    "autograd_may_call",
-    "bytes_of",
-    "can_be_read",
-    "cast_key",
-    "device_of",
-    "facts_of",
-    "find_overload",
-    "has_our_kernel",
-    "has_row",
-    "has_storage",
-    "is_excluded",
-    "is_fake",
-    "is_traced",
-    "is_weight",
-    "is_wrapped",
-    "leaves",
-    "produced",
-    "read_arguments",
-    "stored_values",
-    "tensor_arguments",
-    "tensors_in",
-    "unnoticed",
-    "written",
-]
-
-
 NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 """Tensors among arguments or results, with their names."""
 

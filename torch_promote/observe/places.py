@@ -31,23 +31,6 @@ from torch_promote.errors import OptionError, shown
 from torch_promote.observe.call import Phase
 from torch_promote.reference.strides import contiguous_strides
 
-__all__ = [
-    "NodeOrigins",
-    "Origin",
-    "Place",
-    "RunningModules",
-    "calling_line",
-    "describe_arguments",
-    "innermost_line",
-    "is_of_program",
-    "is_ours",
-    "is_parameter_made",
-    "place",
-    "shorten",
-    "shown_line",
-]
-
-
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 #: Files that call ops on behalf of other code.
 _BETWEEN = (

@@ -37,8 +37,6 @@ from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
 from torch_promote.regions.region import Region
 
-__all__ = ["STOCK", "PolicySources", "UnusedOverride"]
-
 STOCK = "PyTorch's table"
 _REGISTERED = "register_policy"
 _DEFAULT_POLICY = "the default policy"

@@ -29,17 +29,6 @@ from torch_promote.integrations.compile import skip_frames
 from torch_promote.observe.call import Unseen
 from torch_promote.observe.places import RunningModules
 
-__all__ = [
-    "CompiledListener",
-    "Listener",
-    "ScalerListener",
-    "report_compiled_call",
-    "watch_scalers",
-    "watch_steps",
-    "watch_unseen",
-]
-
-
 Listener = Callable[[Optimizer], None]
 CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None] | None]
 """Gets a compiled function as the program wrote it, and its arguments, before a call of it. What it returns is called

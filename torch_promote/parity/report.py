@@ -26,8 +26,6 @@ from torch_promote.regions.defaults import spell_default_policy
 from torch_promote.report.base import Column, Content, Fact, Listing, Part, Report, Table
 from torch_promote.report.codec import decode, decode_fields, decode_record, encode, place_of
 
-__all__ = ["ParityReport", "about", "junit", "merged"]
-
 _OK, _FOUND, _NOTHING_CHECKED, _INTERRUPTED = 0, 1, 2, 130
 #: The version of the JSON's format. It changes when readers of the JSON have to.
 _FORMAT = 1

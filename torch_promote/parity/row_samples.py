@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["SAMPLES", "Call", "Make", "Sample"]
-
 #: Positional and keyword arguments of one call.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

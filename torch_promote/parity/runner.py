@@ -28,8 +28,6 @@ from torch_promote.parity.model import DEVICES, Entry, EntryResult, Options, Sam
 from torch_promote.parity.samples import PAIRS, NotGenerated, op_database, sample_dtypes, samples
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 
-__all__ = ["Prepare", "RunEntry", "WorkerError", "entries", "run_entries", "run_entry"]
-
 #: `RunEntry` runs one entry. `Prepare` runs before the first entry, so that its time is not counted. A worker imports
 #: both by name.
 RunEntry = Callable[[Entry, Options], EntryResult]

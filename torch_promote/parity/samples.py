@@ -34,8 +34,6 @@ from torch_promote.parity.model import DENSE_ONLY, Entry, Options
 from torch_promote.parity.row_samples import KINDS, MIXED, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["PAIRS", "Bound", "NotGenerated", "Sample", "op_database", "sample_dtypes", "samples"]
-
 #: A function with its positional and keyword arguments.
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 #: The number of samples of an op and dtype in a quick run.

@@ -7,8 +7,6 @@ from typing import Literal
 
 from torch_promote.errors import PolicyError, did_you_mean, shown
 
-__all__ = ["DEVICE_TYPES", "POLICY_ALIASES", "CastPolicy", "CastPolicyName", "DeviceType"]
-
 
 class CastPolicy(enum.Enum):
     """What autocast does with a call of an op. The names are PyTorch's.

@@ -8,16 +8,6 @@ import torch
 
 from torch_promote.errors import DtypeError, did_you_mean
 
-__all__ = [
-    "FLOAT8_REMEDY",
-    "TYPECODE_NAMES",
-    "close_dtype",
-    "dtype_of_name",
-    "operand_of_name",
-    "parse_dtype",
-    "why_not_cast",
-]
-
 #: Short names besides those of PyTorch ("half", "float", "double"). As a policy, "fp16" and "fp32" mean something else:
 #: `torch_promote.policy.overrides.parse_policy` tries the names of policies first.
 _SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}

@@ -54,21 +54,6 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION, spell_policy
 from torch_promote.policy.overrides import is_pattern_key, parse_policy, select, which_wins
 
-__all__ = [
-    "ALL_DEVICE_TYPES",
-    "FORMAT",
-    "Entries",
-    "Pattern",
-    "from_data",
-    "load",
-    "patterns_in",
-    "save",
-    "to_data",
-    "to_toml",
-    "write_atomically",
-]
-
-
 #: The newest version of the structure. A file with a higher one is refused.
 FORMAT = 2
 #: The version of a policy without tables for modules, and that in which such tables came.

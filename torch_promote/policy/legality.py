@@ -11,9 +11,6 @@ import torch
 from torch_promote.errors import PolicyError
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy, Row, rows_by_name, schema_of, spell_policy
 
-__all__ = ["check_legal", "legal_policies", "legal_text", "moves_data", "why_illegal"]
-
-
 #: Legal for every overload that takes a tensor, including one that writes to an argument.
 _CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
 

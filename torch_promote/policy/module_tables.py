@@ -16,23 +16,6 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import spell_policy
 from torch_promote.policy.overrides import parse_overrides
 
-__all__ = [
-    "KEY_OF_WHOLE",
-    "MODULES",
-    "OF_CLASS",
-    "WHOLE",
-    "Table",
-    "Tables",
-    "entries_of",
-    "merged",
-    "module_finder",
-    "parse_tables",
-    "quoted",
-    "register_module_finder",
-    "section_of",
-    "spell_table",
-]
-
 #: The policies of a whole module, as in `set_module_policy`.
 WHOLE = ("fp32", "off")
 #: The key of a table in a file whose value is one of these.

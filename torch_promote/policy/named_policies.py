@@ -21,23 +21,6 @@ from torch_promote.errors import did_you_mean
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, rows_by_name, schema_of
 
-__all__ = [
-    "EVERY_OP",
-    "LEGAL_POLICIES",
-    "MEANINGS",
-    "RECOGNIZED",
-    "Change",
-    "PolicyName",
-    "Value",
-    "closest_policy",
-    "left_out",
-    "named_changes",
-    "registered_ops",
-    "replace_registered_ops",
-    "stock_policy",
-]
-
-
 #: The policy of an op: a cast policy, or a floating dtype to run in.
 Value = CastPolicy | torch.dtype
 #: An overload's full name, a device type, and the overload's policy there.

@@ -21,22 +21,6 @@ from torch.nn import functional
 from torch_promote.errors import LONGEST_NAME, PolicyError
 from torch_promote.policy.op_table import rows_by_name, schema_of
 
-__all__ = [
-    "HOW_TO_NAME",
-    "calls_of_function",
-    "closest_ops",
-    "exact_key",
-    "find_overloads",
-    "in_order",
-    "is_pattern",
-    "is_python_name",
-    "matches",
-    "op_of_function",
-    "op_of_python_name",
-    "spell_key",
-]
-
-
 #: What programs call ops, and what the ops are called.
 _ALIASES = {
     "attention": ("scaled_dot_product_attention", "flex_attention"),

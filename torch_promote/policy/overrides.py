@@ -20,19 +20,6 @@ from torch_promote.policy.op_table import (
     spell_policy,
 )
 
-__all__ = [
-    "LEGAL_DEVICES",
-    "advice_for",
-    "check_device_types",
-    "is_pattern_key",
-    "parse_overrides",
-    "parse_policy",
-    "select",
-    "show_key",
-    "spell_overrides",
-    "which_wins",
-]
-
 #: What users write for no cast. No policy has a name that is close to these.
 _NO_POLICY = ("none", "off", "no", "null")
 _NAMES = [name for name in (*(policy.value for policy in CastPolicy), *POLICY_ALIASES) if "float8" not in name]

@@ -33,17 +33,6 @@ from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, DeviceType, DeviceTypes, OpPolicy, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
 
-__all__ = [
-    "AppliedPolicy",
-    "ModuleHandle",
-    "ModulePolicyLike",
-    "Policy",
-    "PolicyDiff",
-    "PolicyDifference",
-    "PolicyLike",
-    "PolicyOfModule",
-]
-
 
 class PolicyDifference(NamedTuple):
     """One difference between two policies.

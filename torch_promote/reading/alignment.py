@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-__all__ = ["align"]
-
 #: The number of differences in a place above which calls are aligned by their running numbers.
 _MOST_DIFFERENCES = 1500
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
     from torch_promote.recording.values import Values
 
-__all__ = ["Difference", "DifferingCall", "ModuleGrowth", "StepDifference", "compare_recordings"]
-
 _SIDES = Column("A", "dtypes"), Column("B", "dtypes")
 #: Names in `Recording.environment` that do not select kernels.
 _OF_NO_EFFECT = frozenset({"python", "rank", STEPS})

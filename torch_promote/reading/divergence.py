@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from torch_promote.observe.call import Argument, Call
     from torch_promote.recording.recording import OptimizerState, Source
 
-__all__ = ["Fact", "Gap", "Kind", "Pair", "Walk", "argument_text", "shapes_of"]
-
 Kind: TypeAlias = Literal["weight", "state", "input", "arguments", "shape", "policy", "structure", "op", "rounding"]
 """What differs between two runs."""
 

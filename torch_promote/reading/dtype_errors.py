@@ -44,8 +44,6 @@ from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line
 
-__all__ = ["Cure", "cure_by_text", "cure_of", "describe_raised", "failure_of", "say_at_exit"]
-
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "

@@ -39,8 +39,6 @@ from torch_promote.report.codec import encode
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
 
-__all__ = ["Explanation", "ExplanationRow", "describe_call", "explain"]
-
 #: The number of names in a fact, of ops that get advice, and of names in an error.
 _NAMED, _ADVISED, _IN_ERRORS = 4, 2, 5
 #: The fact that the calls made the first inf or NaN of the trace.

@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
     from torch_promote.recording.values import Values
 
-__all__ = [
-    "OPTIMIZER",
-    "PLUMBING",
-    "Saving",
-    "by_weight",
-    "casts_chart",
-    "dtypes_chart",
-    "exponents_chart",
-    "float8_table",
-    "is_delicate",
-    "module_tree",
-    "modules_and_optimizer",
-    "nonfinite_by_op",
-    "result_dtypes",
-    "savings",
-    "time_in_casts",
-    "zero_gradients",
-]
-
 OTHER = "other"
 _LOWER = ("bfloat16", "float16", "float8", "float4")
 _BINS = 80

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording, Source
     from torch_promote.recording.values import Values
 
-__all__ = ["Match", "NearMiss", "match_recordings"]
-
 #: The relative L2 error up to which results are a pair, by the dtype that most rounding is in, for a program of at most
 #: so many calls that read from each other. It grows with the root of their number.
 _TOLERANCES = {torch.float64: 1e-11, torch.float32: 1.2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}

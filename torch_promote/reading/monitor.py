@@ -59,8 +59,6 @@ from torch_promote.recording.values import COUNTED
 from torch_promote.report.base import module_name, short_line
 from torch_promote.report.block import block
 
-__all__ = ["VARIABLE", "Alarm", "Monitor", "check_folder", "monitor", "use_environment"]
-
 #: Set by `torch-promote run --monitor`: `to`, `every`, and the process id of the program or of its parent, as JSON.
 VARIABLE = "TORCH_PROMOTE_MONITOR"
 Sums: TypeAlias = dict[str, dict[str, list[float]]]

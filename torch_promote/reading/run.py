@@ -17,8 +17,6 @@ from torch_promote.recording.values import EMPTY, Values, distance
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Read, Recording, Source
 
-__all__ = ["Run", "is_unfinished", "relative_error"]
-
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
 

@@ -26,8 +26,6 @@ from torch_promote.recording.recording import recording_lock
 from torch_promote.recording.values import extremes
 from torch_promote.report.block import block
 
-__all__ = ["Tracer", "trace"]
-
 #: The number of losses on a GPU that are read together, with one synchronization.
 _LOSSES_TO_READ = 64
 

@@ -46,8 +46,6 @@ from torch_promote.report.base import (
 )
 from torch_promote.report.codec import WRONG_DATA, encode
 
-__all__ = ["TraceReport", "diff", "load"]
-
 _SAVED = f'Pass a file that trace(record="NAME{SUFFIX}") or report.save("NAME{SUFFIX}") wrote.'
 
 #: The number of errors that the program has handled, in a report.

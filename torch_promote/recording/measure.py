@@ -24,22 +24,6 @@ import torch
 from torch_promote import _C
 from torch_promote.observe.ops import can_be_read, stored_values
 
-__all__ = [
-    "Format",
-    "Numbers",
-    "bits_of",
-    "format_of",
-    "is_finite",
-    "is_sketch",
-    "join",
-    "measure",
-    "project",
-    "readable",
-    "split",
-    "unpack_projections",
-    "unpack_sketch",
-]
-
 #: The number of projections of a sketch.
 PROJECTIONS = 16
 #: The bits of a projection in a sketch, for dtypes of at most 2, 4 and 8 bytes. All are multiples of 6, a digit's bits.

@@ -27,8 +27,6 @@ from torch_promote.observe.ops import argument_of, unnoticed
 from torch_promote.recording.recording import OptimizerState
 from torch_promote.recording.values import Values
 
-__all__ = ["OptimizerStates", "Searched", "environment", "generator_states", "state_drawn_from"]
-
 UNKNOWN = "unknown"
 _T = TypeVar("_T")
 

@@ -53,8 +53,6 @@ from torch_promote.recording.program_state import (
 from torch_promote.recording.recording import STEPS, Read, Recording, Source, Step, recording_lock
 from torch_promote.recording.values import EMPTY, Measurer, Values
 
-__all__ = ["Recorder", "loss_of"]
-
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__

@@ -18,24 +18,6 @@ from torch_promote.recording.values import NonfiniteValues, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Column, Table, load_renderer, module_name, table_html
 
-__all__ = [
-    "STEPS",
-    "CallGroup",
-    "Calls",
-    "CastGroup",
-    "CastTable",
-    "Failure",
-    "GroupTable",
-    "OptimizerState",
-    "Place",
-    "Raised",
-    "Read",
-    "Recording",
-    "Source",
-    "Step",
-    "recording_lock",
-]
-
 #: The name in `Recording.environment` of the optimizer steps that were asked for: "3:5", "3:".
 STEPS = "optimizer steps"
 

@@ -27,22 +27,6 @@ from torch_promote.recording.measure import (
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.codec import decode
 
-__all__ = [
-    "COUNTED",
-    "EMPTY",
-    "FINITE",
-    "Extremes",
-    "Measurer",
-    "NonfiniteValues",
-    "TensorRange",
-    "Values",
-    "check_sketch",
-    "distance",
-    "extremes",
-    "is_finite",
-]
-
-
 _SHARES = (
     "zeros",
     "infs",

@@ -19,21 +19,6 @@ from torch_promote.reference.dtypes import dtype_name, is_floating
 from torch_promote.reference.ops.call import Call
 from torch_promote.reference.ops.infer import is_registered
 
-__all__ = [
-    "TURNS",
-    "AutocastPlan",
-    "AutocastState",
-    "Cast",
-    "DeviceAutocast",
-    "Override",
-    "Overrides",
-    "autocast_plan",
-    "has_policy",
-    "replace_tensors",
-    "tensors_in",
-]
-
-
 #: The device types with policies, in the order in which they cast, each with the devices whose tensors it casts.
 TURNS: dict[str, tuple[str, ...]] = {"cuda": ("cuda", "xla"), "mps": ("mps",), "xpu": ("xpu",), "cpu": ("cpu",)}
 

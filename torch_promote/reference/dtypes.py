@@ -13,24 +13,6 @@ import torch
 
 from torch_promote.policy.dtype_names import TYPECODE_NAMES, dtype_of_name
 
-__all__ = [
-    "ALL_DTYPES",
-    "TYPECODES",
-    "Family",
-    "Kind",
-    "default_complex",
-    "dtype_name",
-    "family",
-    "is_complex",
-    "is_floating",
-    "is_integral",
-    "kind",
-    "named_dtype",
-    "to_complex",
-    "to_real",
-    "typecode",
-]
-
 
 class Kind(enum.IntEnum):
     """The kinds of dtypes, ranked: an operand of a higher kind takes precedence over one of a lower kind."""

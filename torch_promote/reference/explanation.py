@@ -39,8 +39,6 @@ from torch_promote.reference.promotion import (
 )
 from torch_promote.reference.promotion_rules import PromotionRule
 
-__all__ = ["explain_inference", "explain_plan", "explain_promotion", "listed"]
-
 #: What a rule says, for those whose docstrings do not say it in a sentence about one call.
 _RULES = {
     "same": "",

@@ -28,23 +28,6 @@ from torch_promote.reference.dtypes import (
     to_real,
 )
 
-__all__ = [
-    "CODES",
-    "PROMOTION_TABLE",
-    "TABLE_DTYPES",
-    "Casting",
-    "Number",
-    "Operand",
-    "PromotionError",
-    "can_cast",
-    "combine_categories",
-    "number_dtype",
-    "promote_types",
-    "read_table",
-    "result_type",
-]
-
-
 #: The dtype that two dtypes promote to. Source: c10/core/ScalarType.cpp, _promoteTypesLookup (v2.13).
 PROMOTION_TABLE = """
      b1 u1 i1 i2 i4 i8 bf f2 f4 f8 c2 c4 c8

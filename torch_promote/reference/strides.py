@@ -12,23 +12,6 @@ import torch
 
 from torch_promote.errors import TorchPromoteError
 
-__all__ = [
-    "Layout",
-    "ShapeError",
-    "Sizes",
-    "broadcast_shapes",
-    "contiguous_strides",
-    "has_internal_overlap",
-    "is_contiguous",
-    "is_non_overlapping_and_dense",
-    "output_strides",
-    "reorder_dimensions",
-    "strides_along",
-    "suggest_memory_format",
-    "temporary_strides",
-]
-
-
 Sizes = tuple[int, ...]
 """Sizes or strides, one number for each dimension; strides count elements."""
 

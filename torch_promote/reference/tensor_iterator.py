@@ -24,8 +24,6 @@ from torch_promote.reference.strides import (
     temporary_strides,
 )
 
-__all__ = ["PRESETS", "ElementwiseResult", "TensorIteratorConfig", "infer_elementwise", "infer_where", "wrap_number"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorIteratorConfig:

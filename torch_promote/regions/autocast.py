@@ -40,23 +40,6 @@ from torch_promote.policy.overrides import LEGAL_DEVICES, parse_overrides, selec
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions.region import Region
 
-__all__ = [
-    "CacheInfo",
-    "CacheMode",
-    "allows_cache",
-    "bind_model",
-    "cache_info",
-    "check_devices",
-    "clear_cache",
-    "default_device_type",
-    "my_autocast",
-    "number_of_applied",
-    "policy_change",
-    "policy_number",
-    "read_policy",
-]
-
-
 CacheMode = Literal["weights", "persistent", "all", "none"]
 
 

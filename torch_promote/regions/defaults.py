@@ -25,16 +25,6 @@ from torch_promote.policy.overrides import check_device_types, parse_overrides, 
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions.autocast import number_of_applied, policy_change
 
-__all__ = [
-    "RegisteredPolicy",
-    "default_policy",
-    "register_policy",
-    "registered_policies",
-    "set_default_policy",
-    "spell_default_policy",
-    "use_environment",
-]
-
 #: The environment variables that name a policy, or the file of one, and the class of the model of its tables.
 VARIABLE, MODEL = "TORCH_PROMOTE_POLICY", "TORCH_PROMOTE_MODEL"
 

@@ -38,8 +38,6 @@ from torch_promote.extension import DTYPE_NUMBERS
 from torch_promote.integrations.compile import note_float8, skip_frames
 from torch_promote.policy.op_table import CastPolicy
 
-__all__ = ["linear", "multiply", "product_on", "recipe", "what_lacks", "why_not"]
-
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: cuBLAS multiplies float8 matrices whose sizes this number divides.
 _MULTIPLE = 16

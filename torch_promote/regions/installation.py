@@ -40,24 +40,6 @@ from torch_promote.regions import defaults
 from torch_promote.regions.autocast import CacheMode, allows_cache, number_of_applied, policy_change, read_policy
 from torch_promote.regions.region import tell_watchers
 
-__all__ = [
-    "AUTOCAST",
-    "CACHE",
-    "OVERRIDES",
-    "POLICY",
-    "VARIABLES",
-    "Installation",
-    "asked_overrides",
-    "install",
-    "installed",
-    "join_overrides",
-    "say_unused_overrides",
-    "split_overrides",
-    "stock_autocast",
-    "use_environment",
-]
-
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

@@ -43,19 +43,6 @@ from torch_promote.policy.policy import Policy, PolicyOfModule
 from torch_promote.regions.autocast import check_devices, policy_change
 from torch_promote.regions.region import Region
 
-__all__ = [
-    "ModulePolicy",
-    "attach",
-    "attach_table",
-    "detach",
-    "detach_table",
-    "policies_in_force",
-    "policy_of",
-    "run_under",
-    "traced_by_fx",
-    "without_module_policies",
-]
-
 
 class ModulePolicy:
     """The policy of a module. Raises PolicyError if the policy does not exist, or is not legal."""
@@ -276,6 +263,7 @@ class PolicyForward(_Bound):
         )
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the forward of the module in the regions of its policies."""
         module = kwargs.pop(_MODULE, None)
         if module is None:
             module = self.__self__

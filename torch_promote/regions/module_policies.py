@@ -44,20 +44,6 @@ from torch_promote.regions.module_forward import (
     policy_of,
 )
 
-__all__ = [
-    "Binding",
-    "SetPolicies",
-    "apply",
-    "bind",
-    "choose",
-    "follow",
-    "matches",
-    "module_policies",
-    "remove_module_policy",
-    "set_module_policy",
-]
-
-
 #: Selects modules: a qualified name, a pattern of names, or a class.
 Key = str | type[nn.Module]
 

@@ -36,8 +36,6 @@ from torch_promote.regions.region import Region
 if TYPE_CHECKING:
     from torch_promote.reference.promotion_rules import PromotionRule, RuleName
 
-__all__ = ["KindLike", "PromotionEvent", "PromotionKind", "kinds_of", "promotion"]
-
 
 class PromotionKind(enum.StrEnum):
     """A kind of silent promotion.

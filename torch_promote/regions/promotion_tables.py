@@ -32,20 +32,6 @@ from torch_promote.reference.promotion import Operand
 from torch_promote.reference.promotion_rules import PromotionRule, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, describe
 
-__all__ = [
-    "BOOLEAN",
-    "COMMON",
-    "FLOATS",
-    "PromotingOp",
-    "RegisteredRule",
-    "describe_operand",
-    "promoting_ops",
-    "promotion_change",
-    "registered",
-    "rule_of",
-]
-
-
 # What an op computes in; csrc/promotion/call.h, Computes.
 COMMON, FLOATS, BOOLEAN, _COMPOSITE = range(4)
 
@@ -416,11 +402,13 @@ def caller() -> list[Any] | None:
 
 
 def put_tables(number: int, default_dtype: torch.dtype) -> None:
+    """Gives the extension the tables of a rule under a default dtype, when it first meets them."""
     rule = _known[number].rule.under(default_dtype)
     _C.put_promotion_tables(number, default_dtype, _tables(rule))
 
 
 def common(number: int, dtypes: Sequence[torch.dtype]) -> int:
+    """Returns the code of the common dtype of dtypes under a rule, or -1 if it has none."""
     try:
         return _CODES[rule_of(number).common(dtypes)]
     except PromotionRuleError:
@@ -428,10 +416,12 @@ def common(number: int, dtypes: Sequence[torch.dtype]) -> int:
 
 
 def refuse_operands(number: int, op: str, operands: Sequence[Any], floats: bool) -> None:
+    """Raises the error of a rule that has no common dtype for the operands of an op."""
     rule_of(number).common(map(_operand, operands), op, floats)
 
 
 def refuse_to_write(number: int, op: str, operands: Sequence[Any], computed: torch.dtype, written: torch.dtype) -> None:
+    """Raises the error of a rule that does not write a result to the tensor of an in-place op or an `out`."""
     raise PromotionWriteError(
         _known[number].rule.name,
         map(describe_operand, operands),

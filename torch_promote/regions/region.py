@@ -21,9 +21,6 @@ from torch_promote.integrations.asyncio_tasks import guard_tasks, place_of_regio
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.export import record_enter, record_exit
 
-__all__ = ["Region", "Steps", "Watcher", "decorate", "drive", "tell_watchers", "watch_regions"]
-
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

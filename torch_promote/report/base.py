@@ -25,30 +25,6 @@ from torch_promote.report.codec import WRONG_DATA, decode_fields, encode, place_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Branch",
-    "Cell",
-    "Chart",
-    "Code",
-    "Column",
-    "Content",
-    "Fact",
-    "Listing",
-    "Report",
-    "Series",
-    "Sides",
-    "Table",
-    "Tree",
-    "heat_shares",
-    "load_renderer",
-    "module_name",
-    "percent",
-    "size",
-    "spell_number",
-    "table_html",
-    "to_json",
-]
-
 Cell: TypeAlias = str | float | int | Sequence[str] | Mapping[str, int] | None
 """A value of a table. Of several texts, the terminal shows the first and how many there are; of a mapping, which counts
 texts, the most frequent. The page shows all of them."""

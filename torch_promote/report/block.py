@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch_promote.errors import RegionError, check_decorated, refuse_arguments
 
-__all__ = ["ReportBlock", "block"]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Result = TypeVar("_Result")

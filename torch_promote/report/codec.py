@@ -24,8 +24,6 @@ import torch
 
 from torch_promote.reference.dtypes import dtype_name
 
-__all__ = ["WRONG_DATA", "decode", "decode_fields", "decode_record", "encode", "place_of"]
-
 Decoder: TypeAlias = Callable[[Any], Any]
 
 #: What `decode`, and the `from_dict` of a class, raise for data of another type.

@@ -30,8 +30,6 @@ from torch_promote.report.base import (
 )
 from torch_promote.report.plot import to_svg
 
-__all__ = ["Node", "nodes_of", "render", "render_frame"]
-
 _FRAME_HEIGHT = 640
 #: The most modules of a tree, and its deepest level.
 _MOST_NODES, _DEEPEST = 1_200, 50

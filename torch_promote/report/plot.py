@@ -24,8 +24,6 @@ from torch_promote.report.base import Chart, heat_shares, spell, spell_number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["ReportFigure", "draw", "to_svg"]
-
 #: Okabe and Ito's colour-blind safe palette, and the CSS variables of page.css.
 _PALETTE = {
     "float64": ("#56b4e9", "--float64"),

@@ -18,8 +18,6 @@ from rich.text import Text
 from torch_promote.errors import printable
 from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
 
-__all__ = ["Grid", "render", "to_text"]
-
 _UNLIMITED = 100_000
 _GAP = 2
 _STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}

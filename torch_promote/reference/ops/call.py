@@ -13,8 +13,6 @@ from torch_promote.reference.promotion import Number, Operand
 from torch_promote.reference.strides import contiguous_strides
 from torch_promote.reference.tensor_iterator import wrap_number
 
-__all__ = ["Argument", "Call", "Signature", "TensorLike", "described", "signature_of", "strides_of"]
-
 #: A tensor, or the description of one.
 TensorLike = torch.Tensor | Operand
 

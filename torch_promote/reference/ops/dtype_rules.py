@@ -24,8 +24,6 @@ from torch_promote.reference.ops.call import Call, TensorLike, described
 from torch_promote.reference.promotion import PromotionError, number_dtype, result_type
 from torch_promote.reference.strides import ShapeError
 
-__all__ = ["DTYPE_RULES", "DtypeRule"]
-
 #: Returns the dtype of a result, None for an undefined result, or a tuple for a list of tensors.
 DtypeRule = Callable[..., "torch.dtype | tuple[torch.dtype, ...] | None"]
 

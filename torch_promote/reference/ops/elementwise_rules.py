@@ -20,8 +20,6 @@ from torch_promote.reference.promotion import Operand, result_type
 from torch_promote.reference.strides import Sizes, contiguous_strides, temporary_strides
 from torch_promote.reference.tensor_iterator import PRESETS, ElementwiseResult, infer_elementwise, infer_where
 
-__all__ = ["ELEMENTWISE_RULES", "ElementwiseRule"]
-
 #: Returns the result of an elementwise op.
 ElementwiseRule = Callable[..., ElementwiseResult]
 

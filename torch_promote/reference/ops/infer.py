@@ -30,20 +30,6 @@ from torch_promote.reference.ops.dtype_rules import DTYPE_RULES
 from torch_promote.reference.ops.elementwise_rules import ELEMENTWISE_RULES
 from torch_promote.reference.promotion import Operand
 
-__all__ = [
-    "EACH",
-    "NO_RULE",
-    "Entry",
-    "Inference",
-    "NoRule",
-    "Term",
-    "functional_of",
-    "infer",
-    "is_registered",
-    "rule_table",
-]
-
-
 _LINE = re.compile(r"^(?P<op>\w+(?:\.\w+)?)\s+(?P<terms>\w.*)$")
 _TERM = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 

@@ -19,8 +19,6 @@ from torch_promote.reference.dtypes import (
 )
 from torch_promote.reference.promotion_rules.rule import PromotionRule, words_of_table
 
-__all__ = ["FLOAT8", "LATTICE", "jax_rule"]
-
 #: The float8 dtypes. Each is a node with nothing above it.
 FLOAT8 = tuple(dtype_name(dtype) for dtype in ALL_DTYPES if family(dtype) is Family.FLOAT8)
 

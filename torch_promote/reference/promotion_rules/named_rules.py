@@ -42,19 +42,6 @@ from torch_promote.reference.promotion_rules.rule import (
     words_of_table,
 )
 
-__all__ = [
-    "ARRAY_API_TABLE",
-    "NUMPY_TABLE",
-    "RULE_NAMES",
-    "RuleName",
-    "array_api_rule",
-    "numpy_rule",
-    "promotion_rule",
-    "strict_rule",
-    "torch_rule",
-]
-
-
 # --- torch: 0-dim tensors and Python numbers are weaker than tensors with dimensions
 
 

@@ -18,17 +18,6 @@ from torch_promote.policy.dtype_names import operand_of_name
 from torch_promote.reference.dtypes import Kind, default_complex, dtype_name, is_complex, is_floating, kind
 from torch_promote.reference.promotion import Number, Operand, PromotionError, number_dtype, promote_types
 
-__all__ = [
-    "NUMBER_TYPES",
-    "OperandLike",
-    "PromotionRule",
-    "describe",
-    "fits",
-    "number_type",
-    "words_of_table",
-]
-
-
 # --- Operands: tensors with their dtypes, Python numbers with their types
 
 

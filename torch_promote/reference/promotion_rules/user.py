@@ -17,8 +17,6 @@ from torch_promote.reference.promotion import CODES
 from torch_promote.reference.promotion_rules.named_rules import RULE_NAMES, RuleName, promotion_rule
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES, PromotionRule
 
-__all__ = ["PAIR_DTYPES", "make_rule"]
-
 Pairs = Mapping[tuple[torch.dtype, torch.dtype], torch.dtype | None]
 PairFunction = Callable[[torch.dtype, torch.dtype], torch.dtype | None]
 
