@@ -14,6 +14,7 @@ import torch_promote as tp
 from helpers.made_up_traces import made_up_call, report_of
 from torch_promote.errors import OptionError
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.reading.findings import promotions
 from torch_promote.reading.trace_report import TraceReport
 
 X = torch.ones(2, 4)
@@ -272,6 +273,13 @@ def test_a_float32_bias_that_promotes_activations() -> None:
         'the autocast dtype: set_module_policy(model, {"0": {"add": "lower"}}).'
     ]
     assert len([text for text in report.explain("add").advice if text.startswith("add=lower: ")]) == 1
+    (row,) = promotions(report.calls)
+    assert row[2:] == ("self bfloat16[2, 4], other float32[4]", 1, 32, "add=lower")
+    assert "Promoted to float32" in str(report)
+    assert "add=lower" in str(report)
+    with tp.trace(model) as report, tp.my_autocast("cpu", overrides={"add": "lower"}):
+        model(X) + X
+    assert promotions(report.calls) == []
     tp.set_module_policy(model, {"0": {"add": "lower"}})
     with tp.my_autocast("cpu"):
         assert model(X).dtype is torch.bfloat16

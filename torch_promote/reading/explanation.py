@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import Call, TensorInfo
-from torch_promote.observe.ops import facts_of
+from torch_promote.observe.call import Call
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reading.dtype_errors import cure_of, describe_raised
-from torch_promote.reading.findings import is_delicate, savings
+from torch_promote.reading.findings import Promoted, is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.float8 import product_on
@@ -265,15 +263,10 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str], Call] = {}
-        for call in self.stored:
-            if call.phase == "forward" and call.autocast and call.policy is None and _promotes(call):
-                found.setdefault((call.name, call.module), call)
-        for (op, module), call in found.items():
-            wide = max((one for one in call.inputs if one.dtype is torch.float32), key=lambda one: _elements(one))
-            lower = next(one for one in call.inputs if _is_low(one.dtype))
-            if _elements(wide) >= _elements(lower) or why_illegal(op, CastPolicy.lower_precision_fp) is not None:
-                continue
+        found: dict[tuple[str, str], Promoted] = {}
+        for one in promoted(self.stored):
+            found.setdefault((one.call.name, one.call.module), one)
+        for (op, module), (_, wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
                 f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
@@ -321,21 +314,6 @@ def describe_call(call: Call, report: Recording) -> str:
     shares = [f"{percent(share[name])} {shown}" for name, shown in (("nans", "NaN"), ("infs", "inf")) if share[name]]
     place = call.name, call.phase, module_name(call.module), short_line(call.line), f"step {step:,}"
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
-
-
-def _promotes(call: Call) -> bool:
-    """Whether a call had a float32 operand and one of lower precision, and returned float32."""
-    dtypes = {one.dtype for one in call.inputs}
-    is_wide = bool(call.outputs) and call.outputs[0].dtype is torch.float32
-    return is_wide and torch.float32 in dtypes and any(map(_is_low, dtypes)) and facts_of(call.name).promotes(dtypes)
-
-
-def _is_low(dtype: torch.dtype) -> bool:
-    return dtype in (torch.bfloat16, torch.float16)
-
-
-def _elements(info: TensorInfo) -> int:
-    return math.prod(info.shape)
 
 
 def _short(text: str) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast
+import torch
+
+from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast, TensorInfo
 from torch_promote.observe.ops import facts_of
+from torch_promote.policy.legality import why_illegal
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.recording.recording import CallGroup
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent
+from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
     from torch_promote.recording.values import Values
 
 OTHER = "other"
+_AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 _LOWER = ("bfloat16", "float16", "float8", "float4")
 _BINS = 80
 
@@ -119,6 +125,45 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
             break
         found.append((f'overrides={{"{op.removeprefix("aten::")}": "keep"}}', sizes, effect))
     return [Saving(remedy, len(sizes), sum(sizes), effect) for remedy, sizes, effect in found if sizes]
+
+
+class Promoted(NamedTuple):
+    """A call whose result is float32 because of its smaller operand; the other one has an autocast dtype."""
+
+    call: Call
+    wide: TensorInfo
+    lower: TensorInfo
+
+
+def promoted(calls: Iterable[Call]) -> Iterator[Promoted]:
+    """Yields the calls of forwards that a float32 operand, which has fewer elements, promotes: `lower` would not."""
+    for call in calls:
+        if call.phase != "forward" or not call.autocast or call.policy is not None or not call.outputs:
+            continue
+        dtypes = {one.dtype for one in call.inputs}
+        lower = next((one for one in call.inputs if one.dtype in _AUTOCAST_DTYPES), None)
+        if lower is None or call.outputs[0].dtype is not torch.float32 or not facts_of(call.name).promotes(dtypes):
+            continue
+        found = (one for one in call.inputs if one.dtype is torch.float32)
+        wide = max(found, key=lambda one: math.prod(one.shape), default=lower)
+        is_smaller = math.prod(wide.shape) < math.prod(lower.shape)
+        if is_smaller and why_illegal(call.name, CastPolicy.lower_precision_fp) is None:
+            yield Promoted(call, wide, lower)
+
+
+def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str]]:
+    """Returns rows of promoted calls, by op, line and operands: op, line, dtypes, calls, bytes, override."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for call, wide, lower in promoted(calls):
+        shapes = f"{lower.name} {dtype_name(lower.dtype)}{list(lower.shape)}, {wide.name} float32{list(wide.shape)}"
+        numbers = found.setdefault((call.op, call.line, shapes), [0, 0])
+        numbers[0] += 1
+        numbers[1] += 4 * math.prod(call.outputs[0].shape)
+    rows = [
+        (op.removeprefix("aten::"), short_line(line), shapes, number, total, f"{op.removeprefix('aten::')}=lower")
+        for (op, line, shapes), (number, total) in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row[4])
 
 
 def _widens(cast: Cast) -> bool:

@@ -24,6 +24,7 @@ from torch_promote.reading.findings import (
     module_tree,
     modules_and_optimizer,
     nonfinite_by_op,
+    promotions,
     result_dtypes,
     savings,
     time_in_casts,
@@ -237,6 +238,16 @@ class TraceReport(Recording, Report):
         yield self._casts()
         columns = Column("change", "code"), Column("casts", "count"), Column("bytes", "bytes"), "effect"
         yield Table("Fewer casts", columns, savings(self.calls), most=5)
+        operands = (
+            Column("op", "name"),
+            "at",
+            "operands",
+            Column("calls", "count"),
+            Column("bytes", "bytes"),
+            "override",
+        )
+        note = "The smaller operand makes the results float32. Under the override, they have the autocast dtype."
+        yield Table("Promoted to float32", operands, promotions(self.calls), note=note, most=5)
         ended = self.failure is not None and self.failure.in_call
         others = self.raised[: len(self.raised) - ended]
         cures = [(describe_raised(one), cure_of(one).text or None) for one in reversed(others[-_ERRORS_SHOWN:])]
