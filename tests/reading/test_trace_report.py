@@ -26,6 +26,7 @@ from torch_promote.reading.findings import (
     exponents_chart,
     module_tree,
     savings,
+    unchanged_weights,
     time_in_casts,
 )
 from torch_promote.reading.trace import trace
@@ -169,6 +170,29 @@ def test_losses_are_read_always(values: bool, factor: float, said: str) -> None:
     title, verdict, *_ = report.text(None).splitlines()
     assert title.endswith(f", 2 of 3 losses are {said}, from step 1")
     assert ("torch-promote find-nan" in verdict) == (not values)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "factor", "said"),
+    [
+        (BF16, 1e-4, 1.0, "1 of 1 parameters in 16 bits have the same bits after each step"),
+        (BF16, 1.0, 1.0, ""),
+        (BF16, 0.0, 1.0, ""),  # a warm-up
+        (BF16, 1e-4, 0.0, ""),
+        (F32, 1e-4, 1.0, ""),
+    ],
+)
+def test_updates_that_are_rounded_away(dtype: torch.dtype, rate: float, factor: float, said: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+    optimizer = torch.optim.SGD([weight], rate)
+    with tp.trace(values=True) as report:
+        for _ in range(3):
+            (weight.sum() * factor).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert unchanged_weights(report).startswith(said)
+    assert bool(unchanged_weights(report)) == bool(said)
+    assert said in report.content().verdict
 
 
 def test_losses_of_other_devices_are_read_together() -> None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,12 +16,12 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.recording.recording import CallGroup
+from torch_promote.recording.values import EMPTY, Values
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
-    from torch_promote.recording.values import Values
 
 OTHER = "other"
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
@@ -226,6 +226,27 @@ def zero_gradients(report: Recording) -> tuple[str, Call | None]:
             return f"gradients of {of} are all 0 in step {step:,}", report.calls[first]
         start = end.calls
     return "", None
+
+
+def unchanged_weights(report: Recording) -> str:
+    """What is said of parameters in 16 bits that no step has changed although their gradients are not 0; or ""."""
+    rates = [rate for one in report.states for name, rate in one.numbers.items() if name.startswith("lr of group ")]
+    asked: set[str] = set()
+    changed: set[str] = set()
+    for before, end in pairwise(report.ends if any(rates) else ()):
+        for name, values in end.parameters.items():
+            gradient = end.gradients.get(name, EMPTY)
+            if values.in_16_bits and gradient.count and gradient.zeros < 1 and gradient.is_finite:
+                asked.add(name)
+                changed |= {name} if before.parameters.get(name, EMPTY).digest != values.digest else set()
+    same = len(asked - changed)
+    if not same:
+        return ""
+    return (
+        f"{same:,} of {len(asked):,} parameters in 16 bits have the same bits after each step, although their "
+        "gradients are not 0: an update below half the distance to the next number is rounded away. Parameters in "
+        "float32, under autocast, keep it."
+    )
 
 
 def _made_zeros(report: Recording, number: int) -> bool:

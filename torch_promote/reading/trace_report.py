@@ -28,6 +28,7 @@ from torch_promote.reading.findings import (
     result_dtypes,
     savings,
     time_in_casts,
+    unchanged_weights,
     zero_gradients,
 )
 from torch_promote.reading.matching import Match, match_recordings
@@ -155,7 +156,8 @@ class TraceReport(Recording, Report):
             verdict = f"{zeros[0].upper()}{zeros[1:]}. {where} find-nan repeats it in float32. {self._verdict()}"
             return Content(f"{title}, {zeros}", verdict, list(self._facts()), list(self._parts()), good=False)
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
-            return Content(title, self._verdict(), list(self._facts()), list(self._parts()))
+            verdict = " ".join(filter(None, (unchanged_weights(self), self._verdict())))
+            return Content(title, verdict, list(self._facts()), list(self._parts()))
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
         verdict = f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()} {self._verdict()}"
         return Content(f"{title}, {what}", verdict, list(self._facts()), list(self._parts()), good=False)

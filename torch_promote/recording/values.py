@@ -119,6 +119,12 @@ class Values(_Lazy):
         return not (self.infs or self.nans) if measured is None else measure.is_finite(measured[0])
 
     @property
+    def in_16_bits(self) -> bool:
+        """Whether the tensor was float16 or bfloat16."""
+        measured = getattr(self, "_measured", None)
+        return measured is not None and measured[1] in (torch.float16, torch.bfloat16)
+
+    @property
     def overflows(self) -> float:
         """The share of values beyond the range of the tensor's own dtype: the infinite ones."""
         return self.infs
