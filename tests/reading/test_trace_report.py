@@ -26,8 +26,8 @@ from torch_promote.reading.findings import (
     exponents_chart,
     module_tree,
     savings,
-    unchanged_weights,
     time_in_casts,
+    unchanged_weights,
 )
 from torch_promote.reading.trace import trace
 from torch_promote.reading.trace_report import TraceReport
