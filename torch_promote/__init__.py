@@ -41,6 +41,7 @@ if TYPE_CHECKING or not _is_command():
     from torch_promote.integrations import flex_attention as _flex_attention
     from torch_promote.policy.op_table import CastPolicy
     from torch_promote.policy.policy import Policy
+    from torch_promote.regions.autocast import Region as _Region
     from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
     from torch_promote.regions.defaults import (
         default_policy,
@@ -50,7 +51,6 @@ if TYPE_CHECKING or not _is_command():
         use_environment,
     )
     from torch_promote.regions.promotion import promotion
-    from torch_promote.regions.region import Region as _Region
 
     if is_first_import():
         _compile.install(_Region, my_autocast, promotion)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.compile import skip_frames
+from torch_promote.integrations.compile import run_after_import, skip_frames
 from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES
 

@@ -15,8 +15,8 @@ import torch
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.call import Call, TensorInfo
 from torch_promote.observe.ops import facts_of
-from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.findings import is_delicate, savings
 from torch_promote.recording.recording import CallGroup, Place
