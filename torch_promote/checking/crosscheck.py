@@ -47,20 +47,6 @@ from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
 
-__all__ = [
-    "NOT_REPEATABLE",
-    "VARIABLE",
-    "Checker",
-    "CrosscheckError",
-    "CrosscheckLevel",
-    "CrosscheckReport",
-    "Mismatch",
-    "crosscheck",
-    "read_reports",
-    "use_environment",
-]
-
-
 CrosscheckLevel = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
 

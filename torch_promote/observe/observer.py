@@ -34,6 +34,7 @@ Each observed call has a token until it ends, and the class of the token is the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -48,7 +49,7 @@ import torch
 from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
-from torch_promote.loader import let_operators_fall_through
+from torch_promote.integrations.higher_order_ops import let_operators_fall_through
 from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
@@ -198,18 +199,7 @@ class Observer(Protocol):
 @contextlib.contextmanager
 def observe_dispatch(observer: Observer) -> Iterator[None]:
     """Shows an observer the calls of this thread. The observers of blocks around this one see them, too."""
-    try:
-        _C.register_dispatch_observer()
-    except RuntimeError as error:
-        raise DispatchObserverError(
-            f"the dispatch key {_C.DISPATCH_OBSERVER_KEY}, which crosscheck and trace need, is taken in this "
-            f"process: another library has registered a fallback on it. Run them in a process without that "
-            f"library. PyTorch says: {error}"
-        ) from error
-    let_operators_fall_through(_C.DISPATCH_OBSERVER_KEY)
-    _keep_from_dynamo(type(observer))
-    _keep_from_dynamo(SeveralObservers)
-    skip_frames(_end)
+    _prepare(type(observer))
     # In one generator, since torch.compile does not trace generators: a compiled function may open a block.
     thread, begun = _thread, False
     try:
@@ -239,10 +229,21 @@ def _end(observer: Observer, begun: bool) -> None:
     thread.observers = left
 
 
-def _keep_from_dynamo(kind: type) -> None:
-    """After a graph break, torch.compile would compile an observer's methods when an op calls them."""
-    methods = (getattr(kind, name, None) for name in ("begin", "before_stock", "after_stock", "end", "failed"))
-    skip_frames(*(method for method in methods if hasattr(method, "__code__")))
+@functools.cache
+def _prepare(kind: type) -> None:
+    """Registers the key, and keeps torch.compile from compiling an observer's methods when an op calls them."""
+    try:
+        _C.register_dispatch_observer()
+    except RuntimeError as error:
+        raise DispatchObserverError(
+            f"the dispatch key {_C.DISPATCH_OBSERVER_KEY}, which crosscheck and trace need, is taken in this "
+            f"process: another library has registered a fallback on it. Run them in a process without that "
+            f"library. PyTorch says: {error}"
+        ) from error
+    let_operators_fall_through(_C.DISPATCH_OBSERVER_KEY)
+    names = ("begin", "before_stock", "after_stock", "end", "failed")
+    methods = (getattr(one, name, None) for one in (kind, SeveralObservers) for name in names)
+    skip_frames(_end, *(method for method in methods if hasattr(method, "__code__")))
 
 
 def _all_of(outside: Any, observers: list[Any]) -> Any:

@@ -200,15 +200,16 @@ class PolicySources:
     ) -> None:
         """Collects overrides. Each is listed once, however often its region is entered."""
         found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        asked, policy = policy, Policy.of("stock" if policy is None else policy)
-        names = [asked] if isinstance(asked, str) and asked in Policy.names() else RECOGNIZED
-        name = next((name for name in names if Policy.named(name) == policy), None)
-        for overload, device, value in policy.changes if name != "off" else ():
-            op = overload.partition(".")[0].removeprefix("aten::")
-            key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
-            types, overloads = found.setdefault(key, (set(), set()))
-            types.update(DEVICE_TYPES if name else [device])
-            overloads.add(overload)
+        if policy is not None:
+            whole = Policy.of(policy)
+            names = [policy] if isinstance(policy, str) and policy in Policy.names() else RECOGNIZED
+            name = next((name for name in names if Policy.named(name) == whole), None)
+            for overload, device, value in whole.changes if name != "off" else ():
+                op = overload.partition(".")[0].removeprefix("aten::")
+                key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
+                types, overloads = found.setdefault(key, (set(), set()))
+                types.update(DEVICE_TYPES if name else [device])
+                overloads.add(overload)
         every = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
         for written, value in (overrides or {}).items():
             chosen, named = select(written, value)

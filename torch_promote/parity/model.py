@@ -15,26 +15,10 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from torch_promote.checking.known_gaps import DEVICES
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.dtypes import dtype_name
-
-__all__ = [
-    "DENSE_ONLY",
-    "DEVICES",
-    "Entry",
-    "EntryResult",
-    "Options",
-    "SampleMismatch",
-    "asks_for_a_gpu",
-    "command_for",
-    "named_dtype",
-    "on_device",
-    "pretend_cuda",
-    "row_name",
-]
 
 #: In the error for a sample with a tensor that is not dense, on a device without them.
 DENSE_ONLY = "has dense tensors only"

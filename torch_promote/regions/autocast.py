@@ -184,7 +184,6 @@ _watchers: list[Watcher] = []
 @contextmanager
 def watch_regions(watcher: Watcher) -> Iterator[None]:
     """Calls a watcher for each region that any thread enters during a block, except for regions of graphs."""
-    skip_frames(_remove)
     with _lock:
         _watchers.append(watcher)
         _C.set_regions_watched(True)
@@ -198,6 +197,9 @@ def _remove(watcher: Watcher) -> None:
     with _lock:
         _watchers.remove(watcher)
         _C.set_regions_watched(bool(_watchers))
+
+
+skip_frames(_remove)
 
 
 def tell_watchers(owner: object) -> None:
