@@ -32,12 +32,12 @@ from torch.utils._pytree import tree_leaves
 
 import torch_promote as tp
 from helpers.subprocesses import environment
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import facts_of
 from torch_promote.parity.samples import op_database
-from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.overrides import legal_policies
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 #: The dtype of the inputs, the policy, and the relative rounding that it may cause. Numbers lose nothing in float64.

@@ -32,15 +32,16 @@ def _is_command() -> bool:
 
 
 if TYPE_CHECKING or not _is_command():
-    from torch_promote.loader import AUTOCAST_KEY, check_extension, do_once, is_first_import, let_operators_fall_through
+    from torch_promote.loader import check_extension, do_once, is_first_import
 
     check_extension()  # the imports below need the extension
 
     from torch_promote.integrations import cast_invalidation as _cast_invalidation
     from torch_promote.integrations import compile as _compile
-    from torch_promote.integrations import flex_attention as _flex_attention
+    from torch_promote.integrations import higher_order_ops as _higher_order_ops
     from torch_promote.policy.op_table import CastPolicy
     from torch_promote.policy.policy import Policy
+    from torch_promote.regions.autocast import Region as _Region
     from torch_promote.regions.autocast import cache_info, clear_cache, my_autocast
     from torch_promote.regions.defaults import (
         default_policy,
@@ -50,13 +51,11 @@ if TYPE_CHECKING or not _is_command():
         use_environment,
     )
     from torch_promote.regions.promotion import promotion
-    from torch_promote.regions.region import Region as _Region
 
     if is_first_import():
         _compile.install(_Region, my_autocast, promotion)
         _cast_invalidation.install()
-        let_operators_fall_through(AUTOCAST_KEY)
-        _flex_attention.install()
+        _higher_order_ops.install()
 
 if TYPE_CHECKING:
     from torch_promote import reference, types

@@ -20,24 +20,6 @@ from torch_promote.errors import ExtensionError
 AUTOCAST_KEY = "AutocastPrivateUse1"
 
 
-def let_operators_fall_through(key: str) -> None:
-    """Makes every higher-order operator (cond, flex_attention, ...), also later ones, fall through on a dispatch key.
-
-    Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
-    AutocastCUDA and others. Without an entry for our key, the operator would raise.
-
-    Source: torch/_ops.py, HigherOrderOperator.__init__ (v2.13).
-    """
-    by_default = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    number = torch._C._dispatch_key_parse(key)
-    if number in by_default:
-        return
-    by_default.append(number)
-    for operator in torch._ops._higher_order_ops.values():
-        if number not in operator.py_kernels:  # another library may have registered a kernel
-            operator.fallthrough(number)
-
-
 _PACKAGE = __name__.partition(".")[0]
 _EXTENSION = f"{_PACKAGE}._C"
 _FOLDER = Path(__file__).parent

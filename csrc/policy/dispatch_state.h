@@ -46,7 +46,7 @@ constexpr c10::DispatchKey kAutocastKey = c10::DispatchKey::AutocastPrivateUse1;
 // Detection: the autograd kernel of an op excludes ADInplaceOrView while the op's own kernel runs, with or without
 // gradients. All but a dozen of the 2,176 ops with a kernel have an autograd kernel. In inference mode PyTorch skips
 // autograd kernels, so a kernel's calls look like any others. Nearly all of these calls only move data; ops that only
-// move data therefore have no casting policy in any mode (torch_promote/policy/legality.py). The few ops whose kernels
+// move data therefore have no casting policy in any mode (torch_promote/policy/overrides.py). The few ops whose kernels
 // call ops that compute, and depend on their dtype, are marked by a kernel of ours (kClosedOps).
 // functorch excludes the key as well while it interprets a level; there the policy applies when the call reaches the
 // level below.

@@ -22,7 +22,8 @@ namespace torch_promote {
 // flex_attention takes functions, so it has no schema, and its dispatch table is in Python. PyTorch has kernels for it
 // on AutocastCPU and AutocastCUDA. The op table, overrides and observers know the ops of the dispatcher only, so this
 // library defines one, which returns its arguments. The kernel of flex_attention on kAutocastKey
-// (torch_promote/integrations/flex_attention.py) calls this op, whose policy casts, in the place of PyTorch's kernels.
+// (torch_promote/integrations/higher_order_ops.py) calls this op, whose policy casts, in the place of PyTorch's
+// kernels.
 namespace {
 
 constexpr const char* kName = "aten::flex_attention";

@@ -569,7 +569,7 @@ py::bytes measure_as(
   const auto used = [](int64_t number) { return number != 0; };
   const auto first = std::find_if(counts.begin(), counts.end(), used);
   const auto end = std::find_if(counts.rbegin(), counts.rend(), used).base();
-  std::string found; // see `Numbers` in torch_promote/recording/measure.py
+  std::string found; // see `Numbers` in torch_promote/recording/values.py
   const auto put = [&found](const auto* from, size_t size) {
     found.append(reinterpret_cast<const char*>(from), size * sizeof(*from));
   };

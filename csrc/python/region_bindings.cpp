@@ -77,7 +77,7 @@ constexpr long kWatched = 4;
 constexpr long kNotOpen = -1;
 constexpr long kFailed = -2; // Python's error is set
 
-// Whether every region returns kWatched, which calls the watchers of regions (torch_promote/regions/region.py). Read
+// Whether every region returns kWatched, which calls the watchers of regions (torch_promote/regions/autocast.py). Read
 // and written under the GIL.
 bool regions_are_watched = false;
 
@@ -251,7 +251,7 @@ std::vector<std::pair<uintptr_t, uint32_t>> open_regions() {
 }
 
 // Which dtypes Python has found to be usable on CUDA, and the functions that it asked, which are never released. A test
-// or torch_promote/observe/autocast_state.py may replace them.
+// or torch_promote/observe/policy_sources.py may replace them.
 using CudaFunctions = std::array<PyObject*, 3>;
 
 struct CudaAnswer {

@@ -28,8 +28,14 @@ from torch_promote.reference.promotion import (
     promote_types,
     result_type,
 )
-from torch_promote.reference.promotion_rules.jax_rule import FLOAT8, LATTICE
-from torch_promote.reference.promotion_rules.named_rules import NUMPY_TABLE, RULE_NAMES, RuleName, promotion_rule
+from torch_promote.reference.promotion_rules.named_rules import (
+    FLOAT8,
+    LATTICE,
+    NUMPY_TABLE,
+    RULE_NAMES,
+    RuleName,
+    promotion_rule,
+)
 from torch_promote.reference.promotion_rules.rule import NUMBER_TYPES
 from torch_promote.reference.tensor_iterator import infer_elementwise
 

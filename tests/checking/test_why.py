@@ -25,7 +25,7 @@ import torch_promote as tp
 from torch_promote.checking.expression import parse
 from torch_promote.checking.why import Derivation
 from torch_promote.errors import DtypeError, ExpressionError, OptionError
-from torch_promote.observe.autocast_state import pretend_cuda
+from torch_promote.parity.model import pretend_cuda
 from torch_promote.reference import promotion as promotion_module
 from torch_promote.reference.dtypes import ALL_DTYPES, dtype_name, named_dtype
 from torch_promote.reference.promotion_rules import RULE_NAMES, PromotionRuleError, promotion_rule

@@ -22,7 +22,7 @@ from helpers.rows import (
     refused,
     stock_and_ours,
 )
-from torch_promote.parity.row_samples import FLOAT32, KINDS
+from torch_promote.parity.samples import FLOAT32, KINDS
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = [row for row in ROWS if listed(row, "cuda")]

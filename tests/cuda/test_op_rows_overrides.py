@@ -7,7 +7,7 @@ import torch
 
 from helpers.override_effects import check_row_effects
 from helpers.rows import LOWER_DTYPES, ROWS, listed
-from torch_promote.parity.row_samples import FLOAT32, KINDS, MIXED_LOWER_FIRST
+from torch_promote.parity.samples import FLOAT32, KINDS, MIXED_LOWER_FIRST
 from torch_promote.policy.op_table import CastPolicy, Row
 
 #: Rows whose kernel refuses float32.

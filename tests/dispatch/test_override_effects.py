@@ -7,7 +7,7 @@ import torch
 
 from helpers.override_effects import check_row_effects
 from helpers.rows import PROCESSOR_BOUND, ROWS, has_kernel, tensors_of
-from torch_promote.parity.row_samples import FLOAT32, MIXED_LOWER_FIRST
+from torch_promote.parity.samples import FLOAT32, MIXED_LOWER_FIRST
 from torch_promote.policy.op_table import CastPolicy, Row
 
 KINDS = (FLOAT32, MIXED_LOWER_FIRST)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from helpers.override_effects import Policy, by_turns, check_effect, full_name
-from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import CastPolicy, op_table
+from torch_promote.policy.overrides import legal_policies
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 CASTING = (CastPolicy.fp32, CastPolicy.lower_precision_fp, CastPolicy.promote, F64)

@@ -13,7 +13,7 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.rows import ROWS, listed, overload, tensors_of
 from helpers.side_by_side import Bound, Outcome, Watch, assert_alike, run
-from torch_promote.parity.row_samples import SAMPLES, Make
+from torch_promote.parity.samples import SAMPLES, Make
 from torch_promote.policy.op_table import CastPolicy, Row
 
 BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32

@@ -35,7 +35,7 @@ from helpers.rows import (
     without_unwritten,
 )
 from helpers.side_by_side import Watch, assert_alike, run
-from torch_promote.parity.row_samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
+from torch_promote.parity.samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", *ACCELERATORS)}

@@ -18,7 +18,7 @@ from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
 from torch_promote.observe.ops import facts_of
 from torch_promote.parity.entry_run import Bound
-from torch_promote.parity.row_samples import (
+from torch_promote.parity.samples import (
     COMPLEX,
     DOUBLE,
     INTEGER,

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.subprocesses import output_of
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore")]
 

@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.policy.op_names import _path_of, closest_ops, find_overloads, matches, op_of_function, spell_key
 from torch_promote.policy.op_table import schema_of
 

@@ -15,7 +15,6 @@ from helpers.op_registrations import delta_of
 from helpers.subprocesses import output_of
 from torch_promote import _C
 from torch_promote.policy import op_table as module
-from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import (
     DEVICE_TYPES,
     CastPolicy,
@@ -26,6 +25,7 @@ from torch_promote.policy.op_table import (
     schema_of,
     unlisted_ops,
 )
+from torch_promote.policy.overrides import legal_policies
 
 ROWS_HERE = [row for row in op_table() if schema_of(row) is not None]
 

@@ -20,11 +20,11 @@ import torch_promote
 from helpers.library_for_policies import NAMESPACE
 from helpers.policies import LEGAL, POLICIES, STEPS, WAYS, made_of, path, selected
 from torch_promote import CastPolicy, PolicyError
-from torch_promote.policy.legality import check_legal
 from torch_promote.policy.module_tables import entries_of
 from torch_promote.policy.named_policies import RECOGNIZED, stock_policy
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, registered, schema_of
+from torch_promote.policy.overrides import check_legal
 from torch_promote.policy.policy import Policy, PolicyDiff, PolicyDifference
 
 __all__ = ["path"]  # a fixture

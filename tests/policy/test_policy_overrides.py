@@ -14,9 +14,8 @@ from helpers.library_for_policies import NAMESPACE
 from helpers.subprocesses import plain_environment, run_python
 from torch_promote import CastPolicy
 from torch_promote.policy.dtype_names import parse_dtype
-from torch_promote.policy.legality import check_legal, legal_policies
 from torch_promote.policy.op_table import rows_by_name, schema_of
-from torch_promote.policy.overrides import parse_overrides, parse_policy, select
+from torch_promote.policy.overrides import check_legal, legal_policies, parse_overrides, parse_policy, select
 
 FP32, LOWER = CastPolicy.fp32, CastPolicy.lower_precision_fp
 NOTHING_CAST = ["fallthrough", "keep", "banned"]

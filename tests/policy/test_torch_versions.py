@@ -96,7 +96,7 @@ def test_a_region_does_what_the_version_does(device: str) -> None:
     ops = {op for op in ops if schema_of(op) is not None}
     code = """
         import functools, json, sys, torch, torch_policies, torch_promote as tp
-        from torch_promote.observe.autocast_state import pretend_cuda
+        from torch_promote.parity.model import pretend_cuda
         device, names, ops = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
         region = lambda policy: lambda device: tp.my_autocast(device, dtype=torch.bfloat16, policy=policy)
         measured = functools.cache(lambda policy: torch_policies.measure(device, ops, region(policy)))

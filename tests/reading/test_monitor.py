@@ -28,7 +28,7 @@ from helpers.gloo_ranks import in_ranks
 from helpers.ordinary_trainings import TRAININGS, Training
 from torch_promote.cli.program import main
 from torch_promote.errors import MissingPackageError, OptionError
-from torch_promote.observe import dispatch, surroundings
+from torch_promote.observe import observer, surroundings
 from torch_promote.reading import monitor as module_of_monitor
 
 Written = dict[int, dict[str, float]]
@@ -47,7 +47,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def is_unobserved() -> bool:
-    return not dispatch._thread.observers and not surroundings._blocks
+    return not observer._thread.observers and not surroundings._blocks
 
 
 def into(found: Written) -> Callable[[int, dict[str, float]], None]:

@@ -16,9 +16,9 @@ import torch_promote as tp
 from helpers.traced_programs import PROGRAMS, with_half_of
 from torch_promote import _C
 from torch_promote.errors import DispatchObserverError, OptionError
-from torch_promote.observe import dispatch
+from torch_promote.observe import observer
 from torch_promote.observe.call import Call
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.reading.trace import trace
 from torch_promote.reading.trace_report import TraceReport
 
@@ -153,9 +153,9 @@ def test_a_block_that_ends_in_another_thread() -> None:
     assert [type(error) for error in errors] == [DispatchObserverError]
     assert "ended in another thread" in str(errors[0])
     # The thread of the block has left it active, so the test ends it by hand.
-    dispatch._thread.observers.clear()
+    observer._thread.observers.clear()
     _C.swap_observer(None)
-    torch._C._dispatch_tls_set_dispatch_key_included(dispatch._KEY, False)
+    torch._C._dispatch_tls_set_dispatch_key_included(observer._KEY, False)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

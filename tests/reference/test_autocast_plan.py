@@ -19,7 +19,7 @@ from helpers.casts import casts_made
 from helpers.override_effects import Kept, carry_out, full_name
 from helpers.rows import ACCELERATORS, LOWER_DTYPES, ROWS, calls, listed, tensors_of
 from helpers.side_by_side import Bound, SeenOp, Watch
-from torch_promote.parity.row_samples import KINDS, MIXED
+from torch_promote.parity.samples import KINDS, MIXED
 from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 

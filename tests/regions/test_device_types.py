@@ -145,7 +145,7 @@ def test_other_device_types_are_torch_autocasts(device: str) -> None:
     assert f"torch.autocast({device!r}) serves that device type." in str(one.value)
     with tp.install(policy="off"), torch.autocast(device):
         assert torch.is_autocast_enabled(device)
-        assert not tp.observe.autocast_state.my_autocast_is_in_force()
+        assert not tp.observe.policy_sources.my_autocast_is_in_force()
         with FakeTensorMode() if device == "mtia" else nullcontext():
             x = torch.empty(2, 2, device=device if device == "mtia" else "cpu")
             assert (x @ x).dtype is (F16 if device == "mtia" else F32)

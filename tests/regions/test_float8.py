@@ -28,8 +28,8 @@ from helpers.comparison import assert_same
 from helpers.counting_mode import CountingMode
 from helpers.gloo_ranks import in_ranks
 from helpers.persistent_casts import held
-from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.op_table import FLOAT8_POLICIES, op_table
+from torch_promote.policy.overrides import legal_policies
 from torch_promote.regions import float8
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -20,8 +20,7 @@ from torch_promote.extension import RegionSpec
 from torch_promote.reference.promotion_rules import make_rule
 from torch_promote.regions import autocast
 from torch_promote.regions import promotion_tables as hooks
-from torch_promote.regions.autocast import policy_change
-from torch_promote.regions.region import Region
+from torch_promote.regions.autocast import Region, policy_change
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 aten = torch.ops.aten

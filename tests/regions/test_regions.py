@@ -19,7 +19,7 @@ import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.probes import KINDS, autocast_dtype, in_thread, leaves_no_trace, seen
 from torch_promote import _C
-from torch_promote.regions.region import watch_regions
+from torch_promote.regions.autocast import watch_regions
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

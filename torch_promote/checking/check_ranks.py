@@ -9,7 +9,7 @@ from torch import nn
 from torch_promote import _C
 from torch_promote.errors import PolicyMismatchError, explains_arguments
 from torch_promote.extension import policies_beyond_stock, tables_in_force
-from torch_promote.observe.autocast_state import my_autocast_is_in_force
+from torch_promote.observe.policy_sources import my_autocast_is_in_force
 from torch_promote.policy.module_tables import WHOLE, Tables, entries_of
 from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
 from torch_promote.policy.policy import Policy, PolicyOfModule

@@ -38,28 +38,14 @@ from torch_promote.errors import (
     did_you_mean,
     explains_arguments,
 )
-from torch_promote.observe.autocast_state import my_autocast_is_in_force, state_in_force
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import device_of, facts_of, has_our_kernel, is_fake, is_traced, tensors_in
 from torch_promote.observe.places import calling_line, describe_arguments
+from torch_promote.observe.policy_sources import my_autocast_is_in_force, state_in_force
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
 from torch_promote.reference.ops.infer import Inference
-
-__all__ = [
-    "NOT_REPEATABLE",
-    "VARIABLE",
-    "Checker",
-    "CrosscheckError",
-    "CrosscheckLevel",
-    "CrosscheckReport",
-    "Mismatch",
-    "crosscheck",
-    "read_reports",
-    "use_environment",
-]
-
 
 CrosscheckLevel = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""

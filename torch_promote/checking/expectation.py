@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
-from torch_promote.observe.autocast_state import my_autocast_is_in_force
 from torch_promote.observe.ops import facts_of, find_overload, is_fake, leaves, tensor_arguments
+from torch_promote.observe.policy_sources import my_autocast_is_in_force
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError, PromotionRule, ShapeError
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors

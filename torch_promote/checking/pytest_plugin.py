@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import pytest
 
-from torch_promote.checking.crosscheck import CrosscheckLevel, CrosscheckReport, Mismatch, crosscheck
-from torch_promote.checking.report import mismatch_text
+from torch_promote.checking.crosscheck import CrosscheckLevel, crosscheck
+from torch_promote.checking.report import CrosscheckReport, Mismatch, mismatch_text
 from torch_promote.errors import CrosscheckError
 from torch_promote.report.base import load_renderer
 

@@ -33,9 +33,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError, explains_arguments
-from torch_promote.observe.autocast_state import state_in_force
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import device_of, facts_of, tensor_arguments, tensors_in
+from torch_promote.observe.policy_sources import state_in_force
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import exact_key

@@ -11,7 +11,6 @@ import torch
 
 from torch_promote.cli.output import Part
 from torch_promote.errors import OptionError, PolicyError
-from torch_promote.policy.legality import legal_policies
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
 from torch_promote.policy.named_policies import Value, left_out, stock_policy
 from torch_promote.policy.op_names import find_overloads, is_pattern, matches
@@ -25,7 +24,7 @@ from torch_promote.policy.op_table import (
     schema_of,
     spell_policy,
 )
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.overrides import legal_policies, parse_overrides
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies

@@ -22,8 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
-from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.compile import translator
+from torch_promote.integrations.compile import run_after_import, translator
 
 
 def install() -> None:

@@ -18,18 +18,90 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.abc
+import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from torch_promote import _C
 from torch_promote.errors import RegionError
-from torch_promote.extension import tables_in_force
-from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.export import record_enter, record_exit, refuse_policy
+from torch_promote.extension import RegionSpec, tables_in_force
+
+
+def record_enter(packed: str) -> None:
+    """Records the start of a region, which has been entered, with the active modes of torch.export.
+
+    Raises RegionError if the current policy is not stock's, since an exported graph cannot represent the region then.
+    """
+    modes = _export_modes()
+    if modes and not _C.policy_is_stock():
+        refuse_policy()
+    for mode in modes:
+        spec = RegionSpec.unpack(packed)
+        for device in spec.devices:
+            mode.__torch_function__(_enter_autocast, (), (*device, spec.cache_enabled))
+
+
+def record_exit(packed: str) -> None:
+    """Records the end of a region with the active modes of torch.export."""
+    for mode in _export_modes():
+        for _ in RegionSpec.unpack(packed).devices:
+            mode.__torch_function__(_exit_autocast, (), ())
+
+
+def refuse_policy() -> None:
+    """Raises the error of `record_enter`."""
+    raise RegionError(
+        "a region with overrides (of ops or modules) or a promotion rule cannot be exported: an exported graph can "
+        "only contain regions of torch.autocast, which have neither. Export without them, or write the casts into the "
+        "module."
+    )
+
+
+def _export_modes() -> list[Any]:
+    mode = torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode
+    return [m for m in torch.overrides._get_current_function_mode_stack() if isinstance(m, mode)]
+
+
+class _RunAfterImport(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self.name = name
+        self.function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        # Ask the other finders on the list; some of them may wait for the same module.
+        specs = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            exec_module = loader.exec_module
+
+            def exec_then_run(module: ModuleType) -> None:
+                exec_module(module)
+                self.function()
+
+            loader.exec_module = exec_then_run
+        return spec
+
+
+def run_after_import(name: str, function: Callable[[], None]) -> None:
+    """Runs `function` as soon as the module is imported, or immediately if it already is."""
+    if name in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _RunAfterImport(name, function))
+
 
 # The owner of regions that a graph opens. A graph that raises does not end its regions; the extension ends those of
 # this owner together with the region around them.

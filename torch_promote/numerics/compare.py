@@ -33,7 +33,7 @@ from torch_promote.numerics.impacts import (
 )
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
-from torch_promote.observe.dispatch import observe_dispatch
+from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import facts_of
 from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_unseen

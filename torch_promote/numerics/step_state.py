@@ -403,10 +403,10 @@ def _is_generator(item: Any) -> bool:
 
 
 def _references(step: Any) -> Iterator[tuple[str, Any]]:
-    """The objects to which a function refers, and those one level inside of them, without classes."""
+    """The objects to which a function refers, and those one level inside of them, without classes and modules."""
     for name, value in _variables(step, set()):
         for inner, item in _one_level(name, value):
-            if not isinstance(item, type):
+            if not isinstance(item, type | types.ModuleType):
                 yield inner, item
 
 

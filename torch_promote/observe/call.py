@@ -11,7 +11,6 @@ import torch
 
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.reference.strides import contiguous_strides
 from torch_promote.report.codec import decode_fields, decode_record, encode
 
 #: The start of `Call.policy_source` if a region or a module has switched autocast off.
@@ -109,8 +108,6 @@ def infos_of(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[Any, ...]
                 shape = (0,)
             if tensor.layout is torch.strided and not tensor.is_contiguous():
                 strides = tensor.stride()
-                if strides == contiguous_strides(tuple(shape)):
-                    strides = None
         found.append((name, tensor.dtype, shape, tensor.device, strides))
     return tuple(found)
 
@@ -225,7 +222,8 @@ class Call:
     @property
     def policy_name(self) -> str:
         """The policy's name: "lower_precision_fp", "float32" for a dtype; "" without a policy."""
-        return "" if self.policy is None else str(encode(self.policy))
+        policy = self.policy
+        return "" if policy is None else policy.value if isinstance(policy, CastPolicy) else dtype_name(policy)
 
     @property
     def dtypes(self) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.loader import AUTOCAST_KEY
-from torch_promote.policy.legality import moves_data
+from torch_promote.policy.overrides import moves_data
 from torch_promote.reference.autocast import AutocastState, has_policy
 from torch_promote.reference.autocast import tensors_in as tensors_by_path
 from torch_promote.reference.dtypes import dtype_name

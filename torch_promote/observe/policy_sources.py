@@ -1,4 +1,4 @@
-"""The sources of policies: PyTorch's table, `register_policy`, the default policy, regions, modules; unused overrides.
+"""The autocast state in force, and who has set an op's policy; the overrides that no call has used.
 
 NOTE [ What one override is ]
 An override counts as the user wrote it: {"linalg_*": "fp32"} is one override, and it is used as soon as one of its
@@ -14,28 +14,81 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torch_promote import _C
-from torch_promote.extension import RegionSpec
-from torch_promote.observe.autocast_state import my_autocast_is_in_force
+from torch_promote.extension import RegionSpec, policies_beyond_stock
+from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.observe.call import AUTOCAST_OFF, TensorInfo
 from torch_promote.observe.ops import has_row
 from torch_promote.observe.places import RunningModules, innermost_line
 from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.op_names import spell_key
-from torch_promote.policy.op_table import DEVICE_TYPES, spell_policy
+from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, spell_policy
 from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
-from torch_promote.regions.autocast import my_autocast
+from torch_promote.reference.autocast import AutocastState, DeviceAutocast
+from torch_promote.regions.autocast import Region, my_autocast
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
-from torch_promote.regions.region import Region
+
+#: Excluded while the kernel of an op runs; see csrc/policy/dispatch_state.h.
+_NOT_IN_KERNELS = torch._C.DispatchKey.ADInplaceOrView
+_KEY = getattr(torch._C.DispatchKey, AUTOCAST_KEY)
+
+
+def my_autocast_is_in_force() -> bool:
+    """Whether calls in this thread pass through the kernels of `my_autocast`."""
+    included = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
+
+
+@functools.lru_cache(maxsize=64)
+def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
+    """The policies in force that differ from stock, by overload and device type. The id is the key of the cache.
+
+    Inside the kernel of an op, policies other than stock's cast nothing.
+    """
+    del policy_id
+    found = {}
+    for name, policies in policies_beyond_stock().items():
+        if inside_kernel:
+            policies = {d: p if p in _CASTING_NOTHING else CastPolicy.fallthrough for d, p in policies.items()}
+        found[name] = MappingProxyType(policies)
+    return MappingProxyType(found)
+
+
+_CASTING_NOTHING = (CastPolicy.fallthrough, CastPolicy.keep, CastPolicy.banned)
+
+
+def state_in_force() -> AutocastState | None:
+    """Returns the autocast state in force; None if autocast is off for every device type."""
+    # An observer asks at each call: no generator, and no further function.
+    on: list[tuple[str, torch.dtype]] = []
+    for device in DEVICE_TYPES:
+        if torch.is_autocast_enabled(device):
+            on.append((device, torch.get_autocast_dtype(device)))
+    if not on:
+        return None
+    policy_id = _C.current_policy_id() if my_autocast_is_in_force() else None
+    inside = torch._C._dispatch_tls_is_dispatch_key_excluded(_NOT_IN_KERNELS)
+    return _state(tuple(on), torch.is_autocast_cache_enabled(), policy_id, inside)
+
+
+@functools.lru_cache(maxsize=64)
+def _state(
+    on: tuple[tuple[str, torch.dtype], ...], cache_enabled: bool, policy_id: int | None, inside_kernel: bool
+) -> AutocastState:
+    devices = {device: DeviceAutocast(True, dtype) for device, dtype in on}
+    overrides = MappingProxyType({}) if policy_id is None else _overrides_of(policy_id, inside_kernel)
+    return AutocastState(devices, cache_enabled, overrides)
+
 
 STOCK = "PyTorch's table"
 _REGISTERED = "register_policy"
@@ -147,15 +200,16 @@ class PolicySources:
     ) -> None:
         """Collects overrides. Each is listed once, however often its region is entered."""
         found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        asked, policy = policy, Policy.of("stock" if policy is None else policy)
-        names = [asked] if isinstance(asked, str) and asked in Policy.names() else RECOGNIZED
-        name = next((name for name in names if Policy.named(name) == policy), None)
-        for overload, device, value in policy.changes if name != "off" else ():
-            op = overload.partition(".")[0].removeprefix("aten::")
-            key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
-            types, overloads = found.setdefault(key, (set(), set()))
-            types.update(DEVICE_TYPES if name else [device])
-            overloads.add(overload)
+        if policy is not None:
+            whole = Policy.of(policy)
+            names = [policy] if isinstance(policy, str) and policy in Policy.names() else RECOGNIZED
+            name = next((name for name in names if Policy.named(name) == whole), None)
+            for overload, device, value in whole.changes if name != "off" else ():
+                op = overload.partition(".")[0].removeprefix("aten::")
+                key = (op, spell_policy(value)) if name is None else ("*", f'policy "{name}"')
+                types, overloads = found.setdefault(key, (set(), set()))
+                types.update(DEVICE_TYPES if name else [device])
+                overloads.add(overload)
         every = [(op, ", ".join(sorted(types)), text, overloads) for (op, text), (types, overloads) in found.items()]
         for written, value in (overrides or {}).items():
             chosen, named = select(written, value)

@@ -55,7 +55,6 @@ def watch_steps(listener: Listener, before: Listener | None = None) -> Iterator[
             if before is not None:
                 _before_listeners.append(before)
             if not _hooks:
-                skip_frames(_tell, _tell_before, _remove)
                 _hooks.append(register_optimizer_step_post_hook(_tell))
                 _hooks.append(register_optimizer_step_pre_hook(_tell_before))
         yield
@@ -83,6 +82,8 @@ def _tell_before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for listener in reversed(tuple(_before_listeners)):
             listener(optimizer)
 
+
+skip_frames(_tell, _tell_before, _remove)
 
 ScalerListener = Callable[[GradScaler], None]
 _scaler_listeners: list[ScalerListener] = []

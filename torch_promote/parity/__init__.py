@@ -1,8 +1,7 @@
 """Parity: runs PyTorch's own samples under stock autocast and under ours, and compares both with the reference.
 
 - model: the values of a run (options, entries, results), and the devices
-- samples: the samples of an entry, from PyTorch's op database, the rows of the op table (row_samples), and pairs of
-  dtypes
+- samples: the samples of an entry, from PyTorch's op database, the rows of the op table, and pairs of dtypes
 - entry_run: the samples of one entry under stock and ours; runner: the entries, and their runs in worker processes
 - report: totals, text, JSON and JUnit XML, and the merge of shards
 """

@@ -15,27 +15,10 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from torch_promote.checking.known_gaps import DEVICES
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.autocast_state import pretend_cuda
 from torch_promote.policy.dtype_names import dtype_of_name
 from torch_promote.policy.op_table import DEVICE_TYPES
 from torch_promote.reference.dtypes import dtype_name
-
-__all__ = [
-    "DENSE_ONLY",
-    "DEVICES",
-    "Entry",
-    "EntryResult",
-    "Options",
-    "SampleMismatch",
-    "asks_for_a_gpu",
-    "command_for",
-    "named_dtype",
-    "on_device",
-    "pretend_cuda",
-    "row_name",
-]
 
 #: In the error for a sample with a tensor that is not dense, on a device without them.
 DENSE_ONLY = "has dense tensors only"
@@ -205,3 +188,24 @@ def on_device(options: Options) -> Iterator[None]:
             stack.enter_context(mock.patch.object(logger, "disabled", True))
             stack.enter_context(FakeTensorMode())
         yield
+
+
+@contextlib.contextmanager
+def pretend_cuda() -> Iterator[None]:
+    """Lets regions of "cuda" and "mps", stock's and ours, be enabled where there is no such GPU, for fake tensors."""
+    with contextlib.ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", _no))
+            stack.enter_context(mock.patch.object(torch.cuda, "is_bf16_supported", _yes))
+        if not torch.backends.mps.is_available():  # PyTorch before 2.12 asks, and raises
+            stack.enter_context(mock.patch.object(torch.backends.mps, "is_macos_or_newer", _yes))
+        yield
+
+
+# Functions, not mocks: a call of a mock takes longer than a region.
+def _no() -> bool:
+    return False
+
+
+def _yes(*_: object, including_emulation: bool = True) -> bool:
+    return True

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
+from torch_promote.checking.known_gaps import DEVICES
 from torch_promote.errors import OptionError, TorchPromoteError, did_you_mean
 from torch_promote.parity.entry_run import EntryRun
-from torch_promote.parity.model import DEVICES, Entry, EntryResult, Options, SampleMismatch, command_for, on_device
+from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for, on_device
 from torch_promote.parity.samples import PAIRS, NotGenerated, op_database, sample_dtypes, samples
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from torch_promote.errors import did_you_mean
-from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, op_table, rows_by_name, schema_of
+from torch_promote.policy.overrides import why_illegal
 
 #: The policy of an op: a cast policy, or a floating dtype to run in.
 Value = CastPolicy | torch.dtype

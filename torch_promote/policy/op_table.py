@@ -17,30 +17,11 @@ from types import MappingProxyType
 import torch
 
 from torch_promote.errors import UnsupportedDeviceError
-from torch_promote.policy.cast_policy import DEVICE_TYPES, POLICY_ALIASES, CastPolicy, CastPolicyName, DeviceType
-
-__all__ = [
-    "DEVICE_TYPES",
-    "FLOAT8_POLICIES",
-    "LEFT_TO_STOCK",
-    "LEGAL_NAMES",
-    "POLICY_ALIASES",
-    "TABLE_VERSION",
-    "CastPolicy",
-    "CastPolicyName",
-    "DeviceType",
-    "DeviceTypes",
-    "OpPolicy",
-    "Row",
-    "missing_rows",
-    "op_table",
-    "registered",
-    "rows_by_name",
-    "schema_of",
-    "spell_policy",
-    "unlisted_ops",
-]
-
+from torch_promote.policy.cast_policy import DEVICE_TYPES as DEVICE_TYPES
+from torch_promote.policy.cast_policy import POLICY_ALIASES as POLICY_ALIASES
+from torch_promote.policy.cast_policy import CastPolicy as CastPolicy
+from torch_promote.policy.cast_policy import CastPolicyName as CastPolicyName
+from torch_promote.policy.cast_policy import DeviceType as DeviceType
 
 #: The policy of an op as an argument; any str, since names of dtypes are accepted, too.
 OpPolicy = CastPolicy | torch.dtype | CastPolicyName | str

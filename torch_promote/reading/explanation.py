@@ -13,8 +13,8 @@ import torch
 
 from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.call import Call
-from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
+from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.findings import Promoted, is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place

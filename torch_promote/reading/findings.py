@@ -13,8 +13,8 @@ import torch
 
 from torch_promote.observe.call import AUTOCAST_OFF, Call, Cast, TensorInfo
 from torch_promote.observe.ops import facts_of
-from torch_promote.policy.legality import why_illegal
 from torch_promote.policy.op_table import CastPolicy
+from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
 from torch_promote.recording.values import EMPTY, Values
 from torch_promote.reference.dtypes import dtype_name

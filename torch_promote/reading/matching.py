@@ -32,7 +32,7 @@ import torch
 from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.run import Run, relative_error
-from torch_promote.recording.measure import unpack_projections, unpack_sketch
+from torch_promote.recording.values import unpack_projections, unpack_sketch
 from torch_promote.report.base import (
     Column,
     Content,

@@ -127,6 +127,8 @@ class Tracer:
                     self._read_losses()
 
     def _read_losses(self) -> None:
+        if not self._losses:
+            return
         waiting, self._losses = self._losses, []
         for (step, _), ends in zip(waiting, extremes([loss for _, loss in waiting]), strict=True):
             self.report.nonfinite.add_loss(math.isnan(ends[0]), any(map(math.isinf, ends)), step)

@@ -30,15 +30,20 @@ from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_
 from torch_promote.integrations import compile as _compile
 from torch_promote.integrations.asyncio_tasks import guard_tasks
 from torch_promote.integrations.checkpoint import keeps_stock_autocast
-from torch_promote.integrations.compile import graph_enter, graph_exit, while_changing
-from torch_promote.integrations.export import record_enter, record_exit
+from torch_promote.integrations.compile import graph_enter, graph_exit, record_enter, record_exit, while_changing
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy, OpPolicy
 from torch_promote.policy.overrides import parse_overrides, select, spell_overrides
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.regions import defaults
-from torch_promote.regions.autocast import CacheMode, allows_cache, number_of_applied, policy_change, read_policy
-from torch_promote.regions.region import tell_watchers
+from torch_promote.regions.autocast import (
+    CacheMode,
+    allows_cache,
+    number_of_applied,
+    policy_change,
+    read_policy,
+    tell_watchers,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

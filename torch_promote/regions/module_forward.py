@@ -40,8 +40,7 @@ from torch_promote.policy.op_names import spell_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import advice_for
 from torch_promote.policy.policy import Policy, PolicyOfModule
-from torch_promote.regions.autocast import check_devices, policy_change
-from torch_promote.regions.region import Region
+from torch_promote.regions.autocast import Region, check_devices, policy_change
 
 
 class ModulePolicy:

@@ -31,7 +31,7 @@ from torch_promote.errors import (
     refuse_arguments,
 )
 from torch_promote.extension import RegionSpec
-from torch_promote.regions.region import Region
+from torch_promote.regions.autocast import Region
 
 if TYPE_CHECKING:
     from torch_promote.reference.promotion_rules import PromotionRule, RuleName

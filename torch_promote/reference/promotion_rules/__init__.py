@@ -1,6 +1,6 @@
 """Promotion rules as data: PyTorch's rule and others.
 
-rule: `PromotionRule`, the tables of a rule and the common dtype of any operands; named_rules and jax_rule: the rules by
+rule: `PromotionRule`, the tables of a rule and the common dtype of any operands; named_rules: the rules by
 name; user: `make_rule`, a user's own rule.
 """
 

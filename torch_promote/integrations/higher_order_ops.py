@@ -1,7 +1,7 @@
-"""Gives flex_attention a kernel on the dispatch key of `my_autocast`. See NOTE [ An op for flex_attention ].
+"""Higher-order operators on the dispatch keys of this package: they fall through, but for flex_attention.
 
-The kernel replaces PyTorch's kernels of flex_attention on AutocastCPU and AutocastCUDA, which cast query, key and value
-whatever the policy is.
+The kernel of flex_attention replaces PyTorch's on AutocastCPU and AutocastCUDA, which cast query, key and value
+whatever the policy is. See NOTE [ An op for flex_attention ].
 """
 
 from __future__ import annotations
@@ -13,10 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_promote.integrations.after_import import run_after_import
-from torch_promote.integrations.compile import skip_frames
+from torch_promote.integrations.compile import run_after_import, skip_frames
 from torch_promote.loader import AUTOCAST_KEY
 from torch_promote.policy.op_table import DEVICE_TYPES
+
+
+def let_operators_fall_through(key: str) -> None:
+    """Makes every higher-order operator (cond, flex_attention, ...), also later ones, fall through on a dispatch key.
+
+    Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
+    AutocastCUDA and others. Without an entry for our key, the operator would raise.
+
+    Source: torch/_ops.py, HigherOrderOperator.__init__ (v2.13).
+    """
+    by_default = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    number = torch._C._dispatch_key_parse(key)
+    if number in by_default:
+        return
+    by_default.append(number)
+    for operator in torch._ops._higher_order_ops.values():
+        if number not in operator.py_kernels:  # another library may have registered a kernel
+            operator.fallthrough(number)
+
+
+# --- flex_attention
 
 _OPERATOR = "flex_attention"
 _KEY = torch._C._dispatch_key_parse(AUTOCAST_KEY)
@@ -25,7 +45,8 @@ _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def install() -> None:
-    """Registers the kernel, now or when PyTorch's module is imported."""
+    """Makes operators fall through on our key, and registers the kernel, now or when PyTorch's module is imported."""
+    let_operators_fall_through(AUTOCAST_KEY)
     run_after_import(f"torch._higher_order_ops.{_OPERATOR}", _register)
 
 
