@@ -62,12 +62,7 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.my_autocast(device="cpu"), e.ArgumentError, "'device'. Closest: device_type."),
     (lambda: api.my_autocast("cpu", precision="bf16"), e.ArgumentError, f"'precision'. {ARGUMENTS_OF_REGIONS}"),
     (lambda: api.my_autocast("cpu", polices="fp32"), e.ArgumentError, "'polices'. Closest: policy."),
-    (lambda: api.my_autocast(torch.device("cpu")), e.DeviceTypeError, "For a torch.device, pass `.type`."),
     (lambda: api.my_autocast(torch.bfloat16), e.DeviceTypeError, "The dtype is the second argument: dtype=..."),
-    (lambda: api.my_autocast("cuda:0"), e.UnsupportedDeviceError, "Give the type without an index."),
-    (lambda: api.my_autocast("gpu"), e.UnsupportedDeviceError, "The device types of GPUs are 'cuda'"),
-    (lambda: api.my_autocast(step), e.DeviceTypeError, "write it with parentheses: @my_autocast()."),
-    (lambda: api.my_autocast("cpu", "bfloat"), e.DtypeError, "not the name of a dtype. Closest: bfloat16."),
     (lambda: api.my_autocast("cpu", enabled="False"), e.FlagError, "Legal: True, False. Compare the str"),
     (
         lambda: api.my_autocast("cpu", overrides=["mm"]),
@@ -87,15 +82,12 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
         "Policy.stock().override({op: policy})",
     ),
     (lambda: api.my_autocast("cpu", policy="cuuda"), e.PolicyError, "'cuuda'. Closest: cuda. Legal: stock, cpu,"),
-    (lambda: api.my_autocast("cpu", model=model), e.OptionError, "Give both, or leave model out."),
-    (lambda: api.my_autocast("cpu", cache="al"), e.OptionError, "'none'. Closest: all."),
     (lambda: api.promotion("jaxx"), e.RuleDefinitionError, "'jaxx'. Legal: torch, jax, numpy, array_api, strict."),
     (
         lambda: api.promotion("jax", on_promote="warn"),
         e.ArgumentError,
         "promotion() has no argument 'on_promote'. Closest: on_promotion. Legal: rule, on_promotion, matmul, kinds.",
     ),
-    (lambda: api.promotion("jax", "error"), e.OptionError, "on_promotion is 'warn', 'raise', None or a callable"),
     # tools: arguments
     (
         lambda: api.compare(model, step),
@@ -152,7 +144,6 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.trace("train.py"), e.OptionError, "model must be an nn.Module or None, got 'train.py'."),
     (lambda: api.trace(value=True), e.ArgumentError, "trace() has no argument 'value'. Closest: values."),
     (lambda: api.trace(model, True), e.ArgumentError, "trace() takes model by position, got 2: TwoLayers, bool."),
-    (lambda: api.trace(values=1), e.FlagError, "values is a bool, got 1 of type int."),
     (lambda: api.trace(where="cast"), e.OptionError, "got 'cast'. Closest: casts."),
     (lambda: api.trace(record="a.json"), e.OptionError, "the name of a recording has to end in .jsonl.gz."),
     (lambda: api.trace(record=True), e.OptionError, '`record` is the name of a file, "NAME.jsonl.gz", or None'),
@@ -190,7 +181,6 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.set_module_policy(model, "fp32"), e.PolicyError, 'Write {key: policy}, such as {"": "fp32"} for'),
     (lambda: api.set_module_policy({"encoder": "fp32"}, model), e.PolicyError, "The model is the first argument."),
     (lambda: api.set_module_policy(model, {model.encoder: "off"}), e.PolicyError, "this module is 'encoder'."),
-    (lambda: api.set_module_policy(numbered, {0: "off"}), e.PolicyError, "got 0. Write it as a str: '0'."),
     (
         lambda: api.set_module_policy(model, policy={}),
         e.ArgumentError,

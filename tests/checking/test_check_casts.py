@@ -36,11 +36,6 @@ def weight(requires_grad: bool = True) -> nn.Parameter:
     return nn.Parameter(torch.linspace(-2, 2, 16).view(4, 4), requires_grad=requires_grad)
 
 
-def fused_sgd(w: nn.Parameter) -> torch.optim.Optimizer:
-    w.grad = torch.ones_like(w)
-    return torch.optim.SGD([w], lr=1.0, fused=True)
-
-
 # --- writes that the cache does not detect
 
 #: Yields a product of EYE with a weight, and the weight. (Comparing must not make an alias of the weight.)
@@ -113,58 +108,6 @@ def test_a_stale_cast_raises(cache: str, program: Callable[[], Program]) -> None
         with pytest.raises(StaleCastError, match=f"cache mode: {cache}"):
             next(run)
     assert checks.checked == 1
-
-
-def compiled_fused_step() -> Program:
-    w = weight()
-    step = torch.compile(fused_sgd(w).step, backend="eager")
-    for _ in range(3):
-        yield used(w)
-        step()
-
-
-def fused_kernel() -> Program:
-    w, averages = weight(), (torch.zeros(4, 4), torch.zeros(4, 4))
-    rates = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
-    for _ in range(3):
-        yield used(w)
-        with torch.no_grad():
-            lists = [[w], [torch.ones(4, 4)], *([average] for average in averages), [], [torch.ones(())]]
-            torch._fused_adamw_(*lists, **rates, amsgrad=False, maximize=False)
-
-
-def clear_autocast_cache(w: nn.Parameter) -> None:
-    w.data.mul_(3)
-    torch.clear_autocast_cache()
-
-
-def step_with_autocast_off(w: nn.Parameter) -> None:
-    with ours(enabled=False):
-        fused_sgd(w).step()
-
-
-HIDDEN: dict[str, Callable[[], Program]] = {
-    "compiled fused step": compiled_fused_step,
-    "fused kernel": fused_kernel,
-    "clear_autocast_cache": lambda: in_one_region(clear_autocast_cache),
-    "step with autocast off": lambda: in_one_region(step_with_autocast_off),
-    "step in another thread": lambda: in_one_region(lambda w: in_thread(fused_sgd(w).step)),
-    "from_dlpack": lambda: frozen(lambda w: torch.from_dlpack(w).mul_(2)),
-    "data of a view": lambda: frozen(lambda w: w.t().data.mul_(2)),
-}
-
-
-@pytest.mark.parametrize("program", HIDDEN.values(), ids=HIDDEN)
-def test_a_use_is_right_or_raises(program: Callable[[], Program], fresh_dynamo: None) -> None:
-    uses = 0
-    try:
-        with check_casts():
-            for product, w in program():
-                uses += 1
-                assert torch.equal(product.detach(), w.to(torch.bfloat16)), "a stale cast was used"
-    except StaleCastError:
-        uses += 1
-    assert uses >= 2
 
 
 @EVERY_MODE

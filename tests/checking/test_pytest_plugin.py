@@ -266,29 +266,6 @@ def test_the_fixture_gives_the_report(run: Run) -> None:
     assert counted(result, "tests checked") == 1
 
 
-@pytest.mark.slow  # every day, tests/checking/test_numerics_plugin.py shares tests among processes
-@pytest.mark.usefixtures("wrong_cell")
-def test_xdist_merges_the_summary(run: Run, pytester: pytest.Pytester) -> None:
-    alone = run(
-        "    def test_a(): mixed()\n    def test_b(): mixed()\n    def test_c(): product()",
-        "--torch-promote-crosscheck",
-    )
-    pytester.makeconftest(  # the workers are processes of their own; only they run tests and need torch
-        """
-        def pytest_runtest_setup():
-            import torch
-            from torch_promote.reference import promotion
-
-            promotion._TABLE[torch.int8, torch.int16] = torch.int32
-        """
-    )
-    shared = pytester.runpytest_subprocess("-p", "_torch_promote_hooks", "--torch-promote-crosscheck", "-n2")
-    shared.assert_outcomes(failed=2, passed=1)
-    for title in ("tests checked", "calls", "checked against the reference", "without a rule", "mismatches"):
-        assert counted(shared, title) == counted(alone, title), title
-    assert (counted(shared, "tests checked"), counted(shared, "mismatches")) == (3, 2)
-
-
 def test_nothing_is_left_behind(run: Run) -> None:
     code = """
     crosscheck = pytest.mark.torch_promote_crosscheck

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -92,64 +91,3 @@ def test_checkpointed_models(name: str, use_reentrant: bool, inside: bool, cache
     ours = functools.partial(tp.my_autocast, "cuda", torch.bfloat16, cache=cache)
     stock = functools.partial(tp.stock_autocast, "cuda", torch.bfloat16)
     assert_same(*(checkpointed(region, name, use_reentrant, inside, "cuda") for region in (ours, stock)))
-
-
-# --- autograd functions
-
-
-def function_of(cast_inputs: torch.dtype | None) -> Any:
-    given: dict[str, Any] = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
-
-    class Product(torch.autograd.Function):
-        seen: list[Any] = []  # noqa: RUF012
-
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda", **given)
-        def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-            ctx.save_for_backward(x, w)
-            Product.seen.append((x.dtype, w.dtype, torch.is_autocast_enabled("cuda")))
-            return x @ w
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type="cuda")
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            x, w = ctx.saved_tensors
-            Product.seen.append((grad.dtype, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
-            return grad @ w.t(), x.t() @ grad
-
-    return Product
-
-
-@INSIDE
-@pytest.mark.parametrize("cast_inputs", [None, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_custom_fwd_and_custom_bwd(cast_inputs: torch.dtype | None, inside: bool) -> None:
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        x.requires_grad_()
-        product = function_of(cast_inputs)
-
-        def loss() -> Tensor:
-            first = product.apply(x if cast_inputs else x.half(), w if cast_inputs else w.half())
-            return (product.apply(first.float(), w.float()).float() + F.linear(x, w)).float().square().sum()
-
-        return run_backward(region("cuda"), loss, inside), grads(w, x), [str(seen) for seen in product.seen]
-
-    assert_like_stock(program)
-
-
-# --- hooks, higher derivatives
-
-
-@INSIDE
-def test_derivatives_of_derivatives(inside: bool) -> None:
-    def program(region: Region) -> Any:
-        w, x = leaves()
-        x.requires_grad_()
-        with region("cuda", dtype=torch.bfloat16):
-            y = F.linear(torch.tanh(F.linear(x, w)), w).float().square().sum()
-            with contextlib.nullcontext() if inside else region("cuda", enabled=False):
-                (first,) = torch.autograd.grad(y, x, create_graph=True)
-                (first.square().sum() + y).backward()
-        return first.detach(), grads(w, x)
-
-    assert_like_stock(program)

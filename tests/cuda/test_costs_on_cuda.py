@@ -3,101 +3,100 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import cuda_stand_in
 import torch_promote as tp
 from benchmarks.measures import peak_bytes
-from helpers.casts import Region
-from helpers.memory_uses import NAMES, USES, model_and_input
-from helpers.program_peaks import EVERY_PROGRAM, check_bounds, peaks
+from benchmarks.programs import PROGRAMS
+from helpers.program_peaks import EVERY_PROGRAM, check_bounds, peaks, step_of
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks")
 
-stock: Region = functools.partial(tp.stock_autocast, "cuda")
-ours: Region = functools.partial(tp.my_autocast, "cuda")
+ours = functools.partial(tp.my_autocast, "cuda")
+AROUND = pytest.mark.parametrize("around", [False, True], ids=["", "backward inside"])
 
 
-def peak(region: Region, name: str, use: str) -> int:
-    model, x = model_and_input(name, "cuda")
-    return peak_bytes(lambda: USES[use](region, model, x), "cuda")
+@functools.cache
+def of_stock(name: str, around: bool = False) -> tuple[int, int]:
+    return peaks(name, "stock", "cuda", around)
 
 
-def half(which: int) -> list[Any]:
-    """Every model in every use. The everyday run counts the memory of half of them, and the kernels of the others."""
-    return [
-        pytest.param(name, use, marks=() if (i + j) % 2 == which else pytest.mark.slow)
-        for i, name in enumerate(NAMES)
-        for j, use in enumerate(USES)
-    ]
+@AROUND
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_default_mode_takes_no_more_memory_than_stock(name: str, around: bool) -> None:
+    check_bounds(name, "weights", "cuda", of_stock(name, around), around)
 
 
-@pytest.mark.parametrize(("name", "use"), half(0))
-def test_the_default_mode_takes_no_more_memory_than_stock(name: str, use: str) -> None:
-    assert 0 < peak(ours, name, use) <= 1.05 * peak(stock, name, use)
+@pytest.mark.slow  # how modes differ is host code, which tests/cache/test_cache_memory.py compares
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(("name", "mode"), [one for one in EVERY_PROGRAM if "weights" not in one.values])
+def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> None:
+    check_bounds(name, mode, "cuda", of_stock(name))
+
+
+def layers() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    parts = [part for _ in range(16) for part in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(*parts).cuda(), torch.randn(4, 64).cuda()
 
 
 def test_the_other_modes_take_more() -> None:
-    """Otherwise the test above could not fail."""
+    """Otherwise the tests above could not fail."""
     for cache in ("all", "persistent"):
-        region = functools.partial(ours, cache=cache)
-        model, x = model_and_input("layers", "cuda")
+        model, x = layers()
         model.requires_grad_(False)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        with region(), torch.no_grad():
+        with ours(cache=cache), torch.no_grad():
             model(x)
             held = torch.cuda.memory_allocated() - before
         assert held > 16 * 64 * 64 * 2  # the weights, in half precision, and the biases
         tp.clear_cache()
 
 
-def test_nothing_is_held_after_the_region() -> None:
-    model, x = model_and_input("layers", "cuda")
-    before = torch.cuda.memory_allocated()
-    for use in USES.values():
-        use(ours, model, x)
-    assert torch.cuda.memory_allocated() == before
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_more_is_held_after_the_region_than_under_stock(name: str) -> None:
+    held = []
+    for mode in ("stock", "weights"):
+        step = step_of(name, mode, "cuda")
+        before = torch.cuda.memory_allocated()
+        step()
+        held.append(torch.cuda.memory_allocated() - before)
+        del step
+    assert held[1] == held[0]
 
 
 @pytest.mark.parametrize("policy", FLOAT8_POLICIES)
 @pytest.mark.usefixtures("without_onednn")  # the stand-in's products are the host's
 def test_training_in_float8_takes_no_more_memory(policy: CastPolicy) -> None:
-    in_float8, low = (functools.partial(ours, overrides={"linear": value}) for value in (policy, "lower"))
-    assert 0 < peak(in_float8, "layers", "train") <= 1.05 * peak(low, "layers", "train")
+    def peak(policy: CastPolicy | str) -> int:
+        model, x = layers()
+
+        def step() -> None:
+            with ours(overrides={"linear": policy}):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+
+        return peak_bytes(step, "cuda")
+
+    assert 0 < peak(policy) <= 1.05 * peak("lower")
 
 
-def kernels(region: Region, name: str, use: str) -> cuda_stand_in.Counts:
-    model, x = model_and_input(name, "cuda")
-    with cuda_stand_in.counting() as counts:
-        USES[use](region, model, x)
-    return counts
-
-
+@AROUND
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(("name", "use"), half(1))
-def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, use: str) -> None:
-    expected, found = kernels(stock, name, use), kernels(ours, name, use)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_default_mode_runs_no_more_kernels_than_stock(name: str, around: bool) -> None:
+    counted = []
+    for mode in ("stock", "weights"):
+        with cuda_stand_in.counting() as counts:
+            step_of(name, mode, "cuda", around)()
+        counted.append(counts)
+    stock, found = counted
     assert found.total > 0
-    assert found.kernels - expected.kernels == {}
-
-
-@functools.cache
-def of_stock(name: str) -> tuple[int, int]:
-    return peaks(name, "stock", "cuda")
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(
-    ("name", "mode"),  # how modes differ is host code, which tests/cache/test_cache_memory.py compares
-    [
-        pytest.param(*one.values, id=one.id, marks=() if one.values[1] == "weights" else pytest.mark.slow)
-        for one in EVERY_PROGRAM
-    ],
-)
-def test_a_program_stays_within_the_bounds_of_the_mode(name: str, mode: str) -> None:
-    check_bounds(name, mode, "cuda", of_stock(name))
+    assert found.kernels - stock.kernels == {}

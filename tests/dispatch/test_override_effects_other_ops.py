@@ -1,7 +1,4 @@
-"""Compares ops outside the op table, under every kind of policy, with the reference's plan.
-
-tools/override_sweep.py runs all of PyTorch's ops.
-"""
+"""Compares ops outside the op table, under every kind of policy, with the reference's plan."""
 
 from __future__ import annotations
 

@@ -102,15 +102,6 @@ def test_experts_train_as_with_casts_by_hand(way: str) -> None:
     assert all(map(torch.equal, compiled, expected))
 
 
-def test_stock_casts_no_input_of_experts() -> None:
-    """The reason for the policy. If it fails, the op has a row now: correct the documentation."""
-    x, weight, ends = torch.randn(4, 16), torch.randn(1, 16, 16), torch.tensor([4], dtype=torch.int32)
-    with torch.autocast("cpu"):
-        assert F.grouped_mm(x, weight, offs=ends).dtype is torch.float32
-        with pytest.raises(RuntimeError, match="same dtype"):
-            F.grouped_mm(F.linear(x, weight[0]), weight, offs=ends)
-
-
 # --- the policy "fp32": inputs in bfloat16 meet float32 weights
 
 

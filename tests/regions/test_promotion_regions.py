@@ -42,7 +42,6 @@ def mixed() -> torch.dtype:
 
 promotion: Any = tp.promotion
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: promotion("numpi"), RuleDefinitionError, "'numpi'. Legal: torch, jax, "),
     (lambda: promotion(3), RuleDefinitionError, "3"),
     (lambda: promotion(mixed), RuleDefinitionError, "As a decorator, write it with a rule: @promotion("),
     (lambda: promotion("jax", matmul="yes"), FlagError, "matmul is a bool, got 'yes' of type str. Legal: True, False."),

@@ -308,7 +308,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (ask("gpu"), UNSUPPORTED, f"no device type 'gpu'. {LEGAL} The device types of GPUs are 'cuda' (also"),
     (ask("cpu", torch.int8), DTYPE, NOT_FLOATING),
     (ask("cpu", "int8"), DTYPE, NOT_FLOATING),
-    (ask("cpu", "bfloat61"), DTYPE, "dtype 'bfloat61' is not the name of a dtype. Closest: bfloat16. Names are"),
+    (ask("cpu", "bfloat"), DTYPE, "dtype 'bfloat' is not the name of a dtype. Closest: bfloat16. Names are"),
     (ask("cpu", float), DTYPE, "dtype is a torch.dtype, such as torch.bfloat16, its name, or None; got <class"),
     (ask("cpu", overrides="mm"), tp.PolicyError, "overrides must be a mapping of ops to policies, got str."),
     (

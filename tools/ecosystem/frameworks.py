@@ -35,7 +35,6 @@ class Program:
     framework: str
     name: str
     program: str
-    needs: str = ""
     launcher: str = "python"
     processes: int = 0
     results: str = "*.pt"

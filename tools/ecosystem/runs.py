@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 import torch
 from frameworks import Framework, Program
-from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from torch_promote.checking.comparison import compare
 
 _RUN = ("-m", "torch_promote", "run")
 _BY_VARIABLE = {"TORCH_PROMOTE_AUTOCAST": "1"}
@@ -50,7 +50,6 @@ class Verdict:
         key_ran: Whether the policy "off" changed the bits; for a program without regions, whether it did not.
         override_acts: Whether the override changed the bits; for a program without regions, whether it did not.
         problems: The problems, in sentences.
-        not_run: The reason why the program did not run, if it did not.
         seconds: The duration of the runs.
     """
 
@@ -60,15 +59,12 @@ class Verdict:
     key_ran: bool | None = None
     override_acts: bool | None = None
     problems: list[str] = field(default_factory=list)
-    not_run: str | None = None
     seconds: float = 0.0
 
     @property
     def status(self) -> str:
-        """The words for the table: "passed", "FAILED" or "not run"."""
+        """The word for the table: "passed" or "FAILED"."""
         compared = self.same_bits and self.key_ran and self.override_acts
-        if self.not_run is not None:
-            return "not run"
         return "passed" if (self.program.checks or compared) and not self.problems else "FAILED"
 
 
@@ -178,25 +174,6 @@ def _difference(ours: Path, stock: Path, patterns: str) -> str | None:
             continue
         # Written by a program that has just run here, so loading may run code of it.
         trees = [torch.load(folder / name, weights_only=False, map_location="cpu") for folder in (ours, stock)]
-        one, other = (tree_flatten_with_path(tree) for tree in trees)
-        if one[1] != other[1]:
-            return f"{name} has another structure"
-        for (path, value), (_, wanted) in zip(one[0], other[0], strict=True):
-            if (different := _of_values(value, wanted)) is not None:
-                return f"{name}{keystr(path)}: {different}"
+        if differences := compare(*trees, where=name):
+            return str(differences[0])
     return None
-
-
-def _of_values(one: Any, other: Any) -> str | None:
-    if type(one) is not type(other):
-        return f"{type(one).__name__} and {type(other).__name__}"
-    if isinstance(one, float):
-        one, other = (torch.tensor(value, dtype=torch.float64) for value in (one, other))
-    if not isinstance(one, torch.Tensor):
-        return None if one == other else f"{one!r} and {other!r}"
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
-    bits = [each.detach().contiguous().reshape(-1, 1).view(torch.uint8) for each in (one, other)]
-    different = int((bits[0] != bits[1]).any(1).sum())
-    largest = (one.double() - other.double()).abs().max().item() if different and one.is_floating_point() else 0
-    return f"{different} of {one.numel()} elements differ, by up to {largest:.3g}" if different else None
