@@ -109,6 +109,7 @@ class NonfiniteReport(Report):
             return []
         names, modules = list(found), {one.module for one in found.values()}
         module = modules.pop() if len(modules) == 1 else ""
+        module = "" if module[:1].isupper() else module  # the class of a module that is not in the model
         overrides = {_short(name): "fp32" for name in names}
         options = " ".join(f"--override {name}=fp32" for name in overrides)
         everywhere = Attempt(f"tp.my_autocast(..., overrides={json.dumps(overrides)})", options, tuple(names))
@@ -282,15 +283,16 @@ def find_nonfinite(
     """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
-    scale: GradScaler then skips the step. The report lists both separately. A NaN is benign only if a backward replaces
-    it before it returns, as that of a norm of zeros does. The program's results do not change. Until the first fault,
-    each call costs a check of its results and of the arguments that it wrote to, which synchronizes on a GPU.
+    scale: GradScaler then skips the step. The report lists both separately. What the program replaces (`torch.where`,
+    `nan_to_num`, `clamp`), or PyTorch in a backward, is benign if no other call uses it. The program's results do not
+    change. Until the first fault, each call costs a check of its results and of the arguments that it wrote to, which
+    synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.
-        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It then also raises for
-            infinite values that the program only converts to integers, and for those that a backward replaces, as that
-            of a norm of zeros does, which would be benign at the end of the block.
+        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. For a call of a backward,
+            it raises when the backward is over, which may replace the values. It also raises for values of a forward
+            that the program replaces later, or only converts to integers, which are benign at the end of the block.
         allow: Ops ("log", "aten::log"), modules ("blocks.3", with those inside it) and lines ("train.py:41") that may
             make non-finite values.
 
@@ -314,9 +316,11 @@ def find_nonfinite(
     report = NonfiniteReport()
     del model  # it may be destroyed before the block ends
 
-    def found(origin: NonfiniteOrigin | None) -> None:
+    def found(origin: NonfiniteOrigin | None, is_final: bool) -> None:
+        nonlocal raise_at_first
         report.origin = origin
-        if raise_at_first and origin is not None:
+        if raise_at_first and is_final and origin is not None:
+            raise_at_first = False
             raise NonfiniteError(origin)
 
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
@@ -327,6 +331,7 @@ def find_nonfinite(
             yield report
     finally:
         finder.finish()
+    found(report.origin, True)
 
 
 def _names(name: str, call: Call) -> bool:
