@@ -129,6 +129,7 @@ class NonfiniteReport(Report):
             "benign": encode(self.benign),
             "scaler": encode(self.scaler),
             "scaled": encode(self._seen.scaled),
+            "clipped": encode(self._seen.clipped),
             "vanished": encode(list(self._seen.vanished.values())),
             "zero_gradients": encode(self._seen.zero_gradients),
             "attempts": encode(self.attempts),
@@ -151,6 +152,7 @@ class NonfiniteReport(Report):
             "vanished": list[Vanished],
             "scaler": ScalerSteps,
             "scaled": NonfiniteOrigin | None,
+            "clipped": Call | None,
             "zero_gradients": tuple[int, int, int] | None,
             "checked": int,
         }
@@ -203,7 +205,8 @@ class NonfiniteReport(Report):
             title=f"find_nonfinite: torch {self.torch_version}",
             verdict=self._clean() if origin is None else f"{origin.kind}: {origin.where}",
             facts=facts,
-            good=not self.found and (None if scaler.skipped or self._seen.zero_gradients else True),
+            good=not self.found
+            and (None if scaler.skipped or self._seen.zero_gradients or self._seen.clipped else True),
             parts=(
                 *parts,
                 *([Code("To try, the narrowest first", codes, where="all")] if codes else []),
@@ -235,6 +238,11 @@ class NonfiniteReport(Report):
             )
             dtypes = {one.call.outputs[0].dtype for one in self._seen.vanished.values()}
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
+        if self._seen.clipped is not None:
+            clean = (
+                f"gradients were clipped while they were scaled, {shorten(self._seen.clipped.line) or 'line unknown'}: "
+                f"call scaler.unscale_(optimizer) before clip_grad_norm_; otherwise {clean}"
+            )
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:

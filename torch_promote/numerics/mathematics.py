@@ -70,11 +70,12 @@ def explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tenso
 def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor], node: str) -> Iterator[str]:
     tensors = [one for one in arguments.values() if isinstance(one, torch.Tensor)]
     name = op.removeprefix("aten::").removesuffix("_")
-    pole = _POLES.get(node.partition("Backward")[0].removesuffix("_"))
+    of = node.partition("Backward")[0].removesuffix("_")
+    pole = _POLES.get(of)
     if pole and any(bool(((one == 0) | one.isinf()).any()) for one in tensors):
         yield (
-            f"The derivative of that op is infinite at {pole}. Keep its argument away from there: add a small number "
-            "to it, or replace it there before the op. torch.where on the result does not help: its backward "
+            f"The derivative of {of.lower()} is infinite at {pole}. Keep its argument away from there: add a small "
+            "number to it, or replace it there before the op. torch.where on the result does not help: its backward "
             "multiplies the infinite derivative by 0."
         )
     elif not node and any(not one.numel() for one in tensors if one.is_floating_point()):

@@ -34,11 +34,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
 from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls
@@ -343,6 +345,7 @@ class FinderState:
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
+    clipped: Call | None = None  # the first norm of gradients that were scaled, in order to clip them
 
 
 # --- verdicts on calls
@@ -358,6 +361,7 @@ _REPLACING = {
     )
     for end in ("", "_")
 }
+_NORMS = ("aten::_foreach_norm", "aten::linalg_vector_norm")
 _MOST_BENIGN = 1000
 #: So many calls of a place of a backward are repeated in float32 to see whether their zeros are zeros there, too; the
 #: share of such zeros from which they are named.
@@ -525,6 +529,7 @@ class NonfiniteFinder:
         self._lock = threading.RLock()
         self.seen: FinderState = FinderState()
         self._scale: float | None = None  # GradScaler's
+        self._is_unscaled = True  # whether the gradients are, since the loss was scaled
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
@@ -547,9 +552,10 @@ class NonfiniteFinder:
             watched.kept = self._recent.keep(args, watched.copies, of.phase)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
-        if is_scaling and _called_by_grad_scaler(sys._getframe()):
+        if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
+            self._is_unscaled = self._scale == 1
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
@@ -609,6 +615,9 @@ class NonfiniteFinder:
             found = extremes(watched.args[1:2])[0][1] > 0
             gradients = [one for one in watched.args[0] if found and has_storage(one)]
             self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
+            self._is_unscaled = True
+        elif not self._is_unscaled and watched.facts.op_name in _NORMS and _is_called_by(clip_grad, sys._getframe()):
+            self.seen.clipped = self.seen.clipped or call
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
@@ -927,7 +936,7 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
     return Verdict(verdict.kind, verdict.inner, name, verdict.text)
 
 
-def _called_by_grad_scaler(frame: Any) -> bool:
+def _is_called_by(module: ModuleType, frame: Any) -> bool:
     while frame is not None and is_ours(frame):  # one observer may call another
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == grad_scaler.__file__
+    return frame is not None and frame.f_code.co_filename == module.__file__

@@ -347,18 +347,20 @@ class RecentCalls:
         overflow = self._find_overflow(before)
         if overflow is None:
             return text, *made, *_tell_data(before)
+        if asks_for_infinity(overflow.args):
+            return text, f"Its infinite values were made by {_where(overflow)[:-1]}."
         texts = f"Its arguments are finite, its result is not. Therefore {_where(target)} is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
 
     @staticmethod
     def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
-        """The last call that made an infinite value of finite arguments, which the program did not ask for."""
+        """The last call that made an infinite value of finite arguments, or because the program asked for one."""
         for one in reversed(before.values()):
-            tensors = [kept.known for kept in (*_kept_in(one.args), *one.results)]
-            if not one.results or any(tensor is None for tensor in tensors) or asks_for_infinity(one.args):
+            arguments = () if asks_for_infinity(one.args) else _kept_in(one.args)
+            *inputs, last = [kept.known for kept in (*arguments, *one.results[:1])] or [None]
+            if last is None or any(tensor is None for tensor in inputs) or is_finite(extremes([last])[0]):
                 continue
-            *inputs, last = [is_finite(found) for found in extremes([one for one in tensors if one is not None])]
-            if not last and all(inputs):
+            if all(map(is_finite, extremes([tensor for tensor in inputs if tensor is not None]))):
                 return one
         return None
 
@@ -459,8 +461,8 @@ def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
         for name, kept in zip(recent.facts.arguments, recent.args, strict=False):
             tensor = kept.known if isinstance(kept, _Kept) and kept.maker is None else None
             if tensor is not None and not is_finite(extremes([tensor])[0]):
-                where = f"{recent.call.name}, {shorten(recent.call.line) or 'line unknown'}"
-                return [f"Before it, {name} of {where}, was infinite. What made it so is not known: check the data."]
+                text = f"Before it, {name} of {_where(recent)} contained infinite values"
+                return [f"{text}; which call made them is not known: check the data, and the masks."]
     return []
 
 
