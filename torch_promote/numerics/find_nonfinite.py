@@ -109,6 +109,7 @@ class NonfiniteReport(Report):
             return []
         names, modules = list(found), {one.module for one in found.values()}
         module = modules.pop() if len(modules) == 1 else ""
+        module = "" if module[:1].isupper() else module  # the class of a module that is not in the model
         overrides = {_short(name): "fp32" for name in names}
         options = " ".join(f"--override {name}=fp32" for name in overrides)
         everywhere = Attempt(f"tp.my_autocast(..., overrides={json.dumps(overrides)})", options, tuple(names))
@@ -128,6 +129,7 @@ class NonfiniteReport(Report):
             "benign": encode(self.benign),
             "scaler": encode(self.scaler),
             "scaled": encode(self._seen.scaled),
+            "clipped": encode(self._seen.clipped),
             "vanished": encode(list(self._seen.vanished.values())),
             "zero_gradients": encode(self._seen.zero_gradients),
             "attempts": encode(self.attempts),
@@ -150,6 +152,7 @@ class NonfiniteReport(Report):
             "vanished": list[Vanished],
             "scaler": ScalerSteps,
             "scaled": NonfiniteOrigin | None,
+            "clipped": Call | None,
             "zero_gradients": tuple[int, int, int] | None,
             "checked": int,
         }
@@ -202,7 +205,8 @@ class NonfiniteReport(Report):
             title=f"find_nonfinite: torch {self.torch_version}",
             verdict=self._clean() if origin is None else f"{origin.kind}: {origin.where}",
             facts=facts,
-            good=not self.found and (None if scaler.skipped or self._seen.zero_gradients else True),
+            good=not self.found
+            and (None if scaler.skipped or self._seen.zero_gradients or self._seen.clipped else True),
             parts=(
                 *parts,
                 *([Code("To try, the narrowest first", codes, where="all")] if codes else []),
@@ -234,6 +238,11 @@ class NonfiniteReport(Report):
             )
             dtypes = {one.call.outputs[0].dtype for one in self._seen.vanished.values()}
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
+        if self._seen.clipped is not None:
+            clean = (
+                f"gradients were clipped while they were scaled, {shorten(self._seen.clipped.line) or 'line unknown'}: "
+                f"call scaler.unscale_(optimizer) before clip_grad_norm_; otherwise {clean}"
+            )
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:
@@ -282,15 +291,16 @@ def find_nonfinite(
     """Finds the first call in a block that has finite inputs and a non-finite output, in any phase.
 
     Infinite values that a mask asks for are benign, and so are gradients that overflow only because of GradScaler's
-    scale: GradScaler then skips the step. The report lists both separately. A NaN is benign only if a backward replaces
-    it before it returns, as that of a norm of zeros does. The program's results do not change. Until the first fault,
-    each call costs a check of its results and of the arguments that it wrote to, which synchronizes on a GPU.
+    scale: GradScaler then skips the step. The report lists both separately. What the program replaces (`torch.where`,
+    `nan_to_num`, `clamp`), or PyTorch in a backward, is benign if no other call uses it. The program's results do not
+    change. Until the first fault, each call costs a check of its results and of the arguments that it wrote to, which
+    synchronizes on a GPU.
 
     Args:
         model: The module whose paths the report uses. None: the first module that is called outside of other modules.
-        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. It then also raises for
-            infinite values that the program only converts to integers, and for those that a backward replaces, as that
-            of a norm of zeros does, which would be benign at the end of the block.
+        raise_at_first: Whether to raise at the call itself, so that a debugger stops there. For a call of a backward,
+            it raises when the backward is over, which may replace the values. It also raises for values of a forward
+            that the program replaces later, or only converts to integers, which are benign at the end of the block.
         allow: Ops ("log", "aten::log"), modules ("blocks.3", with those inside it) and lines ("train.py:41") that may
             make non-finite values.
 
@@ -314,9 +324,11 @@ def find_nonfinite(
     report = NonfiniteReport()
     del model  # it may be destroyed before the block ends
 
-    def found(origin: NonfiniteOrigin | None) -> None:
+    def found(origin: NonfiniteOrigin | None, is_final: bool) -> None:
+        nonlocal raise_at_first
         report.origin = origin
-        if raise_at_first and origin is not None:
+        if raise_at_first and is_final and origin is not None:
+            raise_at_first = False
             raise NonfiniteError(origin)
 
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
@@ -327,6 +339,7 @@ def find_nonfinite(
             yield report
     finally:
         finder.finish()
+    found(report.origin, True)
 
 
 def _names(name: str, call: Call) -> bool:

@@ -34,13 +34,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch.amp import grad_scaler
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import clip_grad
 
-from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, node_number
+from torch_promote.numerics.mathematics import explain
+from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -277,16 +280,15 @@ class Vanished(_OfCall):
 
 
 class Propagation:
-    """Follows the infinite values of an origin through the tensors that contain them.
+    """Follows the values of an origin through the tensors that contain them.
 
-    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. That is benign. So the values of an
-    origin are benign if each tensor that contains some was passed on or cast to integers, and the last ones were cast.
-    The backward of a norm divides by a norm of 0, and puts 0 in place of the result. That is benign, too. `node` is the
-    number of the autograd node of the origin, or 0.
+    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. The backward of a norm divides by a
+    norm of 0, and puts 0 in place of the result. A program puts 0 in place of 1 / 0. So the values are benign if each
+    tensor that contains some was passed on, cast to integers or replaced, and the last ones were cast or replaced.
     """
 
-    def __init__(self, origin: Iterable[torch.Tensor], node: int = 0) -> None:
-        self.node = node
+    def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool) -> None:
+        self.in_backward = in_backward
         self.is_replaced = False
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
@@ -298,13 +300,17 @@ class Propagation:
             if reference is not None:
                 self._known[reference.cdata] = reference
 
-    def read(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor] = ()) -> None:
-        """Called when a call reads inputs, and passes their values on to outputs or casts them to integers."""
+    def read(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor] = ()) -> bool:
+        """Called when a call reads inputs, and passes their values on to outputs, casts or replaces them.
+
+        Returns whether an input contains such values.
+        """
         references = [reference for reference in map(_storage, inputs) if reference is not None]
         read = {reference.cdata for reference in references} & self._known.keys()
         self._unread -= read
         if read:
             self._add(outputs)
+        return bool(read)
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors contains such values."""
@@ -339,6 +345,7 @@ class FinderState:
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
+    clipped: Call | None = None  # the first norm of gradients that were scaled, in order to clip them
 
 
 # --- verdicts on calls
@@ -346,7 +353,15 @@ class FinderState:
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _EXPONENTIALS = ("aten::exp", "aten::exp2", "aten::expm1", "aten::exp_", "aten::exp2_", "aten::expm1_")
 #: Ops that put other numbers in place of some.
-_REPLACING = ("aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::nan_to_num", "aten::nan_to_num_")
+_REPLACING = {
+    f"aten::{name}{end}"
+    for name in (
+        *("masked_fill", "where", "nan_to_num", "index_put", "masked_scatter", "threshold_backward"),
+        *("clamp", "clamp_min", "clamp_max", "minimum", "maximum"),
+    )
+    for end in ("", "_")
+}
+_NORMS = ("aten::_foreach_norm", "aten::linalg_vector_norm")
 _MOST_BENIGN = 1000
 #: So many calls of a place of a backward are repeated in float32 to see whether their zeros are zeros there, too; the
 #: share of such zeros from which they are named.
@@ -491,20 +506,21 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 
 # --- the observer
 
-_MOST_PROVISIONAL = 20
+_MOST_PROVISIONAL = 1000
 
 
 class NonfiniteFinder:
     """Looks for the first call with finite inputs and a non-finite output.
 
-    `found` is called with the origin, in the thread of the call; later with None, if the origin proves benign. An error
-    that it raises propagates to the call's caller. `is_allowed` says whether a call may make non-finite values.
+    `found` is called with the origin, in the thread of the call; later with None, if the origin proves benign. Its
+    other argument says that a backward can no longer replace the values. An error that it raises propagates to the
+    caller of the call. `is_allowed` says whether a call may make non-finite values.
     """
 
     def __init__(
         self,
         modules: RunningModules,
-        found: Callable[[NonfiniteOrigin | None], None],
+        found: Callable[[NonfiniteOrigin | None, bool], None],
         is_allowed: Callable[[Call], bool],
     ) -> None:
         self.observer: CallObserver = CallObserver(modules, self.ended, self.begun)
@@ -513,16 +529,16 @@ class NonfiniteFinder:
         self._lock = threading.RLock()
         self.seen: FinderState = FinderState()
         self._scale: float | None = None  # GradScaler's
+        self._is_unscaled = True  # whether the gradients are, since the loss was scaled
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls of a backward were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
-        # Origins of infinite values, which are benign if the program only converts the values to integers; and of those
-        # that a node of a backward may replace. Of a NaN that it does not replace, no call after it matters.
+        # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
-        self._unsettled = 0  # that node's number
+        self._first: NonfiniteOrigin | None = None  # of those whose values are still there, the first
 
     def begun(self, of: OpenCall) -> WatchedCall | None:
         """Called before a call."""
@@ -536,9 +552,10 @@ class NonfiniteFinder:
             watched.kept = self._recent.keep(args, watched.copies, of.phase)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
-        if is_scaling and _called_by_grad_scaler(sys._getframe()):
+        if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
             watched.scales = True
             self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
+            self._is_unscaled = self._scale == 1
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
@@ -578,11 +595,11 @@ class NonfiniteFinder:
             watched.has_inner |= of.cast_args is not None
             watched.cast_args = of.cast_args if of.runs == of.facts.name else None
         watched.call, watched.results = call, results
-        if self._unsettled and node_number(call.phase) != self._unsettled:
-            with self._lock:
-                self._drop_ended()
-                self.observer.is_done |= any(spread.node == self._unsettled for _, spread in self._provisional)
-                self._unsettled = 0
+        if self._first is not None and self._is_final(watched, call):
+            self.observer.is_done = True
+            self._recent.clear()
+            self._found(self._first, True)
+            return
         if parent is not None:
             parent.has_inner = True
         elif call.autocast and call.phase != "backward":
@@ -598,6 +615,9 @@ class NonfiniteFinder:
             found = extremes(watched.args[1:2])[0][1] > 0
             gradients = [one for one in watched.args[0] if found and has_storage(one)]
             self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
+            self._is_unscaled = True
+        elif not self._is_unscaled and watched.facts.op_name in _NORMS and _is_called_by(clip_grad, sys._getframe()):
+            self.seen.clipped = self.seen.clipped or call
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
@@ -614,14 +634,13 @@ class NonfiniteFinder:
         if all(map(is_finite, watched.outputs)):
             if call.phase == "backward" and not call.composite:
                 self._look_for_zeros(watched)
-            if self._provisional and call.op == "aten::_to_copy" and not results[0].is_floating_point():
+            # The backward of nan_to_num compares its input; a program that does so may look for the values.
+            casts = call.op == "aten::_to_copy" or call.phase == "backward"
+            casts = casts and bool(results) and not (results[0].is_floating_point() or results[0].is_complex())
+            if self._provisional and (casts or call.op in _REPLACING):
                 for _, spread in self._provisional:
-                    spread.read(watched.args[:1])
-            elif self._provisional and call.op in _REPLACING and (node := node_number(call.phase)):
-                for _, spread in self._provisional:
-                    if spread.node == node and spread.knows(tensor for _, tensor in watched.tensors):
-                        spread.read([tensor for _, tensor in watched.tensors])
-                        spread.is_replaced = True
+                    spread.is_replaced |= spread.read(tensor for _, tensor in watched.tensors) and not casts
+                self._settle()
             return
         if parent is not None:
             parent.inner_nonfinite = True
@@ -633,6 +652,7 @@ class NonfiniteFinder:
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
                 spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
+            self._settle()
         elif self._is_allowed(call):
             self._nan_is_known = True
             self._add_benign("allowed", call)
@@ -644,6 +664,8 @@ class NonfiniteFinder:
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call = watched.call
         text = verdict.text
+        if text and not call.autocast and call.phase == "forward":
+            text = (*text, WITHOUT_REGION)
         if verdict.kind == "mathematics":
             found = self._find_loss(watched)
             if isinstance(found, Loss):
@@ -663,6 +685,10 @@ class NonfiniteFinder:
                 )
             text = found
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
+        if verdict.kind == "mathematics":
+            values = [watched.copies.get(id(one), one) for one in watched.args]
+            arguments = dict(zip(watched.facts.arguments, values, strict=False))
+            text = (*explain(call.op, arguments, watched.results, "" if node is None else node.name()), *text)
         outs = watched.outs
         return NonfiniteOrigin(
             call=call,
@@ -715,6 +741,8 @@ class NonfiniteFinder:
             if zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
                 self.seen.zero_gradients = self._steps, zeros, len(given)
         self._steps += 1
+        with self._lock:
+            self._drop_ended()
 
     def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
         try:
@@ -733,35 +761,41 @@ class NonfiniteFinder:
         with self._lock:
             if self.observer.is_done:
                 return
-            self._drop_ended()
-            first = not self._provisional
-            node, has_nan = node_number(watched.call.phase), any(one.nans for one in origin.outputs)
-            for _, spread in self._provisional if node else ():
-                spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
-            if verdict.kind == "mathematics" and (node or not has_nan):
-                self._provisional.append((origin, Propagation(watched.nonfinite, node)))
-                if has_nan or origin.kind != verdict.kind:
-                    self._unsettled = node
+            if verdict.kind == "mathematics":
+                spread = Propagation(watched.nonfinite, watched.call.phase == "backward")
+                self._provisional.append((origin, spread))
+                self._settle()
             else:
                 self.observer.is_done = True
+                self._found(self._first or origin, True)
+
+    def _is_final(self, watched: WatchedCall, call: Call) -> bool:
+        """Whether the values of an origin can no longer be replaced: the backward is over, or they are used."""
+        if call.phase == "optimizer" or call.op == "aten::_local_scalar_dense":
+            tensors = [tensor for _, tensor in watched.tensors]
+            return any(spread.knows(tensors) for _, spread in self._provisional if not spread.ended_well)
+        return call.phase == "forward" and any(one.in_backward and not one.ended_well for _, one in self._provisional)
+
+    def _settle(self) -> None:
+        """Finds the first origin whose values are still there."""
+        first = next((origin for origin, spread in self._provisional if not spread.ended_well), None)
+        if first is not self._first:
+            self._first = first
+            self._found(first, first is not None and first.phase != "backward")
+        if len(self._provisional) > _MOST_PROVISIONAL:
+            self._drop_ended()
             self.observer.is_done |= len(self._provisional) > _MOST_PROVISIONAL
-        if first:
-            self._found(origin)
 
     def _drop_ended(self) -> None:
-        before = list(self._provisional)
-        self._provisional = [pair for pair in before if not pair[1].ended_well]
-        for origin, spread in before:
+        for origin, spread in self._provisional:
             if spread.ended_well:
                 self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
-        if before and before[0] not in self._provisional:
-            self._found(self._provisional[0][0] if self._provisional else None)
+        self._provisional = [pair for pair in self._provisional if not pair[1].ended_well]
 
     def finish(self) -> None:
         """Called after the block."""
         with self._lock:
-            if not self.observer.is_done:
-                self._drop_ended()
+            self._drop_ended()
         self._recent.clear()
 
     # --- verdicts
@@ -778,10 +812,11 @@ class NonfiniteFinder:
         makes_nan = any(math.isnan(low) for low, _ in watched.outputs)
         has_nan = any(math.isnan(low) for low, _ in inputs)
         has_inf = not has_nan and not all(map(is_finite, inputs))
-        if makes_nan and has_nan:
+        if has_nan or has_inf:
             tensors = [tensor for _, tensor in watched.tensors]
-            if self._unsettled and any(spread.knows(tensors) for _, spread in self._provisional):
+            if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
+        if makes_nan and has_nan:
             return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None
@@ -862,8 +897,7 @@ class NonfiniteFinder:
         text = _WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        advice = () if call.autocast or call.phase != "forward" else (WITHOUT_REGION,)
-        return Verdict("overflow in the op", call.name, text=(text, *advice))
+        return Verdict("overflow in the op", call.name, text=(text,))
 
     @staticmethod
     def _earlier_cast(watched: WatchedCall) -> Verdict | None:
@@ -902,7 +936,7 @@ def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) ->
     return Verdict(verdict.kind, verdict.inner, name, verdict.text)
 
 
-def _called_by_grad_scaler(frame: Any) -> bool:
+def _is_called_by(module: ModuleType, frame: Any) -> bool:
     while frame is not None and is_ours(frame):  # one observer may call another
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == grad_scaler.__file__
+    return frame is not None and frame.f_code.co_filename == module.__file__

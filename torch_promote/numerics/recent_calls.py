@@ -29,6 +29,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.errors import PolicyError
+from torch_promote.numerics.mathematics import tell_idiom, tell_outside
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase, TensorInfo
 from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, tensors_in, unnoticed
@@ -80,7 +81,7 @@ class _Kept:
     version: int
     maker: int | None
     position: int
-    has_version: bool = True  # PyTorch gives the result of a factory, such as torch.full, another version counter
+    has_version: bool = True  # PyTorch gives the results of factories, such as zeros_like, another version counter
 
     @property
     def known(self) -> torch.Tensor | None:
@@ -244,7 +245,7 @@ class RecentCalls:
                         return
                     held = _hold(tensor, call.phase)
                     one = _Kept(tensor.dtype, _memory_of(tensor), *held, _version(tensor), number, position)
-                    one.has_version = bool(call.inputs)
+                    one.has_version = "pin_memory" not in facts.arguments
                     kept.append(one)
             recent = RecentCall(facts, args, call, kept, number, node=node_number(call.phase))
             # Of arguments that a call writes to, it keeps copies.
@@ -320,7 +321,7 @@ class RecentCalls:
         by_op: dict[str, list[RecentCall]] = {}
         for one in tried:
             by_op.setdefault(one.call.name, []).append(one)
-        for same in by_op.values():
+        for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
                 return self._loss(same, values, target)
         unknown = ""
@@ -345,19 +346,21 @@ class RecentCalls:
             )
         overflow = self._find_overflow(before)
         if overflow is None:
-            return text, *made
+            return text, *made, *_tell_data(before)
+        if asks_for_infinity(overflow.args):
+            return text, f"Its infinite values were made by {_where(overflow)[:-1]}."
         texts = f"Its arguments are finite, its result is not. Therefore {_where(target)} is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
 
     @staticmethod
     def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
-        """The last call that made an infinite value of finite arguments, which the program did not ask for."""
+        """The last call that made an infinite value of finite arguments, or because the program asked for one."""
         for one in reversed(before.values()):
-            tensors = [kept.known for kept in (*_kept_in(one.args), *one.results)]
-            if not one.results or any(tensor is None for tensor in tensors) or asks_for_infinity(one.args):
+            arguments = () if asks_for_infinity(one.args) else _kept_in(one.args)
+            *inputs, last = [kept.known for kept in (*arguments, *one.results[:1])] or [None]
+            if last is None or any(tensor is None for tensor in inputs) or is_finite(extremes([last])[0]):
                 continue
-            *inputs, last = [is_finite(found) for found in extremes([one for one in tensors if one is not None])]
-            if not last and all(inputs):
+            if all(map(is_finite, extremes([tensor for tensor in inputs if tensor is not None]))):
                 return one
         return None
 
@@ -366,7 +369,7 @@ class RecentCalls:
         if maker is None:
             return []
         text = f"Its argument was made by {maker.name}, {maker.phase}, {shorten(maker.line) or 'line unknown'}."
-        return [text, *_tell_idiom(maker, target.call)]
+        return [text, *tell_idiom(maker, target.call)]
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
         """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
@@ -406,7 +409,8 @@ class RecentCalls:
         for number, wide in reversed(values.items()):
             if number < 0 or self._calls[number].facts.is_view:
                 continue
-            texts = _tell_outside(self._calls[number], wide, target.call.op)
+            pairs = _pairs(self._calls[number], wide)
+            texts = list(filter(None, (tell_outside(*pair, target.call.op) for pair in pairs)))[:1]
             if outside and not texts:
                 break
             if texts:
@@ -423,7 +427,7 @@ class RecentCalls:
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
-        return self._told(recent, kind, tuple(cures), [*texts, *_tell_idiom(recent.call, target.call)])
+        return self._told(recent, kind, tuple(cures), [*texts, *tell_idiom(recent.call, target.call)])
 
     @staticmethod
     def _told(recent: RecentCall, kind: LossKind, cures: tuple[Call, ...], texts: Iterable[str]) -> Loss:
@@ -451,23 +455,19 @@ def may_have_override(name: str, call: Call) -> bool:
     return _is_legal(exact_key(name), devices)
 
 
+def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
+    """Names the first call that got an infinite value which no call that is known has made."""
+    for recent in before.values():
+        for name, kept in zip(recent.facts.arguments, recent.args, strict=False):
+            tensor = kept.known if isinstance(kept, _Kept) and kept.maker is None else None
+            if tensor is not None and not is_finite(extremes([tensor])[0]):
+                text = f"Before it, {name} of {_where(recent)} contained infinite values"
+                return [f"{text}; which call made them is not known: check the data, and the masks."]
+    return []
+
+
 def _where(recent: RecentCall) -> str:
     return f"{recent.call.name}, {recent.call.phase}, {shorten(recent.call.line) or 'line unknown'},"
-
-
-#: Ops that do in one what two ops do, without rounding in between.
-_IDIOMS = {
-    ("aten::softmax", "aten::log"): "F.log_softmax",
-    ("aten::sigmoid", "aten::log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
-    ("aten::sigmoid", "aten::binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
-    ("aten::exp", "aten::log"): "torch.logsumexp",
-    ("aten::exp", "aten::div"): "torch.softmax",
-}
-
-
-def _tell_idiom(maker: Call, call: Call) -> list[str]:
-    one = _IDIOMS.get((maker.op, call.op))
-    return [] if one is None else [f"{one} computes both in one, without the rounding in between."]
 
 
 def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
@@ -477,39 +477,17 @@ def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorR
     )
 
 
-#: The numbers for which an op is defined: from, to.
-_DOMAINS = {
-    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10")), (0.0, math.inf)),
-    **dict.fromkeys((f"aten::{name}" for name in ("acos", "asin", "atanh")), (-1.0, 1.0)),
-    "aten::log1p": (-1.0, math.inf),
-    "aten::acosh": (1.0, math.inf),
-}
-
-
-def _tell_outside(recent: RecentCall, wide: Sequence[torch.Tensor], op: str) -> list[str]:
-    """Names the results of a call for which `op` is not defined, and is in float32."""
-    lowest, highest = _DOMAINS.get(op, (-math.inf, math.inf))
+def _pairs(recent: RecentCall, wide: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The results of a call in a lower dtype, and in float32."""
     for kept, exact in zip(recent.results, wide, strict=False):
         low = kept.known
-        if low is None or low.dtype not in LOWER or low.shape != exact.shape:
-            continue
-        exact = exact.float()
-        outside = ((low < lowest) | (low > highest)) & (exact >= lowest) & (exact <= highest)
-        if count := int(outside.sum()):
-            made, dtype = low[outside], dtype_name(low.dtype)
-            text = f"{count:,} of {low.numel():,} values are outside of {lowest:g} to {highest:g} in {dtype}: from "
-            text += f"{made.min():.9g} to {made.max():.9g}; in float32, they are from "
-            return [f"{text}{exact[outside].min():.9g} to {exact[outside].max():.9g}."]
-    return []
+        if low is not None and low.dtype in LOWER and low.shape == exact.shape:
+            yield low, exact.float()
 
 
 def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
     """What a call lost, given its results in float32; no text if it only rounded."""
-    for kept, exact in zip(recent.results, wide, strict=False):
-        low = kept.known
-        if low is None or low.dtype not in LOWER or low.shape != exact.shape:
-            continue
-        exact = exact.float()
+    for low, exact in _pairs(recent, wide):
         is_cast = recent.facts.is_copy or recent.facts.is_cast
         became: dict[LossKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),

@@ -1,0 +1,148 @@
+"""For which numbers an op is defined, what made it inf or NaN, and what to write instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_promote.observe.call import Call
+from torch_promote.observe.ops import unnoticed
+from torch_promote.reference.dtypes import dtype_name
+
+#: The numbers for which an op is defined: from, to.
+_DOMAINS = {
+    **dict.fromkeys((f"aten::{name}" for name in ("sqrt", "rsqrt", "log", "log2", "log10")), (0.0, math.inf)),
+    **dict.fromkeys((f"aten::{name}" for name in ("acos", "asin", "atanh")), (-1.0, 1.0)),
+    "aten::log1p": (-1.0, math.inf),
+    "aten::acosh": (1.0, math.inf),
+}
+#: Where the derivative of an op is infinite, by the name of its autograd node.
+_POLES = {
+    **dict.fromkeys(("Sqrt", "Rsqrt", "Log", "Log2", "Log10", "Reciprocal"), "0"),
+    **dict.fromkeys(("Acos", "Asin", "Atanh"), "-1 and 1"),
+    "Acosh": "1",
+    "Pow": "0, with an exponent below 1",
+}
+#: Ops that do in one what two ops do, without rounding in between.
+_IDIOMS = {
+    ("aten::softmax", "aten::log"): "F.log_softmax",
+    ("aten::sigmoid", "aten::log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
+    ("aten::sigmoid", "aten::binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
+    ("aten::exp", "aten::log"): "torch.logsumexp",
+    ("aten::exp", "aten::div"): "torch.softmax",
+}
+
+
+def tell_idiom(maker: Call, call: Call) -> list[str]:
+    """Names the op that does what two calls do."""
+    one = _IDIOMS.get((maker.op, call.op))
+    return [] if one is None else [f"{one} computes both in one, without the rounding in between."]
+
+
+def tell_outside(low: torch.Tensor, exact: torch.Tensor, op: str) -> str:
+    """Names the values for which `op` is not defined, if it is for the same in float32; "" if there are none."""
+    lowest, highest = _DOMAINS.get(op, (-math.inf, math.inf))
+    outside = ((low < lowest) | (low > highest)) & (exact >= lowest) & (exact <= highest)
+    if not bool(outside.any()):
+        return ""
+    low, exact, of = low[outside], exact[outside], f"{int(outside.sum()):,} of {low.numel():,}"
+    return (
+        f"{of} values are outside of {lowest:g} to {highest:g} in {dtype_name(low.dtype)}: from {low.min():.9g} to "
+        f"{low.max():.9g}; in float32, they are from {exact.min():.9g} to {exact.max():.9g}."
+    )
+
+
+def explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor], node: str) -> list[str]:
+    """Says what made a call inf or NaN that is so in float32 as well, and what to write instead, if that is known.
+
+    `arguments` are those of the schema, by name; `node` is the name of the autograd node in a backward, or "".
+    """
+    try:
+        with unnoticed():
+            return list(_explain(op, arguments, results, node))
+    except (RuntimeError, TypeError, KeyError, IndexError):  # another overload; a dtype or device that lacks an op
+        return []
+
+
+def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor], node: str) -> Iterator[str]:
+    tensors = [one for one in arguments.values() if isinstance(one, torch.Tensor)]
+    name = op.removeprefix("aten::").removesuffix("_")
+    of = node.partition("Backward")[0].removesuffix("_")
+    pole = _POLES.get(of)
+    if pole and any(bool(((one == 0) | one.isinf()).any()) for one in tensors):
+        yield (
+            f"The derivative of {of.lower()} is infinite at {pole}. Keep its argument away from there: add a small "
+            "number to it, or replace it there before the op. torch.where on the result does not help: its backward "
+            "multiplies the infinite derivative by 0."
+        )
+    elif not node and any(not one.numel() for one in tensors if one.is_floating_point()):
+        yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."
+    elif name in _CAUSES:
+        yield from _CAUSES[name](arguments, results)
+
+
+def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    rows = (arguments["self"] == -math.inf).all(arguments["dim"])
+    if count := int(rows.sum()):
+        yield (
+            f"{count:,} of {rows.numel():,} rows are -inf throughout: a mask leaves nothing of them. Leave one element "
+            "of such a row unmasked, mask with torch.finfo(dtype).min in place of -inf, or replace the NaNs of the "
+            "result with torch.nan_to_num."
+        )
+
+
+def _ignored(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    target, ignored = arguments["target"], arguments["ignore_index"]
+    if target.numel() and bool((target == ignored).all()):
+        yield (
+            f"All {target.numel():,} targets are {ignored}, which is ignore_index, so the mean of the others is 0 / 0. "
+            'Skip such a batch, or divide the loss with reduction="sum" by max(1, number of targets).'
+        )
+
+
+def _one_value(arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Iterator[str]:
+    if arguments["self"].numel() == max(1, results[0].numel()):
+        yield "It is taken of one value, and divides by the number of values less 1. Pass correction=0, or skip it."
+
+
+def _no_alignment(_: Any, __: Any) -> Iterator[str]:
+    yield (
+        "The CTC loss is inf where the target, with a blank between equal labels, is longer than the input. "
+        "zero_infinity=True makes such losses and their gradients 0."
+    )
+
+
+def _zeros(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    above, below = arguments["self"], torch.as_tensor(arguments["other"])
+    places, both = int((below == 0).sum()), int(((above == 0) & (below == 0)).sum())
+    if places:
+        yield f"The divisor is 0 in {places:,} of {below.numel():,} places" + (
+            f", and 0 is divided by 0 in {both:,}." if both else "."
+        )
+
+
+def _zero_times_infinity(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    one, other = arguments["self"], torch.as_tensor(arguments["other"])
+    if count := int((((one == 0) & other.isinf()) | (one.isinf() & (other == 0))).sum()):
+        yield f"It multiplies 0 by inf in {count:,} places. Mask with masked_fill or torch.where in place of a product."
+
+
+def _negative(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    base, exponent = arguments["self"], torch.as_tensor(arguments["exponent"])
+    if count := int(((base < 0) & (exponent != exponent.round())).sum()):
+        yield f"{count:,} numbers below 0 have no power with an exponent that is no integer: clamp them, or take abs()."
+
+
+#: What says why the result of an op is not finite.
+_CAUSES: dict[str, Callable[[Mapping[str, Any], Sequence[torch.Tensor]], Iterator[str]]] = {
+    **dict.fromkeys(("softmax", "log_softmax"), _masked_rows),
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"), _ignored),
+    **dict.fromkeys(("std", "var"), _one_value),
+    "ctc_loss": _no_alignment,
+    "div": _zeros,
+    "mul": _zero_times_infinity,
+    "pow": _negative,
+}
