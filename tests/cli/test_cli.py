@@ -195,23 +195,22 @@ WRONG = [
     ("tune x.py:make --tolerance 1 --dtype x", "invalid choice: 'x'"),
     ("tune x.py:make --tolerance 1 -o mine.json", "mine.json: the file's name has to end in .toml."),
     # policies
-    ("policies softmax mm", "softmax mm. To show only some ops, write --op softmax. See `torch-promote policies"),
-    ("policies linalg_*", "To show only some ops, write --op 'linalg_*'."),
+    ("policies softmax mm", "mm. PATTERN is one word: for several ops, a shell pattern such as 'linalg_*'. See"),
     ("parity softmax", "To show only some ops, write --ops softmax."),
-    ("policies --json --jsn softmax", "unrecognized arguments: --jsn softmax. Closest: --json. See"),
-    ("policies --op *zzzz*", "--op '*zzzz*': "),
+    ("policies --json softmax --jsn", "unrecognized arguments: --jsn. Closest: --json. See"),
+    ("policies *zzzz*", "PATTERN '*zzzz*': "),
     ("policies --policy cdua", "no policy is called 'cdua'. Closest: cuda. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --policy no.toml", "there is no policy file 'no.toml'. Policies that need no file: stock, cpu, cuda,"),
     ("policies --policy cuda --diff cpu stock", "argument --diff: not allowed with argument --policy."),
     ("policies --diff stock", "argument --diff: expected 2 arguments."),
-    ("policies --op sofmax --json", "If a library defines the op, import it: --import MODULE."),
+    ("policies sofmax --json", "If a library defines the op, import it: --import MODULE."),
     ("policies --diff cpu mtia", "no policy is called 'mtia'. Legal: stock, cpu, cuda, xpu, mps,"),
     ("policies --diff stock fp32_saf", "no policy is called 'fp32_saf'. Closest: fp32_safe, fp32. Legal:"),
     ("policies --diff mine.toml other.toml", "there is no policy file 'mine.toml'."),
     ("policies --diff stock other.toml", "there is no policy file 'other.toml'."),
     ("policies --import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
     ("policies --device gpu", "'gpu'. The device types of GPUs are cuda (also for ROCm), xpu (Intel) and mps (Apple)."),
-    ("policies --ops softmax", "Closest: --op."),
+    ("policies --polic cuda --opp softmax", "Closest: --op."),
     # parity
     ("parity --quik", "Closest: --quick."),
     ("parity --device gpu --list", "'gpu' is not a device. Legal: cpu, cuda, xpu, mps, fake-cuda, fake-xpu, fake-mps,"),
@@ -334,21 +333,25 @@ def test_a_closed_stdout_is_one_line_and_status_2() -> None:
 
 def test_a_pipe_has_a_line_for_each_row_and_a_terminal_wraps(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    narrow = text_of(capsys, "policies", "--op", "norm*")
+    narrow = text_of(capsys, "policies", "norm*")
     assert max(map(len, narrow.splitlines())) <= 60
     monkeypatch.delenv("COLUMNS")
-    piped = text_of(capsys, "policies", "--op", "norm*")
+    piped = text_of(capsys, "policies", "norm*")
     on_gpus = ["fp32_append_dtype", "fp32_append_dtype", "fallthrough"]
-    assert ["norm.Scalar", "fallthrough", *on_gpus, "norm.ScalarOpt_dtype"] in cells_of(piped)
+    assert ["norm.Scalar", "fallthrough", *on_gpus] in cells_of(piped)
     assert len(piped.splitlines()) < len(narrow.splitlines())
+    assert [line.split() for line in narrow.splitlines()[3:5]] == [
+        ["norm.ScalarOpt_dim", "cpu,", "mps", "fallthrough"],
+        ["cuda,", "xpu", "fp32_append_dtype"],
+    ]
 
 
 def test_policies_are_coloured_on_a_terminal_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[" not in text_of(capsys, "policies", "--op", "bmm")
+    assert "\x1b[" not in text_of(capsys, "policies", "bmm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[36mlower_precision_fp" in text_of(capsys, "policies", "--op", "bmm", "--device", "cpu")
+    assert "\x1b[36mlower_precision_fp" in text_of(capsys, "policies", "bmm", "--device", "cpu")
 
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, False), (False, True)])

@@ -123,7 +123,7 @@ def test_an_op_without_a_row(capsys: Capture, op: str, key: str, sentence: str) 
 
 def test_an_op_without_a_row_as_text(capsys: Capture, wide: None) -> None:
     assert_expected_inline(
-        shown(capsys, "--op", "gelu"),
+        shown(capsys, "gelu"),
         """\
 op         aten::gelu
 region     It has no policy: it runs in the dtypes of its inputs.
@@ -132,7 +132,7 @@ override   my_autocast(overrides={"gelu": "fp32"})
 overloads  gelu, gelu.out
 """,
     )
-    assert shown(capsys, "--op", "rand*").split()[:2] == ["op", "promotion"]
+    assert shown(capsys, "rand*").split()[:2] == ["op", "promotion"]
 
 
 @pytest.mark.parametrize("op", ["gelu", "add.out", "aten::sub_", "copy_", "view"])
@@ -152,10 +152,10 @@ def op(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_custom_op(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def region(*arguments: str) -> str:
-        [found] = data_of(capsys, *arguments, "--op", "described_here::op")["other_ops"]
+        [found] = data_of(capsys, *arguments, "described_here::op")["other_ops"]
         return str(found["region"])
 
-    assert "--import MODULE" in error_of(capsys, "policies", "--op", "described_here::op")
+    assert "--import MODULE" in error_of(capsys, "policies", "described_here::op")
     tmp_path.joinpath("a_library_of_ops.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     assert region("--import", "a_library_of_ops") == "It has no policy: it runs in the dtypes of its inputs."
@@ -235,17 +235,11 @@ def test_two_policies(capsys: Capture) -> None:
     assert_expected_inline(
         text,
         """\
-op                      device                     mine.toml    stock
+op                      devices                    mine.toml    stock
 exp                     cpu                        fp32         fallthrough
-mm                      cpu                        float64      lower_precision_fp
-mm                      cuda                       float64      lower_precision_fp
-mm                      mps                        float64      lower_precision_fp
-mm                      xpu                        float64      lower_precision_fp
+mm                      cpu, cuda, xpu, mps        float64      lower_precision_fp
 policy_tests::join      cpu                        fallthrough  -
-policy_tests::many.out  cpu                        match_self   -
-policy_tests::many.out  cuda                       match_self   -
-policy_tests::many.out  mps                        match_self   -
-policy_tests::many.out  xpu                        match_self   -
+policy_tests::many.out  cpu, cuda, xpu, mps        match_self   -
 mm                      [modules."blocks.*.attn"]  keep         -
 (whole module)          [modules.""]               off          -
 

@@ -225,7 +225,7 @@ def test_it_prints_the_comparison(target_file: Path, capsys: Capture) -> None:
     assert out == "a step\n" * 3 + f"{comparison}\n"
     wrote, following = err.splitlines()
     assert wrote == "torch-promote: wrote run.html, run.json"
-    tune = "torch-promote: next: torch-promote tune train.py:make --tolerance=1e-0"
+    tune = "torch-promote: next: torch-promote tune train.py:make --tolerance 1e-"
     assert following.startswith(tune)
     assert following.endswith(" -o mine.toml")
     assert Path("run.html").read_text().startswith("<!DOCTYPE html>")

@@ -22,8 +22,8 @@ PRINTING = (
     "info",
     "info --all",
     "policies",
-    "policies --op softmax",
-    "policies --op 'linear*'",
+    "policies softmax",
+    "policies 'linear*'",
     "policies --diff stock fp32_safe",
     "why 'int32[3] + 5.5 * float16[3, 1]'",
     "parity --quick --ops softmax",
@@ -85,7 +85,9 @@ def test_no_word_is_broken_or_left_out(
         main(shlex.split(line))
         printed[columns] = "".join(capfd.readouterr())
     for columns in ("60", "80"):
-        assert words(printed[columns]) == words(printed[""]), printed[columns]
+        # On a narrow terminal, `policies` has a line for each policy of an op, with these headings.
+        headings = {"devices", "policy"} if line.startswith("policies") else set()
+        assert words(printed[columns]) - headings == words(printed[""]) - headings, printed[columns]
         lines = [
             one for one in printed[columns].splitlines() if not one.startswith("torch-promote: ")
         ]  # messages are lines

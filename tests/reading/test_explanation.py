@@ -202,11 +202,12 @@ def test_a_backward_in_a_region() -> None:
 def test_text_page_and_dict(report: TraceReport) -> None:
     found = report.explain("linear")
     lines = str(found).splitlines()
+    assert lines[1] == "Autocast had a policy for 2 of 2 calls of the op linear."
     assert max(map(len, lines)) <= 100
     assert lines[-1].split()[:3] == ["linear", "blocks.1.q", "1"]
     assert "module policy" in found._repr_html_()
     data = found.to_dict()
-    assert list(data) == ["pattern", "kind", "paragraph", "facts", "advice", "rows"]
+    assert list(data) == ["pattern", "kind", "verdict", "paragraph", "facts", "advice", "rows"]
     assert (data["facts"]["calls"], data["rows"][0]["op"]) == ("2 forward", "aten::linear")
 
 

@@ -57,12 +57,17 @@ layer_norm      1  fp32 -> fp32      -       -  fp32 (region at train.py:3)
 mm              1  bf16 -> bf16      -       -  -
 
 Where casts are made
-cast          argument             at           made  reused   bytes  repeated  bytes again
-fp32 -> bf16  input (activation)   model.py:12     1       -   1 KiB         1        1 KiB
-fp32 -> bf16  weight (weight)      model.py:12     1       -  32 KiB         -            -
-fp32 -> bf16  input (activation)   model.py:12     1       -   1 KiB         -            -
-bf16 -> fp32  self (activation)    train.py:7      1       -    16 B         -            -
-bf16 -> fp32  target (activation)  train.py:7      1       -    16 B         -            -
+cast          argument      module          at           made  reused   bytes  repeated  bytes again
+fp32 -> bf16  input         blocks.0.key    model.py:12     1       -   1 KiB         1        1 KiB
+              (activation)
+fp32 -> bf16  weight        blocks.0.query  model.py:12     1       -  32 KiB         -            -
+              (weight)
+fp32 -> bf16  input         blocks.0.query  model.py:12     1       -   1 KiB         -            -
+              (activation)
+bf16 -> fp32  self          (model)         train.py:7      1       -    16 B         -            -
+              (activation)
+bf16 -> fp32  target        (model)         train.py:7      1       -    16 B         -            -
+              (activation)
 ... 1 more
 
 Fewer casts
@@ -148,6 +153,9 @@ def test_the_order_of_ops() -> None:
     views = {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand", "full")}
     assert views <= {group.key for group in apart["(views, fills and allocations)"]}
     lines = report.text(None).splitlines()
+    [folded] = [line for line in lines if line.endswith("--html F.html, or by_op(), lists all.")]
+    assert folded.startswith(f"And {len(apart['(views, fills and allocations)'])} ops (views, fills and allocations), ")
+    assert "; 1 op (optimizer), 1 calls." in folded
     facts = [line.split() for line in lines if line.startswith("calls  ")]
     total = f"{report.total.calls - 1:,}"
     assert [words[1] for words in facts] == [total]

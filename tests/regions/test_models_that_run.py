@@ -143,7 +143,23 @@ def test_an_ambiguous_model_is_an_error(ran: object, name: str) -> None:
     program, expected = AMBIGUOUS[name]
     status, _, err = ran(program, ONE_BLOCK)  # type: ignore[operator]
     assert status == 1
+    assert err.count("the policy has tables") == 1
     assert err.strip().endswith(f"the policy has tables for modules ('blocks.1'), and {expected}")
+
+
+def test_an_ambiguous_model_that_a_program_catches_is_said(ran: object) -> None:
+    """Each call raises, and so runs nothing without the policy; the end of the program says it."""
+    program = """in_region(Net())
+other = Other()
+for _ in range(2):
+    try:
+        in_region(other)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    status, out, err = ran(program, ONE_BLOCK)  # type: ignore[operator]
+    assert (status, out[1:]) == (0, ["PolicyError"] * 2)
+    assert err.startswith("torch_promote: the policy has tables for modules ('blocks.1'), and the program runs two")
 
 
 def test_the_class_says_which_model(ran: object) -> None:

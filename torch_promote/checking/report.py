@@ -143,16 +143,17 @@ class CrosscheckReport(Report):
             if count or name in ("checked", "no_rule"):
                 facts.append((title, f"{count:,}", notes.get(name, "")))
         facts.append(("mismatches", f"{len(self.mismatches):,}"))
+        columns = ("kind", Column("call", "code"), "expected", "got", Column("line", "line"))
         calls = [(m.kind, f"{m.op}({m.arguments})", m.expected, m.got, m.where) for m in self.mismatches]
         counters = [getattr(self, name) for name in _COLUMNS]
         rows = [(op, *(counter[op] or None for counter in counters)) for op in set().union(*counters)]
         rows.sort(key=lambda row: ([-(count or 0) for count in row[1:]], row[0]))
         parts: list[Part] = [
-            Listing("mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
-            Table("mismatches", ("kind", Column("call", "code"), "expected", "got", "line"), calls, where="page"),
-            Table("not compared with stock", ("reason", "calls"), self.not_compared.most_common()),
-            Table("known gaps", ("reason", "mismatches"), self.known_gaps.most_common()),
-            Table("ops", (Column("op", "name"), *_COLUMNS.values()), rows, _SHOWN),
+            Listing("Mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
+            Table("Mismatches", columns, calls, where="page"),
+            Table("Not compared with stock", ("reason", "calls"), self.not_compared.most_common()),
+            Table("Known gaps", ("reason", "mismatches"), self.known_gaps.most_common()),
+            Table("Ops", (Column("op", "name"), *_COLUMNS.values()), rows, _SHOWN),
         ]
         verdict = f"No mismatch in {self.calls:,} calls." if self.ok else f"Mismatches: {len(self.mismatches):,}."
         return Content("crosscheck", verdict, facts, parts, good=self.ok)

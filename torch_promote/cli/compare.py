@@ -117,9 +117,16 @@ def _say_next(
         targets.say_next(arguments, "find-nan", policy=policy)
     elif status or (largest and not limits):
         # Half of the error, as a power of ten, is a tolerance that the candidate does not meet.
-        asked = arguments.tolerance or [("", 10.0 ** math.floor(math.log10(largest / 2)))]
-        options = [f"--tolerance={name}{'=' * bool(name)}{value:g}" for name, value in asked]
-        options += [f"--batches={arguments.batches}"] * (arguments.batches > 1)
+        asked = arguments.tolerance or [("", float(f"1e{math.floor(math.log10(largest / 2))}"))]
+        tolerances = (f"{name}{'=' * bool(name)}{_spell(value)}" for name, value in asked)
+        options = [word for text in tolerances for word in ("--tolerance", text)]
+        options += ["--batches", str(arguments.batches)] if arguments.batches > 1 else []
         targets.say_next(arguments, "tune", *options, "-o", "mine.toml", policy=policy)
     else:
         targets.say_next(arguments, "run", policy=policy)
+
+
+def _spell(value: float) -> str:
+    """Spells a tolerance as one writes it: 1e-3."""
+    short = f"{value:.0e}".replace("e-0", "e-")
+    return short if float(short) == value else f"{value:g}"

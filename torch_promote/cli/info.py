@@ -139,7 +139,7 @@ def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:
             "device": name,
             "available": "yes" if device["available"] else "no",
             "default dtype": device["default_dtype"],
-            "rows that count": f"{device['rows_that_count']} of {device['rows_with_policy']}",
+            "rows that count": f"{device['rows_that_count']}/{device['rows_with_policy']}",
             "missing rows": len(device["missing_rows"]),
             "unlisted ops": len(device["unlisted_ops"]),
         }

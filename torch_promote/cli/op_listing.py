@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_promote.cli.output import Part
+from torch_promote.cli.output import Part, width_of_output
 from torch_promote.errors import OptionError, PolicyError
 from torch_promote.policy.module_tables import KEY_OF_WHOLE, entries_of
 from torch_promote.policy.named_policies import Value, left_out, stock_policy
@@ -32,6 +32,8 @@ from torch_promote.regions.promotion_tables import BOOLEAN, COMMON, FLOATS, prom
 
 #: With more ops without a row than this, each gets one line.
 _IN_FULL = 4
+#: The columns of a terminal from which a table has a column for each device type.
+_WIDE = 100
 
 #: How ops promote, by what an op computes in, or by the reference's rule for its result.
 _PROMOTION: dict[int | str, str] = {
@@ -57,7 +59,7 @@ def _find_ops(pattern: str | None) -> tuple[str, ...]:
 
 
 def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
-    """Returns the names that --op selects, or raises OptionError."""
+    """Returns the names that a pattern selects, or raises OptionError."""
     names = list(names)
     chosen = [name for name in names if pattern is None or matches(name, pattern)]
     chosen = chosen or [name for name in _find_ops(pattern) if name in names]
@@ -66,7 +68,7 @@ def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
             find_overloads(pattern)
         except PolicyError as error:
             text = f"{error} If a library defines the op, import it: --import MODULE."
-            raise OptionError(f"--op {pattern!r}: {text}") from error
+            raise OptionError(f"PATTERN {pattern!r}: {text}") from error
     return chosen
 
 
@@ -133,7 +135,7 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
     else:
         one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
         data["other_overloads"] = [name for name in _find_ops(pattern) if name not in known] if one_op else []
-    parts: list[Part] = [*_drawn_other_ops(others), _drawn(rows)]
+    parts: list[Part] = [*_drawn_other_ops(others), _drawn(rows, devices)]
     parts.append(
         [
             {"modules": name or "(the model)", "op": _short([op]), "policy": value}
@@ -175,21 +177,33 @@ def _short(names: Iterable[str]) -> str:
     return ", ".join("(whole module)" if name == KEY_OF_WHOLE else name.removeprefix("aten::") for name in names)
 
 
-def _drawn(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns rows of the JSON with short names, without the columns that are empty."""
-    columns = [key for key in rows[0] if any(row[key] != {} for row in rows)] if rows else []
-    drawn = []
+def _drawn(rows: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns rows of the JSON: a column for each device type, or on a narrow terminal, a line for each policy."""
+    notes = [key for key in ("stock", "running_torch_differs") if any(row.get(key) for row in rows)]
+    names = [key.replace("_", " ") for key in notes]
+    width = width_of_output()
+    drawn: list[dict[str, Any]] = []
     for row in rows:
-        cells = {key.replace("_", " "): row[key] for key in columns}
-        for key, cell in cells.items():
-            if isinstance(cell, dict) and len(cell) == len(DEVICE_TYPES) and len(set(cell.values())) == 1:
-                cells[key] = next(iter(cell.values())) or "no entry"
-            elif isinstance(cell, dict):
-                cells[key] = ", ".join(f"{device}: {text or 'no entry'}" for device, text in cell.items())
-            elif isinstance(cell, str):
-                cells[key] = _short([cell])
-        drawn.append(cells)
+        op = _short([row["op"]])
+        said = [{device: text or "no entry" for device, text in row[key].items()} for key in notes]
+        if len(devices) == 1 or width is None or width >= _WIDE:
+            texts = dict(zip(names, (_by_device(one, devices) for one in said), strict=True))
+            drawn.append({"op": op, **{device: row[device] for device in devices}, **texts})
+            continue
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for device in devices:
+            groups.setdefault((row[device], *(one.get(device, "-") for one in said)), []).append(device)
+        for (policy, *noted), group in groups.items():
+            first = op if devices[0] in group else ""
+            more = dict(zip(names, noted, strict=True))
+            drawn.append({"op": first, "devices": ", ".join(group), "policy": policy, **more})
     return drawn
+
+
+def _by_device(texts: Mapping[str, str], devices: Sequence[str]) -> str:
+    if len(texts) == len(devices) and len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{device}: {text}" for device, text in texts.items())
 
 
 # Differences of two policies
@@ -201,7 +215,7 @@ def compared(names: Sequence[str], devices: Sequence[str], pattern: str | None) 
     order = {op: position for position, op in enumerate(_ops_of(policies, pattern))}
     differences = first.diff(second)
     found = [each for each in differences if each.overload in order and each.device in devices]
-    found.sort(key=lambda each: order[each.overload])
+    found.sort(key=lambda each: (order[each.overload], DEVICE_TYPES.index(each.device)))
     found += [  # of modules
         each
         for each in differences
@@ -216,10 +230,16 @@ def compared(names: Sequence[str], devices: Sequence[str], pattern: str | None) 
         "differences": [{"op": op, "device": device, "policies": values} for op, device, values in rows],
         "left_out": _left_out(names, devices, pattern),
     }
-    drawn = [{"op": op, "device": device, **dict(zip(names, values, strict=True))} for op, device, values in rows]
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for op, device, values in rows:
+        groups.setdefault((op, *values), []).append(device)
+    drawn = [
+        {"op": _short([op]), "devices": ", ".join(group), **dict(zip(names, values, strict=True))}
+        for (op, *values), group in groups.items()
+    ]
     ops = len({op for op, _, _ in rows} - {KEY_OF_WHOLE})
     last = f"{' compared with '.join(names)}. differences: {len(rows)}, ops: {ops}."
-    return data, [_drawn(drawn), *_drawn_left_out(data["left_out"]), last]
+    return data, [drawn, *_drawn_left_out(data["left_out"]), last]
 
 
 def _left_out(names: Iterable[str], devices: Sequence[str], pattern: str | None) -> dict[str, list[dict[str, str]]]:
@@ -247,7 +267,7 @@ def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[st
 
 
 def _other_ops(pattern: str | None, devices: Sequence[str], policy: Policy | None) -> list[dict[str, Any]]:
-    """Returns what a region does with the ops that a name or pattern of --op selects, none of which has a row.
+    """Returns what a region does with the ops that a name or pattern selects, none of which has a row.
 
     Without a policy, the region has the default policy.
     """
@@ -337,8 +357,8 @@ def _override(op: str, row: Row | None = None) -> str | None:
 def _drawn_other_ops(found: Sequence[dict[str, Any]]) -> list[Part]:
     if len(found) > _IN_FULL:
         return [
-            _drawn([{"op": op["op"], "promotion": op["promotion"]} for op in found]),
-            f"ops without a row: {len(found)}. To see more of one, name it: --op {found[0]['op']}",
+            [{"op": _short([op["op"]]), "promotion": op["promotion"]} for op in found],
+            f"ops without a row: {len(found)}. To see more of one, name it: torch-promote policies {found[0]['op']}",
         ]
     return [
         {

@@ -42,8 +42,9 @@ policies:
 {_meanings()}
 
 examples:
-  torch-promote policies --op 'linalg_*'
-  torch-promote policies --import mylib --op mylib::op
+  torch-promote policies softmax
+  torch-promote policies 'linalg_*'
+  torch-promote policies --import mylib mylib::op
   torch-promote policies --diff fp32_safe stock
   torch-promote policies --diff torch-2.11 mine.toml
 
@@ -56,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICE_TYPES, help="show only this device type, and ops with a policy on it"
     )
-    parser.add_argument("--op", metavar="PATTERN", help="show only ops that match a shell pattern")
+    parser.add_argument(
+        "op", metavar="PATTERN", nargs="?", default=argparse.SUPPRESS, help="show only ops that match a shell pattern"
+    )
+    parser.add_argument("--op", help=argparse.SUPPRESS)
     parser.add_argument(
         "--import",
         dest="modules",

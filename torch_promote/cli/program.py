@@ -102,9 +102,10 @@ class _Parser(argparse.ArgumentParser):
             hint = did_you_mean(word, known, 1)
             return f".{hint}" if hint else ""
         places = [action.dest for action in self._get_positional_actions()]
-        by_op = next((name for name in ("--op", "--ops") if name in self._option_string_actions), "")
-        if by_op:
-            return f". To show only some ops, write {by_op} {shlex.quote(word)}"
+        if "op" in places:
+            return ". PATTERN is one word: for several ops, a shell pattern such as 'linalg_*'"
+        if "--ops" in self._option_string_actions:
+            return f". To show only some ops, write --ops {shlex.quote(word)}"
         if "target" in places:
             return f". TARGET is one word, such as train.py:{word}"
         return "" if places else ". This command takes options alone"

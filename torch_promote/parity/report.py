@@ -162,13 +162,13 @@ class ParityReport(Report):
         part = t["entries"] != t["entries_chosen"]
         facts: list[Fact] = [
             ("device", self.about.get("device", options.device)),
-            ("rows checked", f"{t['rows']} of {t['rows_with_policy']}", f"with a policy on {options.device_type}"),
+            ("rows checked", f"{t['rows']}", f"of {t['rows_with_policy']} with a policy on {options.device_type}"),
             ("entries", f"{t['entries']:,}", f"of {t['entries_chosen']:,}, shard {', '.join(self.shards)}" * part),
             ("samples", f"{t['samples']:,}", f"autocast dtype {dtype_name(options.lower)}"),
             ("refused", f"{t['refused']:,}", refused),
             ("stock raised", f"{t['stock_raised']:,}", "where ours returns a result on purpose"),
             ("without bits", f"{t['nondeterministic']:,}", "samples of nondeterministic ops"),
-            ("calls checked", f"{t['calls_checked']:,} of {calls:,}", "compared with the reference"),
+            ("calls checked", f"{t['calls_checked']:,}", f"of {calls:,}, compared with the reference"),
             ("ops without a rule", f"{t['ops_without_rule']:,}", f"of {ops:,} overloads that ran"),
             ("mismatches", f"{t['mismatches']:,}"),
             ("known gaps", f"{t['gaps']:,}", "differences with a reason"),
@@ -185,14 +185,14 @@ class ParityReport(Report):
             for dtype, why in result.not_generated.items()
         ]
         parts: list[Part] = [
-            Listing("mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
-            Table("mismatches", columns, found, where="page"),
-            Listing("stale known gaps, to be removed from the list", self.stale, _SHOWN),
-            Table("known gaps", ("reason", "differences"), self.counted("gaps").most_common()),
-            Table("compared without bits", ("reason", "samples"), self.counted("nondeterministic").most_common()),
-            Listing("samples that PyTorch cannot make", not_generated, _SHOWN),
-            Table("ops without a rule", ("op", "calls"), sorted(self.counted("no_rule").items()), _SHOWN),
-            Listing("rows not reached", self.rows_not_reached if self.whole else [], _SHOWN),
+            Listing("Mismatches", list(map(str, self.mismatches)), _SHOWN, "terminal", wrap=False),
+            Table("Mismatches", columns, found, where="page"),
+            Listing("Stale known gaps, to be removed from the list", self.stale, _SHOWN),
+            Table("Known gaps", ("reason", "differences"), self.counted("gaps").most_common()),
+            Table("Compared without bits", ("reason", "samples"), self.counted("nondeterministic").most_common()),
+            Listing("Samples that PyTorch cannot make", not_generated, _SHOWN),
+            Table("Ops without a rule", ("op", "calls"), sorted(self.counted("no_rule").items()), _SHOWN),
+            Listing("Rows not reached", self.rows_not_reached if self.whole else [], _SHOWN),
         ]
         verdicts = {
             _OK: "No mismatch, and no stale known gap.",

@@ -82,6 +82,7 @@ class Explanation(Report):
     Attributes:
         pattern: The pattern, without a prefix.
         kind: The kind of pattern: "module", "op" or "line".
+        verdict: That they made the first inf or NaN of the trace; or else, for how many of them autocast had a policy.
         facts: The explanation: names and values, such as ("calls", "2 forward").
         advice: Suggested changes, one sentence each; may be empty.
         rows: The calls by op and module, most cast bytes first.
@@ -98,6 +99,7 @@ class Explanation(Report):
 
     pattern: str
     kind: str
+    verdict: str
     facts: tuple[tuple[str, str], ...]
     advice: tuple[str, ...]
     rows: tuple[ExplanationRow, ...]
@@ -126,18 +128,16 @@ class Explanation(Report):
             )
             for row in self.rows
         ]
-        verdict = f"The {self.kind} {module_name(self.pattern)} in this trace"
-        made = next((value for name, value in self.facts if name == _MADE), None)
-        if made is not None:
-            verdict += f" made the first inf or NaN: {made}"
+        others = [fact for fact in self.facts if fact[0] != _MADE]  # which is the verdict
         parts = Listing("What you can change", self.advice), Table("Calls", columns, rows, most=20)
         title = f"explanation: {self.kind} {module_name(self.pattern)}"
-        return Content(title, verdict, self.facts, parts, good=None if made is None else False)
+        return Content(title, self.verdict, others, parts, good=None if len(others) == len(self.facts) else False)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the explanation as JSON-compatible values."""
         data = {
-            name: encode(getattr(self, name)) for name in ("pattern", "kind", "paragraph", "facts", "advice", "rows")
+            name: encode(getattr(self, name))
+            for name in ("pattern", "kind", "verdict", "paragraph", "facts", "advice", "rows")
         }
         return {**data, "facts": dict(self.facts)}
 
@@ -193,7 +193,12 @@ class _Explainer:
         ]
         rows.sort(key=lambda row: (-row.bytes, -row.calls, row.op, row.module))
         facts = tuple((name, text) for name, text in self._facts() if text)
-        return Explanation(self.name, self.kind, facts, tuple(self._advice()), tuple(rows))
+        what, made = f"{self.kind} {module_name(self.name)}", dict(facts).get(_MADE)
+        having, calls = self.whole.policies.total(), self.whole.calls
+        verdict = f"Autocast had a policy for {having:,} of {calls:,} calls of the {what}."
+        if made is not None:
+            verdict = f"The {what} made the first inf or NaN: {made}"
+        return Explanation(self.name, self.kind, verdict, facts, tuple(self._advice()), tuple(rows))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         whole, report = self.whole, self.report

@@ -146,21 +146,29 @@ class TraceReport(Recording, Report):
         """Returns the verdict, the numbers, the ops, casts and suggestions, and for the page modules and charts."""
         steps = f", optimizer steps: {self.steps:,}" if self.steps else ""
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
+        what, verdict = self._alarm()
+        if not what:
+            verdict = " ".join(filter(None, (unchanged_weights(self), self._verdict())))
+            return Content(title, verdict, list(self._facts()), list(self._parts()))
+        facts: list[Fact] = [*self._facts(), ("autocast", self._verdict())]
+        return Content(f"{title}, {what}", verdict, facts, list(self._parts()), good=False)
+
+    def _alarm(self) -> tuple[str, str]:
+        """An error that ended the program, losses or results that are NaN, or gradients of zeros, and where it began.
+
+        ("", "") if there is none of them.
+        """
         if self.failure is not None:
-            verdict = f"{self._failed()} {self._verdict()}"
-            return Content(f"{title}, an error", verdict, list(self._facts()), list(self._parts()), good=False)
+            return "an error", self._failed()
         zeros, made = zero_gradients(self)
         losses = self.nonfinite.about_losses(self.steps)
         if zeros and made is not None and not losses:
             where = f"The first call of its backward that made only zeros of other values: {describe_call(made, self)}."
-            verdict = f"{zeros[0].upper()}{zeros[1:]}. {where} find-nan repeats it in float32. {self._verdict()}"
-            return Content(f"{title}, {zeros}", verdict, list(self._facts()), list(self._parts()), good=False)
+            return zeros, f"{zeros[0].upper()}{zeros[1:]}. {where} find-nan repeats it in float32."
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
-            verdict = " ".join(filter(None, (unchanged_weights(self), self._verdict())))
-            return Content(title, verdict, list(self._facts()), list(self._parts()))
+            return "", ""
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"
-        verdict = f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()} {self._verdict()}"
-        return Content(f"{title}, {what}", verdict, list(self._facts()), list(self._parts()), good=False)
+        return what, f"{what[0].upper()}{what[1:]}. {self._first_nonfinite()}"
 
     def _failed(self) -> str:
         """What ended the program, and what cures it."""
@@ -284,16 +292,16 @@ class TraceReport(Recording, Report):
             else f"{len(calls):,}, {off:,} with autocast off"
         )
 
-    def _ops(self) -> Iterator[Table]:
-        """The table of the ops, and for the page what it sums up in a row."""
+    def _ops(self) -> Iterator[Part]:
+        """The table of the ops, without those that compute nothing and those of optimizers, which the page has, too."""
         groups, apart = by_weight(self)
         bad = nonfinite_by_op(self)
 
-        def row(group: CallGroup, name: str = "") -> tuple[Any, ...]:
+        def row(group: CallGroup) -> tuple[Any, ...]:
             return (
-                name or group.key,
+                group.key,
                 group.calls,
-                "" if name else group.dtypes,
+                group.dtypes,
                 bad[group.key] or None,
                 group.casts or None,
                 group.reused or None,
@@ -319,13 +327,14 @@ class TraceReport(Recording, Report):
             "Dtypes of inputs, of inputs after casts, and of outputs. A composite op and the ops that it calls are "
             "separate calls."
         )
-        rows = [row(group) for group in groups]
-        for name, folded in apart.items():
-            whole = CallGroup(name)
-            for group in folded:
-                whole.merge(group)
-            rows += [row(whole, f"{name[:-1]}: {len(folded)} op{'s' * (len(folded) > 1)})")] if folded else []
-        yield Table("Ops", columns, rows, note=note)
+        yield Table("Ops", columns, [row(group) for group in groups], note=note)
+        sums = [
+            f"{len(folded)} op{'s' * (len(folded) > 1)} {name}, {sum(one.calls for one in folded):,} calls"
+            for name, folded in apart.items()
+            if folded
+        ]
+        if sums:
+            yield Listing("", [f"And {'; '.join(sums)}. --html F.html, or by_op(), lists all."], where="terminal")
         for name, folded in apart.items():
             yield Table(f"Ops {name}", columns, [row(group) for group in folded], where="page")
 
@@ -349,7 +358,7 @@ class TraceReport(Recording, Report):
             Column("cast", "dtypes"),
             "argument",
             Column("op", "name", "page"),
-            Column("module", "name", "page"),
+            Column("module", "name"),
             Column("at", "line"),
             "made",
             Column("reused", "count"),

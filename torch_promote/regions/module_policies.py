@@ -521,23 +521,26 @@ class _Follower:
         # The class of the models, and the names of their modules.
         self._kind: tuple[type[nn.Module], list[list[str]]] | None = None
         self._warned: set[type[nn.Module]] = set()  # those outermost modules in which the names are not found
+        self._error: PolicyError | None = None  # the last that was raised
 
     def called(self, module: nn.Module) -> None:
         """Called before the first call of a module under the policy."""
         running = [one for one in _running_modules() if one is not module]
         outermost = running[-1] if running else module
-        self.seen.add(module)
-        self.seen.update(outermost.modules())
         names = _names(outermost)
         roots = self._roots(outermost, names)
         for root in roots:
             kind = type(root), [*_names(root).values()]
             if not self._model and (len(roots) > 1 or (self._kind or kind) != kind):
                 others = [f"{type(one).__name__} ({names[one][0]!r})" for one in roots[1:]]
-                raise PolicyError(self._ambiguous([*others, (self._kind or kind)[0].__name__][0], type(root).__name__))
+                text = self._ambiguous([*others, (self._kind or kind)[0].__name__][0], type(root).__name__)
+                self._error = PolicyError(text)
+                raise self._error  # at each call: a program that catches it does not go on without the policy
             self._kind = kind
             if root not in self._applied:
                 self._applied[root] = apply(self._policy, root)
+        self.seen.add(module)
+        self.seen.update(outermost.modules())
         cls = type(next(iter(names)))  # not what torch.compile has made of it
         if not roots and cls not in self._warned and next(outermost.parameters(), None) is not None:
             self._warned.add(cls)
@@ -583,7 +586,9 @@ class _Follower:
         )
 
     def at_exit(self) -> None:
-        """Says that the tables were applied to no model, if that has not been said."""
+        """Says that the tables were not applied to a model, if that has not been said."""
+        if self._error is not None and getattr(sys, "last_value", None) is not self._error:  # the program caught it
+            print(f"torch_promote: {self._error}", file=sys.stderr)
         if self._kind is not None:
             return
         text = ""
