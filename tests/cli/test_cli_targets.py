@@ -325,6 +325,10 @@ def test_a_policy_that_needs_no_override(target_file: Path, capsys: Capture) -> 
     assert "wrote mine.toml, run.html, run.json" in err
     assert tp.Policy.load("mine.toml") == tp.Policy.stock()
     assert json.loads(Path("run.json").read_text())["met"] is True
+    assert main([*ASK[:3], "0.5"]) == 0
+    err = capsys.readouterr().err
+    assert "not saved" not in err
+    assert "next:" not in err
 
 
 def test_a_search_for_the_layers_that_bear_float8(target_file: Path, capsys: Capture) -> None:

@@ -113,9 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
         say("torch-promote: interrupted in the first runs: nothing is known, and nothing was saved.")
         raise
     targets.put_out(found, arguments, arguments.output)
-    if arguments.output is None:
-        say("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml")
-    _say_next(arguments, found.met, interrupted=found.interrupted)
+    if not found.reason:
+        if arguments.output is None:
+            say("torch-promote: the policy was not saved. To save it, name a file: -o mine.toml")
+        _say_next(arguments, found.met, interrupted=found.interrupted)
     if found.interrupted:
         return 130
     return 0 if found.met else 1
