@@ -3,13 +3,16 @@
     make walks                 # a table: files, pairs of files that call each other both ways, Python calls
     make walks ARGS=-v         # with the names of the files
 
-A use is warm: it has run before, so that imports and caches do not count. Exit status: 0 within the budgets; 1 over one
-of them. The budgets are a ratchet, as those of `make size`.
+A use is warm: it has run before, so that imports and caches do not count. The classes that stand for one call of an op
+are counted, too. Exit status: 0 within the budgets; 1 over one of them. The budgets are a ratchet, as those of `make
+size`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +27,9 @@ from rich.table import Table
 import torch_promote as tp
 
 PACKAGE = str(Path(tp.__file__).parent)
+#: The type of a field that makes a class a record of a call, and how many such classes there may be.
+OF_A_CALL = re.compile(r"(?:Open|Casting|Kept|Recent|Watched|_)?Call(?: \| None)?|Expectation(?: \| None)?")
+MOST_RECORDS = 20
 
 
 class Walk(NamedTuple):
@@ -90,6 +96,21 @@ def uses() -> dict[str, tuple[Callable[[], Any], tuple[int | None, int | None, i
     }
 
 
+def records_of_a_call() -> list[str]:
+    """The classes that stand for one call of an op: with its record, its arguments, or a subclass of such a one."""
+    found: dict[str, str] = {}
+    for file in sorted(Path(PACKAGE).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                fields = {ast.unparse(one.target): ast.unparse(one.annotation) for one in annotated}
+                has_arguments = fields.get("args") == "list[Any]" or {"op", "arguments"} <= fields.keys()
+                is_one = any(map(OF_A_CALL.fullmatch, fields.values())) or has_arguments
+                if is_one or any(f"{file.stem}.{ast.unparse(base)}" in found for base in node.bases):
+                    found[f"{file.stem}.{node.name}"] = f"{file.relative_to(PACKAGE)}: {node.name}"
+    return sorted(found.values())
+
+
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,8 +128,11 @@ def main() -> int:
             cells.append(f"{number:,}" + ("" if budget is None else f" of {budget:,}{'' if within else ' (over)'}"))
         table.add_row(name, *cells)
         names.append((name, sorted(found.files), sorted(map(sorted, found.pairs))))
+    records = records_of_a_call()
+    good &= len(records) <= MOST_RECORDS
+    names.append(("records of a call", records, []))
     console = Console()
-    console.print(table)
+    console.print(table, f"records of one call of an op: {len(records)} of {MOST_RECORDS}")
     for name, files, pairs in names if arguments.v else ():
         console.print(f"[bold]{name}[/bold]", *files, *(f"{a} <-> {b}" for a, b in pairs), sep="\n  ")
     return 0 if good else 1

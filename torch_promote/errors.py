@@ -287,12 +287,7 @@ LONGEST_NAME = 1_000
 
 
 def shown(value: object) -> str:
-    """Returns the first line of a value's repr for an error, also of one without, such as an int of 5,000 digits.
-
-    Example:
-        >>> shown("mm"), shown(10**5000)
-        ("'mm'", 'a value of type int that cannot be printed')
-    """
+    """Returns the first line of a value's repr for an error, also of one that cannot be printed."""
     try:
         lines = repr(value).splitlines() or [""]
     except Exception:
@@ -323,15 +318,7 @@ _R = TypeVar("_R")
 
 
 def explains_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorates a function, of which a call with arguments that it does not take raises `ArgumentError`.
-
-    Example:
-        >>> @explains_arguments
-        ... def scale(x, *, factor=1): ...
-        >>> scale(1, facto=2)
-        Traceback (most recent call last):
-        torch_promote.errors.ArgumentError: scale() has no argument 'facto'. Closest: factor. Legal: x, factor.
-    """
+    """Decorates a function, of which a call with arguments that it does not take raises `ArgumentError`."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

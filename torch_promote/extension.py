@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import os
 import threading
 import weakref
@@ -20,10 +19,7 @@ from torch_promote.policy.overrides import parse_policy
 
 
 def fork_safe_lock() -> threading.RLock:
-    """Returns a lock that a forking thread acquires before the fork, and both processes release afterwards.
-
-    See NOTE [ Fork ] in csrc/policy/process.h. Use it only for locks that live as long as the process.
-    """
+    """Returns a lock for the life of the process, which forks hold: see NOTE [ Fork ] in csrc/policy/process.h."""
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
@@ -37,6 +33,8 @@ DTYPE_NUMBERS = {
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point
 }
 _DTYPES = {number: dtype for dtype, number in DTYPE_NUMBERS.items()}
+_POLICY_NAMES = {byte: name for name, byte in _C.POLICY_BYTES.items()}
+_STOCK_BYTES = dict(zip(_C.OP_ENTRY_NAMES, map(tuple, _C.stock_policy_bytes()), strict=True))
 
 # The bits of a packed spec, as in csrc/region/region.h.
 _BITS_PER_DEVICE = 8
@@ -108,10 +106,7 @@ def register_change(
     replaces: bool = False,  # starts from stock's policy and `register_policy`, not from the region around
     tables: int | None = None,  # None: those of the region around, or none if it replaces its policy
 ) -> _C.HeldChange:
-    """Returns a change of policy in the extension. An op without a row gets a kernel on the autocast key.
-
-    Raises PolicyError if it cannot get one.
-    """
+    """Returns a change of policy in the extension. Raises PolicyError if an op cannot get a kernel."""
     coded = [
         (_op_number(name), DEVICE_TYPES.index(device_type), policy_byte(policy))
         for name, device_type, policy in changes
@@ -141,24 +136,14 @@ def policies_beyond_stock() -> dict[str, dict[str, CastPolicy | torch.dtype]]:
     unlisted = (0,) * len(DEVICE_TYPES)
     found: dict[str, dict[str, CastPolicy | torch.dtype]] = {}
     for name, bytes_ in _C.current_policy().items():
-        changed = zip(DEVICE_TYPES, bytes_, _stock_bytes().get(name, unlisted), strict=True)
+        changed = zip(DEVICE_TYPES, bytes_, _STOCK_BYTES.get(name, unlisted), strict=True)
         found[name] = {device: _policy(byte) for device, byte, stock in changed if byte != stock}
     return found
 
 
-@functools.cache
-def _stock_bytes() -> dict[str, tuple[int, ...]]:
-    return dict(zip(_C.OP_ENTRY_NAMES, map(tuple, _C.stock_policy_bytes()), strict=True))
-
-
 def _policy(byte: int) -> CastPolicy | torch.dtype:
     run_in = _C.POLICY_BYTES["run_in"]
-    return _DTYPES[byte - run_in] if byte >= run_in else CastPolicy[_policy_names()[byte]]
-
-
-@functools.cache
-def _policy_names() -> dict[int, str]:
-    return {byte: name for name, byte in _C.POLICY_BYTES.items()}
+    return _DTYPES[byte - run_in] if byte >= run_in else CastPolicy[_POLICY_NAMES[byte]]
 
 
 # NOTE [ Module tables in a policy ]

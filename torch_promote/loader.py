@@ -119,10 +119,7 @@ def _built_with() -> str | None:
 
 
 def is_first_import() -> bool:
-    """Whether the hooks of the package are still to be registered with PyTorch, asyncio and Python's import system.
-
-    They are registered once: `importlib.reload`, and an import after one that failed, run the package again.
-    """
+    """Whether the hooks are still to be registered: `importlib.reload`, or an import after an error, comes again."""
     from torch_promote import _C
 
     is_first = "_is_imported" not in vars(_C)

@@ -28,6 +28,7 @@ from helpers.comparison import assert_same
 from helpers.probes import in_thread
 from torch_promote import _C
 from torch_promote.errors import DecoratorError, DispatchObserverError, OptionError
+from torch_promote.observe.observer import _prepare
 
 levels = pytest.mark.parametrize("level", ["dtype", "bits"])
 KEY = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
@@ -354,6 +355,7 @@ def test_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken() -> None:
         raise RuntimeError("tried to register multiple backend fallbacks")
 
+    _prepare.cache_clear()
     monkeypatch.setattr(_C, "register_dispatch_observer", taken)
     with pytest.raises(DispatchObserverError, match="another library has registered a fallback on it"), tp.crosscheck():
         pass

@@ -14,6 +14,7 @@ import torch
 import torch_promote as tp
 from helpers.pytest_runs import Run, plain_pytester
 from torch_promote.cli.program import parse_arguments
+from torch_promote.observe.observer import _prepare
 from torch_promote.reference import promotion as promotion_table
 
 __all__ = ["plain_pytester"]  # a fixture
@@ -373,6 +374,7 @@ def test_a_dispatch_key_that_another_library_uses(run: Run, monkeypatch: pytest.
     def register() -> None:
         raise RuntimeError("taken")
 
+    _prepare.cache_clear()
     monkeypatch.setattr("torch_promote._C.register_dispatch_observer", register)
     result = run("    @numerics\n    def test_it(): torch.ones(2) + 1")
     result.assert_outcomes(failed=1)

@@ -110,10 +110,7 @@ def _value(element: torch.Tensor) -> str:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape hold the same bits; NaNs are equal if their bits are.
-
-    Sparse and nested tensors are compared part by part, quantized ones by torch.equal.
-    """
+    """Whether two tensors of one dtype and shape hold the same bits; quantized ones are compared by torch.equal."""
     if a.layout in _PARTS and not a.is_nested:
         return all(_same_parts(getattr(a, part)(), getattr(b, part)()) for part in _PARTS[a.layout])
     if a.is_nested:

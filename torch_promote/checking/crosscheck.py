@@ -379,10 +379,7 @@ def _is_repeated(outer: Expectation, op: torch._ops.OpOverload, state: AutocastS
 
 
 def _may_differ_inside(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState) -> bool:
-    """Whether overrides may give an op without a policy other bits than stock, because of the ops that it calls.
-
-    Inside kernels, policies other than stock's cast nothing, so only ops that stock casts there make a difference.
-    """
+    """Whether an override of an op that it calls, and that stock casts, may give an op other bits than stock."""
     if not state.overrides:
         return False
     if _is_composite_call(op, args) or torch.is_inference_mode_enabled():
@@ -433,10 +430,7 @@ class _StockRun:
 
 
 def _written_results(op: torch._ops.OpOverload, results: Sequence[Any]) -> list[Any]:
-    """Returns an op's results, with None in place of those whose memory it leaves uninitialized.
-
-    Results of an op that writes to its arguments are detached, since stock wrote to detached copies.
-    """
+    """Returns results, detached if the op writes, with None in place of those whose memory it leaves uninitialized."""
     left_out = facts_of(op).unwritten
     if op._schema.is_mutable:
         results = _mapped(torch.Tensor.detach, list(results))

@@ -116,10 +116,7 @@ class Expectation:
 
 
 def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
-    """Asks the reference what a call should do. Call it before the op runs: ops may change their arguments.
-
-    The state is None if autocast is off.
-    """
+    """Asks the reference what a call should do, before it runs and may change its arguments."""
     planned = {path: tensor.dtype for path, tensor in tensor_arguments(op, args)}
     nested = any(tensor.is_nested for _, tensor in tensor_arguments(op, args))
     plan = None

@@ -126,15 +126,11 @@ def _judge(stored: Path, new: Path, tolerance: float | None, update: bool, stric
     if update and (difference or difference.environment):  # an equal file would only differ in states of generators
         os.replace(new, stored)
         return "replaced", ""
-    if difference and (tolerance is None or not _is_within(difference, tolerance)):
+    # A tolerance excuses errors, not that the test calls other ops.
+    if difference and (tolerance is None or not difference.is_within(tolerance) or _other_calls(difference)):
         return "differs", "\n".join(_failure(difference, stored, new, tolerance))
     new.unlink()
     return "compared", ""
-
-
-def _is_within(difference: Difference, tolerance: float) -> bool:
-    """Whether a tolerance excuses a difference. It excuses errors, not that the test calls other ops."""
-    return difference.is_within(tolerance) and not _other_calls(difference)
 
 
 def _other_calls(difference: Difference) -> list[tuple[str, Call]]:

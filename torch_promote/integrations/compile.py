@@ -35,10 +35,7 @@ from torch_promote.extension import RegionSpec, tables_in_force
 
 
 def record_enter(packed: str) -> None:
-    """Records the start of a region, which has been entered, with the active modes of torch.export.
-
-    Raises RegionError if the current policy is not stock's, since an exported graph cannot represent the region then.
-    """
+    """Records the start of a region with the modes of torch.export. Raises RegionError if its policy is not stock's."""
     modes = _export_modes()
     if modes and not _C.policy_is_stock():
         refuse_policy()
@@ -340,10 +337,7 @@ def register(enter: Any, exit_: Any, stock_type: type) -> None:
 
 
 def _register_installation(enter: Any, exit_: Any) -> None:
-    """Makes regions of the stock type separate calls in the graph.
-
-    Otherwise Dynamo would treat an object of any subclass of torch.autocast as a torch.autocast.
-    """
+    """Makes regions of the stock type calls in the graph of their own, and not those of torch.autocast."""
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import ConstantVariable, builder
     from torch._dynamo.variables import torch as classes

@@ -48,7 +48,7 @@ from torch_promote.numerics.step_state import (
 )
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, OpenCall
-from torch_promote.observe.ops import OpFacts, can_be_read, facts_of, has_storage, leaves, unnoticed
+from torch_promote.observe.ops import can_be_read, facts_of, has_storage, leaves, unnoticed
 from torch_promote.observe.places import RunningModules
 from torch_promote.policy.named_policies import Value
 from torch_promote.policy.op_names import exact_key
@@ -103,11 +103,6 @@ def _free_bytes(device: str) -> int:
         return 4 * _LEAST
 
 
-def _is_compared(facts: OpFacts) -> bool:
-    """Whether the calls of an op are compared: see NOTE [ Which calls are compared ]."""
-    return (facts.computes and not facts.is_uninitialized) or facts.is_cast or facts.op_name == "aten::type_as"
-
-
 class ForwardCalls:
     """A listener for the calls of a forward. Subclasses process the calls."""
 
@@ -129,15 +124,17 @@ class ForwardCalls:
         """Called before a call. Returns its key, and what `about_to` returns; None if it is not processed."""
         if of.around is not None:
             return None
+        facts = of.facts  # see NOTE [ Which calls are compared ]
+        rounds = (facts.computes and not facts.is_uninitialized) or facts.is_cast or facts.op_name == "aten::type_as"
         if of.phase == "backward":
             # A backward that autograd records, such as that of a gradient penalty, is part of the loss.
             self.saw_backward |= not torch.is_grad_enabled()
-        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and _is_compared(of.facts):
-            place = of.origin.module, of.facts.name
+        elif (of.phase == "forward" or (of.phase == "optimizer" and of.autocast)) and rounds:
+            place = of.origin.module, facts.name
             key = CallKey(*place, self._counts[place])
             self._counts[place] += 1
             of.real_results = self.wants_real_results
-            return key, self.about_to(key, of.facts.op, of.args)
+            return key, self.about_to(key, facts.op, of.args)
         return None
 
     def ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
@@ -264,10 +261,7 @@ class CallsAlone(ForwardCalls):
         self._regions: dict[Any, list[my_autocast]] = {}
 
     def about_to(self, key: CallKey, op: torch._ops.OpOverload, args: list[Any]) -> Any:
-        """Called before a call. Returns its results in the candidate's dtypes, and what these are compared with.
-
-        The latter are None for the results of the call itself: see NOTE [ Whose error it is ].
-        """
+        """Returns results in the candidate's dtypes, and what they are compared with: NOTE [ Whose error it is ]."""
         if not self._differs(key):
             return None
         ours, theirs = self._reference[key].call, self._candidate[key]

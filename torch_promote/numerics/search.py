@@ -83,10 +83,7 @@ def minimise(
 
 
 def _shortest_prefix(order: Sequence[str], passes: Passes, start: int = 0) -> int:
-    """Returns the length of the shortest prefix that passes, if prefixes are monotone.
-
-    Lengths double from `start` until one passes, then a bisection follows. All names together are assumed to pass.
-    """
+    """Returns the length of the shortest prefix that passes, by doubling and bisection; all names together pass."""
     low, high = max(start - 1, 0), max(start, 1)
     while high < len(order) and not passes(frozenset(order[:high])):
         low, high = high, high * 2

@@ -256,16 +256,12 @@ def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = Non
 
 
 def read_result(result: Any) -> dict[str, torch.Tensor]:
-    """Converts the result of a step to detached copies of named tensors.
-
-    A tensor or a number is the "loss" if it has one element, else the "output". Names in mappings, dataclasses and
-    sequences are joined by dots.
-    """
+    """Converts the result of a step to detached copies of named tensors, as `named_tensors` names them."""
     return {name: tensor.detach().clone() for name, tensor in named_tensors(result).items()}
 
 
 def named_tensors(result: Any) -> dict[str, torch.Tensor]:
-    """Returns the tensors in the result of a step, like `read_result`, but does not copy them."""
+    """Returns the tensors of a result: a single one is the "loss" or "output", and names inside are joined by dots."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors("", result):
         if name in found:
@@ -348,10 +344,7 @@ def distances(candidate: Mapping[str, torch.Tensor], reference: Mapping[str, tor
 
 @contextlib.contextmanager
 def show_progress(what: str, total: int, wanted: bool) -> Iterator[Callable[[int, str], None]]:
-    """Shows a bar on stderr while the block runs, if that is a terminal.
-
-    It yields a function to call with the number of runs so far, of which there may be more than `total`, and a remark.
-    """
+    """Shows a bar on stderr, if that is a terminal; yields what gets the number of runs so far and a remark."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, remark: None
         return

@@ -355,10 +355,7 @@ def set_random_state(state: RandomState, args: Iterable[Any] = ()) -> None:
 
 
 def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[str, Any], Any]) -> list[torch.Tensor]:
-    """Repeats a call with each argument converted, and returns the tensors that it produced: see `produced`.
-
-    Random numbers are drawn from the current state of the generators, which is restored.
-    """
+    """Repeats a call with each argument converted, and restores the generators; returns what `produced` finds."""
     before = random_state()
     try:
         given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]

@@ -56,10 +56,7 @@ class Judge:
         self.tolerance: dict[str, float] = {}  # of each metric; empty before `name_metrics`
 
     def compute(self, result: Any) -> dict[str, torch.Tensor]:
-        """Returns the results of the metric function, by name.
-
-        A single number gets the name of the function, or the only name in the tolerance.
-        """
+        """Returns the results of the metric function by name; a single number gets the only one, or the function's."""
         assert callable(self.metric)
         metrics = read_result(self.metric(result))
         if list(metrics) != ["loss"]:
@@ -278,10 +275,7 @@ class Trials(StepRuns):
         return self.log[-1]
 
     def search(self, policy: Policy, names: frozenset[str], why: str) -> Trial:
-        """Makes a trial of the search, with one run per set of batches; it has the largest errors of them.
-
-        Raises OutOfBudgetError if the remaining runs are reserved.
-        """
+        """Makes a trial of the search on all batches. Raises OutOfBudgetError if the remaining runs are reserved."""
         trial = self.make(f"search {sorted(names)}", policy, names, why, is_search=True)
         for number, reference in enumerate(self.more, 1):
             if not trial.passed:

@@ -433,10 +433,7 @@ class _Tuner:
             self._verify_held_out()
 
     def _learn(self) -> bool:
-        """Makes held-out batches part of the tuning, after the result failed on them; returns whether it can go on.
-
-        Sets that passed before are run on these batches when they are needed.
-        """
+        """Makes held-out batches on which the result failed part of the tuning; returns whether it can go on."""
         trials, reference = self._trials, self._verified.reference
         if trials.left < 1 + self._after or reference is None:
             return False

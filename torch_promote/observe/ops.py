@@ -120,10 +120,7 @@ def written(writes: Iterable[Write], args: Sequence[Any]) -> NamedTensors:
 
 
 def produced(facts: OpFacts, args: Sequence[Any], results: Sequence[Any]) -> NamedTensors:
-    """Returns the tensors that a call has produced: its results, and the arguments that it wrote to and did not return.
-
-    Results are named by their indices, "0", and arguments by their paths, "self[0]".
-    """
+    """Returns a call's results by index, and the arguments by path that it wrote to and did not return."""
     found: NamedTensors = []
     for value in results:
         if isinstance(value, torch.Tensor):  # without a generator, which would cost each call more
@@ -202,10 +199,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the elements of a strided tensor, or the stored elements of a sparse or nested one, as a strided tensor.
-
-    None if the tensor is quantized, has no elements, or cannot be read.
-    """
+    """Returns the elements that a tensor stores, as a strided tensor; None without any, or if it cannot be read."""
     if tensor.is_nested and tensor.layout is torch.jagged:
         tensor = tensor._values  # type: ignore[assignment]
     if tensor.is_quantized or not can_be_read(tensor):
@@ -433,8 +427,5 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile or torch.jit.trace is tracing.
-
-    torch.compile calls ops of its own then, and torch.jit.trace would record the ops that an observer calls.
-    """
+    """Whether torch.compile, which calls ops of its own then, or torch.jit.trace, which records ours, is tracing."""
     return torch._C._get_tracing_state() is not None or torch._guards.TracingContext.try_get() is not None

@@ -272,11 +272,7 @@ class _Role(NamedTuple):
 
 @functools.lru_cache(4096)
 def _role(code: CodeType) -> _Role:
-    """The role of a function.
-
-    PyTorch wraps the `step` of each optimizer. Other methods of a program's own optimizer, such as `first_step` of SAM,
-    are found through its class.
-    """
+    """The role of a function. That of a method of a program's own optimizer is found through its class."""
     file, name = code.co_filename, code.co_name
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
@@ -403,10 +399,7 @@ class NodeOrigins:
         self._next = threading.local()
 
     def add_between(self, first: int, origin: Origin) -> None:
-        """Remembers the nodes recorded between two calls: they belong to the autograd.Function that makes the second.
-
-        `first` is the next number at the start of the second call, `origin` the origin of that call.
-        """
+        """Remembers that nodes recorded between two calls belong to the autograd.Function that makes the second."""
         before = getattr(self._next, "number", first)
         if before < first:
             self._add(before, first, origin)
@@ -428,10 +421,7 @@ class NodeOrigins:
                 del known[number]
 
     def of_running_node(self, called_here: bool = True) -> Origin | None:
-        """The origin of the node whose backward runs in this thread; None if it is unknown.
-
-        `called_here` says whether this thread has called the backward.
-        """
+        """The origin of the node whose backward runs in this thread, which may have called it; None if unknown."""
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return None

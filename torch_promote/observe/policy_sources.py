@@ -219,10 +219,7 @@ class PolicySources:
             self._asked.setdefault(one, (overloads, set()))[1].add(policy_source)
 
     def asked(self, used: Collection[tuple[str, str, str]]) -> list[dict[str, Any]]:
-        """Returns the collected overrides as JSON-compatible values, with whether a call used them.
-
-        `used` has the ops of the calls, with their policies and the sources of these.
-        """
+        """Returns the collected overrides as JSON-compatible values, with whether a call in `used` used them."""
         return [
             {
                 **asdict(one),

@@ -45,10 +45,7 @@ _hooks: list[RemovableHandle] = []
 
 @contextmanager
 def watch_steps(listener: Listener, before: Listener | None = None) -> Iterator[None]:
-    """Calls a function after each optimizer step, on any thread, during a block. Compiled steps are not reported.
-
-    The newest listeners are called first.
-    """
+    """Calls a function after each uncompiled optimizer step during a block, on any thread, the newest one first."""
     try:
         with _lock:
             _listeners.append(listener)
@@ -92,10 +89,7 @@ _update: Any = None  # PyTorch's method, while ours takes its place
 
 @contextmanager
 def watch_scalers(listener: ScalerListener) -> Iterator[None]:
-    """Calls a function before each `GradScaler.update` during a block. PyTorch has no hook there.
-
-    A step that GradScaler skips is told by nothing else, since it does not call the optimizer.
-    """
+    """Calls a function before each `GradScaler.update` during a block: nothing else tells of a skipped step."""
     global _update
     with _lock:
         _scaler_listeners.append(listener)
@@ -211,10 +205,7 @@ def watch_unseen(
 
 
 def _started_so_far() -> tuple[int | None, int | None]:
-    """The numbers of threads started without a name, and of processes; None if this Python does not say.
-
-    Named threads can only be found as they run.
-    """
+    """The numbers of threads started without a name, and of processes; None if this Python does not say."""
     threads = getattr(getattr(threading, "_counter", None), "__self__", None)
     return _number(threads), _number(getattr(multiprocessing.process, "_process_counter", None))
 
@@ -272,11 +263,10 @@ def report_compiled_call(is_compiled: bool = False) -> None:
 
 
 class _CompiledCall:
-    """A call of a compiled function. PyTorch's wrapper of it calls this at the end, as one of its clean-ups.
+    """A call of a compiled function. PyTorch's wrapper of it calls this at the end, as one of its clean-ups."""
 
-    Source: `compile_wrapper` in torch/_dynamo/eval_frame.py, of whose variables this reads `fn`, `args`, `kwargs`,
-    `cleanups` and `result`.
-    """
+    # Source: `compile_wrapper` in torch/_dynamo/eval_frame.py, of whose variables this reads `fn`, `args`, `kwargs`,
+    # `cleanups` and `result`.
 
     def __init__(self, block: _Block, frame: Any) -> None:
         known = frame.f_locals

@@ -154,7 +154,8 @@ class EntryRun:
             return
         plain = self._run(sample, ours=True)
         ours = self._checked(sample, _REFERENCE_OURS)
-        if self._is_refused(stock, plain):
+        errors = (stock.error or stock.backward_error, plain.error or plain.backward_error)
+        if all(errors) or (self.options.fake and any(map(asks_for_a_gpu, errors))):
             self.found.refused += 1
         elif _FIXED_ERROR in str(stock.error) and plain.error is None and ours.error is None:
             self.found.stock_raised += 1
@@ -175,10 +176,6 @@ class EntryRun:
         found.rows = tuple(sorted(map(row_name, calls.with_policy)))
         found.checked, found.no_rule, found.seconds = calls.checked, calls.no_rule, seconds
         return found
-
-    def _is_refused(self, stock: Outcome, ours: Outcome) -> bool:
-        errors = (stock.error or stock.backward_error, ours.error or ours.backward_error)
-        return all(errors) or (self.options.fake and any(map(asks_for_a_gpu, errors)))
 
     def _run(self, sample: Sample, *, ours: bool, **checks: Any) -> Outcome:
         region = my_autocast if ours else stock_autocast

@@ -69,10 +69,7 @@ class ParityReport(Report):
 
     @property
     def stale_listed(self) -> list[str]:
-        """The stale gaps that belong to no entry, in a whole run with all samples.
-
-        They are gaps of entries that do not exist, and gaps of single calls that explain nothing.
-        """
+        """The stale gaps that belong to no entry: of entries that do not exist, or of single calls. Of a whole run."""
         if not (self.whole and self.options.full):
             return []
         names = [result.entry.name for result in self.results.values()]
@@ -324,11 +321,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit(report: ParityReport) -> str:
-    """Returns a report as JUnit XML.
-
-    An entry fails if it has a mismatch or a stale gap, is an error if its process died, and is skipped if none of its
-    samples could run. The properties of the suite are the versions and options.
-    """
+    """Returns a report as JUnit XML, with failures for mismatches and stale gaps, and errors for dead processes."""
     suite = ElementTree.Element("testsuite", name="torch-promote parity")
     properties = ElementTree.SubElement(suite, "properties")
     options = {f"options.{name}": json.dumps(value) for name, value in encode(report.options).items()}

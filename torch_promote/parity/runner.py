@@ -48,10 +48,7 @@ class WorkerError(TorchPromoteError):
 
 
 def entries(options: Options) -> list[Entry]:
-    """Returns the entries that the options select, always in the same order: rows, pairs of dtypes, the op database.
-
-    Raises OptionError if an op glob, dtype or device matches nothing, or `sample` is given for several entries.
-    """
+    """Returns the entries that the options select, in order, or raises OptionError if one of these matches nothing."""
     _check_device(options.device, stock_only=options.stock_only)
     everything = _all_entries(options.device)
     names = [entry.name for entry in everything]

@@ -75,11 +75,7 @@ Pattern = tuple[str, str, Value]
 
 
 def to_data(changes: Iterable[Change], modules: Tables = (), patterns: Sequence[Pattern] = ()) -> dict[str, Any]:
-    """Returns changes and tables for modules as plain data, with the versions that made them. `from_data` reads it.
-
-    Of the patterns that the changes were made of, the latest last, those that still describe the policy take the place
-    of single ops.
-    """
+    """Returns changes and tables for modules as plain data, with the patterns that still describe them."""
     sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     given = {(overload, device_type): value for overload, device_type, value in changes}
     kept, named = _fold(given, [one for one in patterns if one[0] in _SECTIONS], stock_policy)
@@ -142,11 +138,7 @@ def patterns_in(section: str, entries: Mapping[Any, Any]) -> Iterator[Pattern]:
 
 
 def from_data(data: Mapping[str, Any], source: str = "the policy") -> tuple[Entries, Tables, tuple[Pattern, ...]]:
-    """Checks plain data and returns its entries, its tables for modules, and its patterns. Errors name the source.
-
-    The data is what `to_data` returns, or the same structure written by hand. Of the versions, only `format` is
-    required.
-    """
+    """Checks plain data, as of `to_data`, and returns its entries, its tables for modules, and its patterns."""
     if not isinstance(data, Mapping):
         raise PolicyError(f"a policy as data is a mapping, got {type(data).__name__}. Policy.to_dict() makes one.")
     try:

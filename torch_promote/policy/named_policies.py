@@ -121,10 +121,7 @@ def closest_policy(name: str) -> str:
 
 
 def named_changes(name: str, registered: Iterable[tuple[str, str]] = ()) -> Iterator[Change]:
-    """Yields the entries of a named policy. Some may be equal to stock's.
-
-    The policies in EVERY_OP need the ops of `registered_ops`.
-    """
+    """Yields the entries of a named policy, some equal to stock's; those in EVERY_OP need `registered_ops`."""
     if name.startswith(_OF_VERSION):
         yield from (change for change in _version_changes(name) if schema_of(change[0]) is not None)
         return

@@ -102,11 +102,7 @@ def schema_of(op: Row | str) -> torch._C.FunctionSchema | None:
 
 
 def registered(device_type: str) -> frozenset[str]:
-    """Returns the ops that now have a kernel on the stock autocast key of a device type.
-
-    Every build of PyTorch registers the ops of all device types. PrivateUse1 is not available: this package uses its
-    autocast key. The result is not cached, since a library may register an op at any time.
-    """
+    """Returns the ops that now have a kernel on the stock autocast key of a device type; libraries may add some."""
     key, has_kernel = f"Autocast{device_type.upper()}", torch._C._dispatch_has_kernel_for_dispatch_key
     try:
         ops = frozenset(name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key))
@@ -127,10 +123,7 @@ def missing_rows(device_type: str) -> tuple[Row, ...]:
 
 
 def unlisted_ops(device_type: str) -> tuple[str, ...]:
-    """Returns the ops that the running PyTorch registers on one of `DEVICE_TYPES` without a policy in the table.
-
-    Inside our regions, stock autocast still handles these. They include custom ops of libraries.
-    """
+    """Returns the ops, also of libraries, that stock registers on one of `DEVICE_TYPES` and the table leaves to it."""
     return tuple(sorted(registered(device_type) - {row.name for row in _rows_with_a_policy(device_type)}))
 
 

@@ -47,10 +47,7 @@ _KEEPS_FLOAT32 = re.compile(r"aten::_(fused_(adam|adamw|adagrad|sgd)_?(\.|$)|amp
 
 
 def legal_policies(op: Row | str) -> tuple[CastPolicy, ...]:
-    """Returns the cast policies that the schema of a row, or of an overload with a full name, allows.
-
-    A floating dtype is legal wherever `CastPolicy.fp32` is. An overload that does not exist has none.
-    """
+    """Returns the cast policies that a schema allows. A floating dtype is legal wherever `CastPolicy.fp32` is."""
     return tuple(policy for policy in CastPolicy if why_illegal(op, policy) is None)
 
 

@@ -68,10 +68,7 @@ def _of_generator(generator: torch.Generator) -> str:
 
 
 def state_drawn_from(args: Iterable[Any], inputs: Sequence[TensorInfo]) -> str:
-    """Returns the generator from which a call is about to draw, with a digest of its state: "cpu 0123456789abcdef".
-
-    A generator among its arguments is "its own".
-    """
+    """Returns the generator from which a call is about to draw, with a digest of its state: "cpu 0123456789abcdef"."""
     given = next((one for one in args if isinstance(one, torch.Generator)), None)
     device = next((one for one in args if isinstance(one, torch.device)), None)
     name = str(device) if device is not None else inputs[0].device if inputs else "cpu"

@@ -464,10 +464,8 @@ def _policy(name: str, device: str, state: AutocastState) -> CastPolicy | torch.
 
 
 def has_policy(name: str, device: str, state: AutocastState) -> bool:
-    """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's.
-
-    Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
-    """
+    """Whether autocast has a policy for an op on a device type, or a kernel of PyTorch's or a library's."""
+    # Source: aten/src/ATen/autocast_mode.cpp, TORCH_LIBRARY_IMPL (v2.13).
     return _policy(name, device, state) is not CastPolicy.fallthrough or _has_stock_kernel(name, device)
 
 

@@ -68,10 +68,8 @@ def _named(name: str) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns a dtype's name without its module.
-
-    Source: c10/core/ScalarType.cpp, getDtypeNames (v2.13).
-    """
+    """Returns a dtype's name without its module."""
+    # Source: c10/core/ScalarType.cpp, getDtypeNames (v2.13).
     return str(dtype).removeprefix("torch.")
 
 
@@ -118,11 +116,9 @@ def typecode(dtype: torch.dtype) -> str | None:
 
 
 def family(dtype: torch.dtype) -> Family:
-    """Returns a dtype's family.
-
-    Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13); c10/core/ScalarType.h, isBitsType (v2.13);
-    c10/core/ScalarType.h, isFloat8Type (v2.13); c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
-    """
+    """Returns a dtype's family."""
+    # Source: torch/headeronly/core/ScalarType.h, isQIntType (v2.13); c10/core/ScalarType.h, isBitsType (v2.13);
+    # c10/core/ScalarType.h, isFloat8Type (v2.13); c10/core/ScalarType.h, isBarebonesUnsignedType (v2.13).
     return _CLASS[dtype][0]
 
 
@@ -132,18 +128,14 @@ def kind(dtype: torch.dtype) -> Kind:
 
 
 def is_floating(dtype: torch.dtype) -> bool:
-    """Whether a dtype is floating. float8 and float4 dtypes are, complex dtypes are not.
-
-    Source: c10/core/ScalarType.h, isFloatingType (v2.13).
-    """
+    """Whether a dtype is floating. float8 and float4 dtypes are, complex dtypes are not."""
+    # Source: c10/core/ScalarType.h, isFloatingType (v2.13).
     return dtype in _FLOATING
 
 
 def is_complex(dtype: torch.dtype) -> bool:
-    """Whether a dtype is complex.
-
-    Source: c10/core/ScalarType.h, isComplexType (v2.13).
-    """
+    """Whether a dtype is complex."""
+    # Source: c10/core/ScalarType.h, isComplexType (v2.13).
     return dtype in _COMPLEX
 
 
@@ -168,16 +160,12 @@ def to_complex(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def to_real(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of a complex dtype's parts. Any other dtype is returned unchanged.
-
-    Source: c10/core/ScalarType.h, toRealValueType (v2.13).
-    """
+    """Returns the dtype of a complex dtype's parts. Any other dtype is returned unchanged."""
+    # Source: c10/core/ScalarType.h, toRealValueType (v2.13).
     return _TO_REAL.get(dtype, dtype)
 
 
 def default_complex(default_dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of complex Python numbers under a default dtype.
-
-    Source: c10/core/DefaultDtype.cpp, set_default_dtype (v2.13).
-    """
+    """Returns the dtype of complex Python numbers under a default dtype."""
+    # Source: c10/core/DefaultDtype.cpp, set_default_dtype (v2.13).
     return {torch.float16: torch.complex32, torch.float64: torch.complex128}.get(default_dtype, torch.complex64)

@@ -109,10 +109,8 @@ def explain_promotion(
     symbol: str = "",  # the operator of Python that calls the op, if one does
     refused: bool = False,  # whether PyTorch refuses the call
 ) -> Iterator[str]:
-    """Yields the steps of an op that promotes its operands. Raises if the rule, or PyTorch, has no common dtype.
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
-    """
+    """Yields the steps of an op that promotes its operands. Raises if the rule, or PyTorch, has no common dtype."""
+    # Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     names, values = [name for name, _ in operands], [value for _, value in operands]
     called, default, by_state = symbol or op, rule.default_dtype, rule.name == "torch"
     for name, value in operands if len(operands) > 1 else ():

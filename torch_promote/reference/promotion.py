@@ -121,10 +121,8 @@ def promote_types(a: torch.dtype | str, b: torch.dtype | str) -> torch.dtype:
 
 
 def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype | None:
-    """The promoted dtype. None (Undefined in PyTorch) if exactly one of the dtypes is a bits dtype.
-
-    Source: c10/core/ScalarType.cpp, promoteTypes (v2.13).
-    """
+    """The promoted dtype. None (Undefined in PyTorch) if exactly one of the dtypes is a bits dtype."""
+    # Source: c10/core/ScalarType.cpp, promoteTypes (v2.13).
     if a is b:
         return a
     found = _TABLE.get((a, b))
@@ -156,10 +154,8 @@ def _no_common_dtype(a: torch.dtype, b: torch.dtype, why: str) -> PromotionError
 
 
 def _promote_skip_undefined(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
-    """Promotes two dtypes. If one is undefined (None), the result is the other.
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
-    """
+    """Promotes two dtypes. If one is undefined (None), the result is the other."""
+    # Source: aten/src/ATen/native/TypeProperties.cpp, promote_skip_undefined (v2.13).
     if a is None:
         return b
     if b is None:

@@ -20,10 +20,8 @@ _FORMATS = {torch.channels_last: (1, 3, 2, 0), torch.channels_last_3d: (1, 4, 3,
 
 
 def contiguous_strides(shape: Sizes) -> Sizes:
-    """Returns the strides of a contiguous tensor. A size of 0 counts as 1.
-
-    Source: c10/core/TensorImpl.h, empty_tensor_restride (v2.13).
-    """
+    """Returns the strides of a contiguous tensor. A size of 0 counts as 1."""
+    # Source: c10/core/TensorImpl.h, empty_tensor_restride (v2.13).
     strides = []
     step = 1
     for size in reversed(shape):
@@ -34,10 +32,8 @@ def contiguous_strides(shape: Sizes) -> Sizes:
 
 
 def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
-    """Returns the strides of a dense tensor with its dimensions in the order `perm`, innermost first.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compatible_stride (v2.13).
-    """
+    """Returns the strides of a dense tensor with its dimensions in the order `perm`, innermost first."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compatible_stride (v2.13).
     strides = [0] * len(shape)
     step = 1
     for dim in perm:
@@ -47,10 +43,8 @@ def strides_along(shape: Sizes, perm: Sequence[int]) -> Sizes:
 
 
 def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor is contiguous. Dimensions of size 1 may have any stride.
-
-    Source: c10/core/Contiguity.h, _compute_contiguous (v2.13).
-    """
+    """Whether a tensor is contiguous. Dimensions of size 1 may have any stride."""
+    # Source: c10/core/Contiguity.h, _compute_contiguous (v2.13).
     return 0 in shape or _lies_along(shape, strides, range(len(shape) - 1, -1, -1))
 
 
@@ -130,10 +124,8 @@ def suggest_memory_format(shape: Sizes, strides: Sizes, exact_match: bool = Fals
 
 
 def has_internal_overlap(shape: Sizes, strides: Sizes) -> bool:
-    """Whether a tensor uses an element of memory twice, as an expanded tensor does.
-
-    Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).
-    """
+    """Whether a tensor uses an element of memory twice, as an expanded tensor does."""
+    # Source: aten/src/ATen/MemoryOverlap.cpp, has_internal_overlap (v2.13).
     if is_non_overlapping_and_dense(shape, strides):
         return False
     return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
@@ -158,10 +150,8 @@ class ShapeError(TorchPromoteError, ValueError):
 
 
 def broadcast_shapes(*shapes: Sizes) -> Sizes:
-    """Returns the shape that several shapes broadcast to.
-
-    Source: aten/src/ATen/ExpandUtils.cpp, infer_size (v2.13).
-    """
+    """Returns the shape that several shapes broadcast to."""
+    # Source: aten/src/ATen/ExpandUtils.cpp, infer_size (v2.13).
     result: Sizes = ()
     for shape in shapes:
         if shape == result:
@@ -203,10 +193,8 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
 
 
 def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) -> int:
-    """Returns 1 if `dim0`, now the inner of the two, should be the outer; -1 if not; 0 if no operand decides.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
-    """
+    """Returns 1 if `dim0`, now the inner of the two, should be the outer; -1 if not; 0 if no operand decides."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     for strides in operands:
         stride0, stride1 = strides[dim0], strides[dim1]
         if stride0 == 0 or stride1 == 0:  # expanded: this operand does not decide
@@ -240,10 +228,8 @@ def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
 
 
 def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
-    """Strides for operands of one shape that need no sorting, or None. There is no such path for channels_last_3d.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_fast_setup_type (v2.13).
-    """
+    """Strides for operands of one shape that need no sorting, or None. There is no such path for channels_last_3d."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_fast_setup_type (v2.13).
     if all(is_contiguous(shape, strides) for strides in operands):
         return contiguous_strides(shape)
     channels_last = _FORMATS[torch.channels_last]
@@ -256,10 +242,8 @@ def _fast_set_up(shape: Sizes, operands: Sequence[Sizes]) -> Sizes | None:
 
 
 def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
-    """An operand's strides broadcast to a shape.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_strides (v2.13).
-    """
+    """An operand's strides broadcast to a shape."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_strides (v2.13).
     if own_shape == shape:
         return strides
     missing = len(shape) - len(own_shape)
@@ -270,11 +254,9 @@ def _stretch(shape: Sizes, own_shape: Sizes, strides: Sizes) -> Sizes:
 
 
 def temporary_strides(shape: Sizes, strides: Sizes) -> Sizes:
-    """Returns the strides of `tensor.to(dtype)` for another dtype.
-
-    Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13); aten/src/ATen/ExpandUtils.cpp,
-    infer_dense_strides (v2.13).
-    """
+    """Returns the strides of `tensor.to(dtype)` for another dtype."""
+    # Source: aten/src/ATen/native/TensorConversions.cpp, _to_copy (v2.13); aten/src/ATen/ExpandUtils.cpp,
+    # infer_dense_strides (v2.13).
     if is_non_overlapping_and_dense(shape, strides):
         return strides
     # The same order of dimensions, without gaps or overlaps.

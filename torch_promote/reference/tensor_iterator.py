@@ -169,7 +169,9 @@ def infer_elementwise(
     else:
         output = _as_operand(out)
         if preset == "comparison":
-            config = _comparison_with_output(config, output)
+            # Comparisons allocate bool results, but compute in the common dtype for an output of another dtype.
+            # Source: aten/src/ATen/TensorIterator.cpp, set_up_comparison_op_config (v2.13).
+            config = replace(config, static_dtype=None, cast_common_dtype_to_outputs=output.dtype is not torch.bool)
         if config.check_mem_overlap and has_internal_overlap(output.shape, _strides(output)):
             raise ShapeError(
                 f"out of shape {list(output.shape)} and strides {list(_strides(output))} uses elements of its memory "
@@ -260,14 +262,6 @@ def _strides(operand: Operand) -> Sizes:
     return contiguous_strides(operand.shape) if operand.strides is None else operand.strides
 
 
-def _comparison_with_output(config: TensorIteratorConfig, output: Operand) -> TensorIteratorConfig:
-    """Comparisons allocate bool results, but compute in the common dtype for an output of another dtype.
-
-    Source: aten/src/ATen/TensorIterator.cpp, set_up_comparison_op_config (v2.13).
-    """
-    return replace(config, static_dtype=None, cast_common_dtype_to_outputs=output.dtype is not torch.bool)
-
-
 def _compute_shape(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig) -> Sizes:
     """Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_shape (v2.13)."""
     shapes = [operand.shape for operand in inputs]
@@ -288,10 +282,8 @@ def _will_resize(output: Operand, shape: Sizes, config: TensorIteratorConfig, re
 
 
 def _common_device(inputs: list[Operand], output: Operand | None, config: TensorIteratorConfig, device: str) -> str:
-    """The device type that the op runs on: that of the first operand that is not on the CPU.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
-    """
+    """The device type that the op runs on: that of the first operand that is not on the CPU."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     everything = inputs if output is None else [output, *inputs]
     devices = [operand.device or device for operand in everything]
     common = next((found for found in devices if found != "cpu"), "cpu")

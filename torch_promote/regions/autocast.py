@@ -78,18 +78,12 @@ class Steps:
         self._suspended = _C.suspend_regions(self._base)
 
     def end(self) -> None:
-        """Drops the suspended regions and their casts.
-
-        Call it after the last step: the traceback of an error may keep this object alive for a long time.
-        """
+        """Drops the suspended regions and their casts: a traceback may keep this object alive for long."""
         self._suspended = None
 
 
 def drive(steps: Steps, body: Any) -> Generator[Any, Any, Any]:
-    """Runs a generator, a coroutine or another object with send, throw and close, with each of its steps in `steps`.
-
-    The generator that it returns yields, receives, raises and returns the same values.
-    """
+    """Runs an object with send, throw and close, each of its steps in `steps`, and passes on what goes in and out."""
     step = functools.partial(body.send, None)
     while True:
         try:
@@ -502,10 +496,7 @@ _CACHES = (*_C.CACHE_MODES, _NO_CACHE)
 def check_devices(
     device_type: object, dtype: object, enabled: object, dtypes: tuple[torch.dtype, ...] = _PLAIN_DTYPES
 ) -> tuple[DeviceSpec, ...]:
-    """Checks the first arguments of `my_autocast` as torch.autocast does, and returns what they ask for.
-
-    A region whose dtype is not one of `dtypes` is disabled, but on CUDA.
-    """
+    """Returns what the first arguments ask for, checked as by torch.autocast; other `dtypes` disable a region."""
     device_types = (device_type,) if isinstance(device_type, str) else _device_types(device_type)
     checked = []
     for name in device_types:
@@ -519,10 +510,7 @@ def read_policy(policy: PolicyLike | None) -> Policy | str | None:
 
 
 def bind_model(model: object, policy: PolicyLike | None) -> Any:
-    """Has the modules of a region's model follow the tables of the region's policy, as long as the result lives.
-
-    The result has the attribute `number`; it is None if the policy has no tables.
-    """
+    """Has the modules of a model follow the tables of a policy as long as the result lives; None without tables."""
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"model is an nn.Module, or None; got {model!r} of type {type(model).__name__}.")
     if "_modules" not in model.__dict__:
@@ -683,10 +671,7 @@ def _warn(message: str) -> None:
 
 
 def policy_change(policy: object, overrides: Mapping[Any, Any] | None, tables: int = 0) -> _C.HeldChange:
-    """Returns what a region does to the policy, for the extension; equal arguments get one number.
-
-    `tables` is the number of the policy's tables for the model that the region names; 0: it names none.
-    """
+    """Returns what a region does to the policy, with the number of its tables; equal arguments get one number."""
     chosen = None if policy is None else Policy.of(policy)  # type: ignore[arg-type]
     if chosen is not None and not tables:
         tables = number_of_applied(chosen)
@@ -770,10 +755,7 @@ def _warn_of_hidden_ops(policy: object, overrides: Mapping[Any, Any], devices: t
 def _hidden_ops(
     base: Policy, overrides: tuple[tuple[Any, Any], ...], devices: tuple[DeviceSpec, ...], defined: int
 ) -> tuple[str, ...]:
-    """Returns a text for each override of an op that others hide, if no override names one of these.
-
-    `defined` counts definitions of ops, on which it depends what the names select.
-    """
+    """Returns a text for each override of an op that others hide. What names select depends on `defined`."""
     overridden = {name.partition(".")[0] for name, _ in parse_overrides(dict(overrides))}
     texts = []
     for key, given in overrides:

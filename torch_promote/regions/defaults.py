@@ -196,10 +196,7 @@ def registered_policies() -> Mapping[tuple[str, str], CastPolicy | torch.dtype]:
 
 
 def use_environment() -> None:
-    """Sets the default policy that the environment variable names, if it is set.
-
-    The models that run follow its tables for modules: the program names no model.
-    """
+    """Sets the default policy that the environment variable names; the models that run follow its tables."""
     asked = os.environ.get(VARIABLE)
     if not asked:
         return

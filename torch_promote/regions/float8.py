@@ -65,11 +65,7 @@ class _Recipe(NamedTuple):
     float8_grad_weight: bool  # whether the weight's gradient is a product in float8
 
     def in_float8(self, matrix: Tensor, dtype: torch.dtype, dim: int | None) -> _Scaled:
-        """A matrix in float8. observe/findings.py, `float8_table`, recognizes the last ops.
-
-        `dim` is the dimension that the product sums over; its elements share a scale if the policy is rowwise. None:
-        all elements do.
-        """
+        """A matrix in float8, with a scale for the elements along `dim` if rowwise, for all of them if it is None."""
         largest = torch.finfo(dtype).max
         amax = matrix.abs().amax(dim if dim is not None and self.rowwise else (0, 1), keepdim=True)
         # In float64, because compiled code may divide differently in float32.
@@ -98,11 +94,7 @@ def recipe(policy: CastPolicy) -> _Recipe:
 
 
 def linear(byte: int, lower: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Computes `linear` in float8, with autocast off; None if the call does not fit (`why_not`).
-
-    The byte is the policy's. `x`, (..., in_features), is as before autocast's cast. The result has the autocast dtype,
-    `lower`.
-    """
+    """Computes `linear` in float8, with autocast off, as `lower`; None if the call does not fit (`why_not`)."""
     if why_not(x, weight, bias) is not None:
         return None
     note_float8()
@@ -199,10 +191,8 @@ def product_on(device: torch.device) -> str:
 def _scaled_mm(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    """Computes torch._scaled_mm, with the bits that it has on a CPU without AMX.
-
-    Source: aten/src/ATen/native/Blas.cpp, _scaled_mm_out_cpu_emulated (v2.13).
-    """
+    """Computes torch._scaled_mm, with the bits that it has on a CPU without AMX."""
+    # Source: aten/src/ATen/native/Blas.cpp, _scaled_mm_out_cpu_emulated (v2.13).
     if is_in_float32(left.device):
         rows, columns = (one.to(torch.float32, memory_format=torch.contiguous_format) for one in (left, right))
         return torch.mm(rows.mul_(left_scale), columns.mul_(right_scale)).to(dtype)

@@ -148,10 +148,8 @@ def _enabled_devices() -> list[str]:
 
 
 def _to_float32(devices: list[str], value: Any) -> Any:
-    """Casts eligible tensors: floating, not float64, on a device type whose autocast is on.
-
-    Source: torch/amp/autocast_mode.py, _cast (v2.13).
-    """
+    """Casts eligible tensors: floating, not float64, on a device type whose autocast is on."""
+    # Source: torch/amp/autocast_mode.py, _cast (v2.13).
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.device.type not in devices:
         return value
     return value if value.dtype is torch.float64 else value.to(torch.float32)
@@ -184,10 +182,7 @@ def policy_of(module: nn.Module) -> ModulePolicy | None:
 
 
 def policies_in_force(module: nn.Module) -> tuple[ModulePolicy, ...]:
-    """Returns the policies that a call of the module runs under, outermost first: of the region's tables, and its own.
-
-    The module's own is nested in the other, so it wins where both say something of an op.
-    """
+    """Returns the policies that a call of the module runs under: of the region's tables, and inside it, its own."""
     attributes = module.__dict__
     own = attributes.get(_ATTRIBUTE)
     of_module = () if own is None else (own,)
@@ -501,10 +496,8 @@ def _trace(original: Callable[..., Any], tracer: torch.fx.Tracer, root: Any, *ar
 
 
 def _replicate(original: Callable[..., Any], module: nn.Module) -> nn.Module:
-    """It copies the attributes of a module, and so its forward.
-
-    Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
-    """
+    """It copies the attributes of a module, and so its forward."""
+    # Source: torch/nn/modules/module.py, Module._replicate_for_data_parallel (v2.13).
     replica: nn.Module = original(module)
     if policy_of(replica) is not None or _TABLES in replica.__dict__:
         _own_forward(replica)

@@ -239,10 +239,7 @@ def _title(module: nn.Module) -> str:
 
 
 def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Maps every module to all its names. A shared module has several.
-
-    The modules that torch.compile returned are left out: the modules in them have their names.
-    """
+    """Maps every module to all its names, without the modules that torch.compile returned."""
     _check_model(model)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -408,10 +405,7 @@ def _change(change: Callable[..., None], number: int, policies: Mapping[nn.Modul
 
 
 def bind(policy: Policy, model: Any, *, alone: bool = True) -> Binding:
-    """Has modules of a model follow the tables of a policy, as long as the result lives.
-
-    The tables are for this model alone, or (`alone=False`) for all models that `apply` was called with.
-    """
+    """Has modules follow the tables of a policy as long as the result lives: of this model, or those of `apply`."""
     tables = {name: table if isinstance(table, str) else spell_table(table) for name, table in policy.modules}
     chosen = choose(model, tables)
     _checkpoint.install()
@@ -637,12 +631,7 @@ def _find_model(module: nn.Module) -> None:
 
 
 def follow(policy: Policy, model: str = "") -> None:
-    """Has the models that run follow the tables of a policy: see NOTE [ Tables without a model ].
-
-    Args:
-        policy: The policy of the whole program, which has tables.
-        model: The name of the class of the model that the tables are for; "" for the outermost module that runs.
-    """
+    """Has the models of a class, or all that run, follow a policy's tables: see NOTE [ Tables without a model ]."""
     global _follower
     _follower = _Follower(policy, model)
     atexit.register(_follower.at_exit)

@@ -145,10 +145,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Tree:
-    """The modules of a model with a bar for each, for the page.
-
-    Branches are shown in their order. A module without one that contains others gets an empty one.
-    """
+    """The modules of a model with a bar for each, in order, for the page; parents without a branch get one."""
 
     title: str
     columns: Sequence[Column]  # after the bar

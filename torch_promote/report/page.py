@@ -142,10 +142,7 @@ def _dtype_class(name: str) -> str:
 
 
 def _tiles_and_rows(facts: Sequence[Fact]) -> list[tuple[str, list[Fact]]]:
-    """Numbers become tiles, and sentences the rows of a list, those of the first fact's kind first.
-
-    If most are sentences, all are rows, in their order.
-    """
+    """Numbers become tiles, sentences the rows of a list; all are rows, in order, if most are sentences."""
     tiles = [fact for fact in facts if len(fact[1]) <= (_LONGEST_NUMBER if fact[1][:1].isdigit() else _LONGEST_TILE)]
     if 2 * len(tiles) < len(facts):
         tiles = []
@@ -169,10 +166,7 @@ def _breakable(name: str) -> Markup:
 
 
 def _prose(text: str) -> Markup:
-    """Escapes a text and marks numbers with an exponent, because a browser would break "1e-3" after the sign.
-
-    For the same reason, it has arrows for "->".
-    """
+    """Escapes a text, with arrows for "->" and numbers such as "1e-3" marked, which a browser would break."""
     parts = re.split(r"(\d[\d.]*e-\d+)", text.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
     marked = (
         Markup('<span class="part">{}</span>').format(part) if place % 2 else escape(part)

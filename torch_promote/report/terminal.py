@@ -94,10 +94,7 @@ def _table(shown: Table) -> Iterator[RenderableType]:
 
 @dataclass
 class Grid:
-    """A table as wide as the console. No word is broken and nothing is left out: see `_fit`.
-
-    If the console is too narrow for that, each row becomes a text of names and values.
-    """
+    """A table as wide as the console, with whole words: see `_fit`; if it is too narrow, a text for each row."""
 
     names: Sequence[str]  # of the columns; all empty for a table without a header
     rows: Sequence[Sequence[str]]
@@ -129,10 +126,7 @@ class Grid:
 
 
 def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Returns the widths of columns of texts; None if the room is too small.
-
-    Texts break between words. If that is not enough, names break after ".", "_", "/", ":" and ",".
-    """
+    """Returns the widths of columns of texts, which break between words, then in names; None if there is no room."""
     widths = [max(cell_len(line) for text in texts for line in text.split("\n")) for texts in columns]
     for parts in (str.split, _parts):
         least = [max((cell_len(part) for text in texts for part in parts(text)), default=0) for texts in columns]

@@ -47,10 +47,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Signature:
-    """The schema of an overload.
+    """The schema of an overload."""
 
-    Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
-    """
+    # Source: aten/src/ATen/core/function_schema.h, FunctionSchema (v2.13).
 
     name: str  # such as `aten::add.Tensor`, or `aten::mm` for the default overload
     arguments: tuple[Argument, ...]

@@ -36,10 +36,8 @@ def _rule(function: _Rule) -> _Rule:
 
 
 def _with_preset(preset: str, call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """A TensorIterator with one of the `PRESETS`.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
-    """
+    """A TensorIterator with one of the `PRESETS`."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::build (v2.13).
     operands = tuple(call.operands(*names))
     return infer_elementwise(*operands, preset=preset, out=out, default_dtype=call.default_dtype)
 
@@ -50,20 +48,16 @@ for _preset in ("unary", "unary_float", "binary", "binary_float", "comparison", 
 
 @_rule
 def threshold(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Promotes like binary ops, but allows an output with overlaps.
-
-    Source: aten/src/ATen/native/Activation.cpp, TORCH_META_FUNC(threshold) (v2.13).
-    """
+    """Promotes like binary ops, but allows an output with overlaps."""
+    # Source: aten/src/ATen/native/Activation.cpp, TORCH_META_FUNC(threshold) (v2.13).
     config = replace(PRESETS["binary"], check_mem_overlap=False)
     return infer_elementwise(*call.operands(*names), preset=config, out=out, default_dtype=call.default_dtype)
 
 
 @_rule
 def product(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The operands are multiplied one after another.
-
-    Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
-    """
+    """The operands are multiplied one after another."""
+    # Source: aten/src/ATen/native/Dropout.cpp, native_dropout_backward (v2.13).
     first, *rest = call.operands(*names)
     device = described(call.tensor()).device
     for factor in rest:
@@ -74,19 +68,15 @@ def product(call: Call, *names: str, out: TensorLike | None = None) -> Elementwi
 
 @_rule
 def quotient(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """With a rounding mode, integers stay integers.
-
-    Source: aten/src/ATen/native/BinaryOps.cpp, TORCH_META_FUNC2(div, Tensor_mode) (v2.13).
-    """
+    """With a rounding mode, integers stay integers."""
+    # Source: aten/src/ATen/native/BinaryOps.cpp, TORCH_META_FUNC2(div, Tensor_mode) (v2.13).
     return _with_preset("binary_float" if call["rounding_mode"] is None else "binary", call, *names, out=out)
 
 
 @_rule
 def where(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The condition affects the shape and strides, not the dtype.
-
-    Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
-    """
+    """The condition affects the shape and strides, not the dtype."""
+    # Source: aten/src/ATen/native/TensorCompare.cpp, where_self_out (v2.13).
     result = infer_where(call["condition"], call["self"], call["other"], call.default_dtype)
     if out is None:
         return result
@@ -96,10 +86,8 @@ def where(call: Call, *names: str, out: TensorLike | None = None) -> Elementwise
 
 @_rule
 def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """Two floating tensors of one dtype give a complex tensor.
-
-    Source: aten/src/ATen/native/TensorFactories.cpp, complex (v2.13).
-    """
+    """Two floating tensors of one dtype give a complex tensor."""
+    # Source: aten/src/ATen/native/TensorFactories.cpp, complex (v2.13).
     operands = tuple(call.operands(*names))
     config = replace(PRESETS["unary"], static_dtype=to_complex(call.tensor().dtype), check_all_same_dtype=False)
     return infer_elementwise(*operands, preset=config, out=out)
@@ -107,20 +95,16 @@ def complex_of(call: Call, *names: str, out: TensorLike | None = None) -> Elemen
 
 @_rule
 def in_dtype_of(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The first name gives the result's dtype, the others are the operands.
-
-    Source: aten/src/ATen/native/Activation.cpp, mish_backward (v2.13).
-    """
+    """The first name gives the result's dtype, the others are the operands."""
+    # Source: aten/src/ATen/native/Activation.cpp, mish_backward (v2.13).
     config = replace(PRESETS["binary"], static_dtype=call.tensor(name).dtype)
     return infer_elementwise(*call.operands(*names), preset=config, out=out)
 
 
 @_rule
 def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The modulus of complex numbers is real, and keeps the input's strides.
-
-    Source: aten/src/ATen/native/UnaryOps.cpp, abs (v2.13).
-    """
+    """The modulus of complex numbers is real, and keeps the input's strides."""
+    # Source: aten/src/ATen/native/UnaryOps.cpp, abs (v2.13).
     tensor = call.tensor()
     if is_complex(tensor.dtype) and out is None:
         shape = tuple(tensor.shape)
@@ -132,18 +116,14 @@ def modulus(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
 
 @_rule
 def angle(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The angle of complex numbers is real and contiguous. Angles of integers are floating.
-
-    Source: aten/src/ATen/native/UnaryOps.cpp, angle (v2.13).
-    """
+    """The angle of complex numbers is real and contiguous. Angles of integers are floating."""
+    # Source: aten/src/ATen/native/UnaryOps.cpp, angle (v2.13).
     return _copied_parts("unary_float", call, out)
 
 
 def _copied_parts(preset: str, call: Call, out: TensorLike | None) -> ElementwiseResult:
-    """For complex inputs, PyTorch computes complex results and copies their real parts.
-
-    Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
-    """
+    """For complex inputs, PyTorch computes complex results and copies their real parts."""
+    # Source: aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out (v2.13).
     tensor = call.tensor()
     if not is_complex(tensor.dtype) or (out is not None and is_complex(out.dtype)):
         return _with_preset(preset, call, out=out)
@@ -160,10 +140,8 @@ def _resized(dtype: torch.dtype, shape: Sizes, out: TensorLike | None, computed_
 
 @_rule
 def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The numbers affect the dtype, but are not operands of the iteration.
-
-    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
-    """
+    """The numbers affect the dtype, but are not operands of the iteration."""
+    # Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Tensor_Scalar) (v2.13).
     dtype = result_type(*call.operands(*names), default_dtype=call.default_dtype)
     tensor = call.tensor()
     strides = strides_of(tensor)
@@ -174,10 +152,8 @@ def with_numbers(call: Call, *names: str, out: TensorLike | None = None) -> Elem
 
 @_rule
 def power_of_number(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A number to the power of a tensor: the result is contiguous.
-
-    Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13).
-    """
+    """A number to the power of a tensor: the result is contiguous."""
+    # Source: aten/src/ATen/native/Pow.cpp, TORCH_META_FUNC2(pow, Scalar) (v2.13).
     dtype = result_type(*call.operands("self", "exponent"), default_dtype=call.default_dtype)
     return _resized(dtype, tuple(call.tensor().shape), out, dtype)
 
@@ -207,19 +183,15 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
 
 @_rule
 def like(call: Call, name: str = "self", *, out: TensorLike | None = None) -> ElementwiseResult:
-    """The tensor's dtype and shape, and its strides if it is dense.
-
-    Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
-    """
+    """The tensor's dtype and shape, and its strides if it is dense."""
+    # Source: aten/src/ATen/native/TensorFactories.cpp, empty_like (v2.13).
     return _like(call.tensor(name), call.tensor(name).dtype, out)
 
 
 @_rule
 def like_float(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Like `like`, but the default dtype for integers.
-
-    Source: aten/src/ATen/native/UnaryOps.cpp, rad2deg (v2.13).
-    """
+    """Like `like`, but the default dtype for integers."""
+    # Source: aten/src/ATen/native/UnaryOps.cpp, rad2deg (v2.13).
     dtype = call.tensor().dtype
     return _like(call.tensor(), call.default_dtype if is_integral(dtype, include_bool=True) else dtype, out)
 
@@ -235,10 +207,8 @@ def _like(tensor: TensorLike, dtype: torch.dtype, out: TensorLike | None) -> Ele
 
 @_rule
 def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None) -> ElementwiseResult:
-    """The result is written into an `empty_like` of the first named tensor.
-
-    Source: aten/src/ATen/native/Activation.cpp, log_sigmoid_backward_cpu (v2.13).
-    """
+    """The result is written into an `empty_like` of the first named tensor."""
+    # Source: aten/src/ATen/native/Activation.cpp, log_sigmoid_backward_cpu (v2.13).
     tensor = call.tensor(name)
     made = _like(tensor, tensor.dtype, None)
     config = replace(PRESETS["unary"], check_all_same_dtype=False)
@@ -248,10 +218,8 @@ def into_like(call: Call, name: str, *names: str, out: TensorLike | None = None)
 
 @_rule
 def is_infinite(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part.
-
-    Source: aten/src/ATen/native/TensorCompare.cpp, isinf (v2.13).
-    """
+    """Integers are never infinite. For other dtypes, absolute values are compared with infinity, part by part."""
+    # Source: aten/src/ATen/native/TensorCompare.cpp, isinf (v2.13).
     tensor = described(call.tensor())
     if is_integral(tensor.dtype, include_bool=True):
         return _like(tensor, torch.bool, out)

@@ -225,10 +225,8 @@ def _apply(entry: Entry, call: Call) -> Inference:
 
 
 def _of_each(call: Call, name: str) -> Iterator[torch.dtype | None]:
-    """The results of another op on the elements of the lists. Arguments correspond by name, else by position.
-
-    Source: aten/src/ATen/native/ForeachOpsKernels.cpp, FOREACH_BINARY_OP_LIST (v2.13).
-    """
+    """The results of another op on the elements of the lists. Arguments correspond by name, else by position."""
+    # Source: aten/src/ATen/native/ForeachOpsKernels.cpp, FOREACH_BINARY_OP_LIST (v2.13).
     packet, _, overload = name.partition(".")
     namespace = getattr(torch.ops, call.signature.name.partition("::")[0])
     op = getattr(getattr(namespace, packet), overload or "default")

@@ -169,10 +169,8 @@ def _jaxs_reason(a: torch.dtype | type, b: torch.dtype) -> str:
 
 @functools.cache
 def torch_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns PyTorch's rule for every dtype of the running PyTorch.
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
-    """
+    """Returns PyTorch's rule for every dtype of the running PyTorch."""
+    # Source: aten/src/ATen/native/TypeProperties.cpp, result_type (v2.13).
     pairs = list(itertools.product(ALL_DTYPES, ALL_DTYPES))
     return PromotionRule(
         name="torch",
@@ -241,10 +239,8 @@ _IN_BFLOAT16 = (torch.bool, torch.int8, torch.uint8)
 
 @functools.cache
 def numpy_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns NumPy 2's rule. It does not depend on PyTorch's default dtype, since NumPy's is float64.
-
-    Source: numpy/_core/src/multiarray/common_dtype.c, PyArray_PromoteDTypeSequence (v2.4).
-    """
+    """Returns NumPy 2's rule. It does not depend on PyTorch's default dtype, since NumPy's is float64."""
+    # Source: numpy/_core/src/multiarray/common_dtype.c, PyArray_PromoteDTypeSequence (v2.4).
     dtypes = list(dict.fromkeys(dtype for dtype, _ in _NUMPYS_TABLE))
     return PromotionRule(
         name="numpy",
@@ -334,10 +330,8 @@ _COMPLEX_OF = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 @functools.cache
 def array_api_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns the standard's rule. Dtypes outside the standard promote only with themselves and with numbers.
-
-    Source: array_api_strict/_dtypes.py, _result_type (v2.6).
-    """
+    """Returns the standard's rule. Dtypes outside the standard promote only with themselves and with numbers."""
+    # Source: array_api_strict/_dtypes.py, _result_type (v2.6).
     return PromotionRule(
         name="array_api",
         tensors=_STANDARDS_TABLE,
