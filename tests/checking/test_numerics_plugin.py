@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_promote as tp
-from helpers.pytest_runs import Run, plain_pytester
+from helpers.pytest_runs import Run, ends, plain_pytester
 from torch_promote.cli.program import parse_arguments
 from torch_promote.observe.observer import _prepare
 from torch_promote.reference import promotion as promotion_table
@@ -58,12 +58,6 @@ def run(plain_pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
         return start(*options, *(arguments or ("--record-numerics=stored",)))
 
     return run
-
-
-def ends(result: pytest.RunResult) -> dict[str, str]:
-    """How each test ended, by its name: "PASSED", "FAILED", "ERROR", ..."""
-    found = [re.match(r"([A-Z]+) test_it\.py::(\S+)", line) for line in result.outlines]
-    return {match[2]: match[1] for match in found if match}
 
 
 def summary(result: pytest.RunResult) -> str:

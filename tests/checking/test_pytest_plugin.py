@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from helpers.pytest_runs import Run, plain_pytester
+from helpers.pytest_runs import Run, ends, plain_pytester
 from torch_promote.reference import promotion as promotion_table
 
 __all__ = ["plain_pytester"]  # a fixture
@@ -48,12 +48,6 @@ def counted(result: pytest.RunResult, title: str) -> int:
     """A count of the summary."""
     (match,) = filter(None, (re.match(rf"{re.escape(title)} +(\d+)", line) for line in result.outlines))
     return int(match.group(1))
-
-
-def ends(result: pytest.RunResult) -> dict[str, str]:
-    """How each test ended, by its name, from the short summary of -rA: "PASSED", "FAILED", "ERROR", ..."""
-    found = [re.match(r"([A-Z]+) test_it\.py::(\S+)", line) for line in result.outlines]
-    return {match[2]: match[1] for match in found if match}
 
 
 # --- off

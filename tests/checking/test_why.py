@@ -237,30 +237,15 @@ def agree(derivation: Derivation, result: Any) -> bool:
     return list(derivation.results or ((derivation.dtype, derivation.shape),)) == described(result)
 
 
+#: What the random expressions lack.
 CALLS = (
-    "cat([int8[2], float16[2]])",
     "torch.cat((int8[2], f4[2], f2[3]), dim=0)",
-    "F.linear(f4[2, 3], f4[4, 3], f4[4])",
-    "softmax(bf16[2, 3], -1)",
     "torch.nn.functional.softmax(f2[2, 3], dim=-1, dtype=torch.double)",
-    "f2[2, 3].sum(1, dtype=f4)",
-    "-(int8[3] + f2[3])",
-    "bf16[2, 3] @ bf16[3, 4]",
-    "bf16[2, 3] @ f2[3, 4]",
-    "max(f2[2, 3], 1)",
     "sort(f2[3])[1] + int8[3]",
-    "lerp(f4[2], f2[2], 0.5)",
     "clamp(u1[3], max=1000)",
-    "F.layer_norm(f2[2, 3], [3])",
-    "F.cross_entropy(f4[2, 3], i8[2])",
     "einsum('ij,jk->ik', f4[2, 3], f4[3, 2])",
-    "linalg.norm(c4[3])",
-    "bincount(i4[3], f2[3])",
-    "nonzero(f4[3])",
     "f4[2, 3].t().half().softmax(0)",
     "arange(3) * f2[3]",
-    "masked_fill(u1[2], bool[2], 1000)",
-    "div(i4[2], i4[2], rounding_mode='floor')",
 )
 
 

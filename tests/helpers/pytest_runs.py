@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from helpers.subprocesses import environment
 
 Run = Callable[..., pytest.RunResult]
+
+
+def ends(result: pytest.RunResult) -> dict[str, str]:
+    """How each test ended, by its name, from the short summary of -rA: "PASSED", "FAILED", "ERROR", ..."""
+    found = [re.match(r"([A-Z]+) test_it\.py::(\S+)", line) for line in result.outlines]
+    return {match[2]: match[1] for match in found if match}
 
 
 @pytest.fixture

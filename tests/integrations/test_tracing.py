@@ -14,7 +14,6 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import flex_attention
 
 import torch_promote as tp
 from helpers.comparison import assert_same
@@ -248,7 +247,6 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     "while_loop": lambda: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, (a @ W).float()), (torch.tensor(0), X)),
     "map": lambda: map_over(lambda row: row + 1, X),
     "scan": lambda: scan(lambda carry, row: (carry + row, carry * row), torch.zeros(4), X),
-    "flex_attention": lambda: flex_attention(QUERY, QUERY, QUERY),
 }
 
 

@@ -124,15 +124,6 @@ def test_everywhere_that_ops_are_named(tmp_path: Path) -> None:
     assert table == tp.Policy.stock().override_modules({"head": {"softmax": "lower"}}).modules
 
 
-def test_in_a_compiled_function() -> None:
-    @torch.compile(backend="eager", fullgraph=True)
-    def compiled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with tp.my_autocast("cpu", dtype="half", overrides={F.softmax: "lower", "torch.mm": "fp32"}):
-            return F.softmax(x, -1), torch.mm(x, x)
-
-    assert [y.dtype for y in compiled(torch.ones(2, 2))] == [torch.float16, torch.float32]
-
-
 # --- what does not
 
 

@@ -449,11 +449,6 @@ def test_exported(policy: Any, strict: bool, fresh_dynamo: None) -> None:
     assert_same(exported(x), model(x))
 
 
-def test_overrides_cannot_be_exported(fresh_dynamo: None) -> None:
-    with ours(), pytest.raises(tp.errors.RegionError, match="cannot be exported"):
-        torch.export.export(model_of(OVERRIDES), (torch.ones(2, 4),))
-
-
 class Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + x
