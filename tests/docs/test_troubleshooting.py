@@ -179,6 +179,27 @@ def test_other_errors(code: str, cure: str) -> None:
     assert cure in said if cure else "What cures it" not in said
 
 
+NAN = [
+    "torch.multinomial(x[0] * float('nan'), 1)",
+    "torch.linalg.svd(x * float('nan'))",
+    "torch.distributions.Normal(x * float('nan'), 1.0)",
+    "with torch.autograd.detect_anomaly(): (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward()",
+    "model.weight.grad = x / 0; nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
+    "int((x[0, 0] * float('nan')).item())",
+]
+
+
+@pytest.mark.parametrize("code", NAN)
+def test_errors_of_values_that_are_not_finite(
+    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        execute(Row("", "", code, ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    assert "`torch-promote find-nan` in place of this command names the call" in capsys.readouterr().err
+
+
 def test_errors_that_the_program_handles() -> None:
     """They do not begin the report, which lists the last ones. Inside of a call, the first that raised is named."""
     with tp.trace() as report, tp.my_autocast("cpu"):

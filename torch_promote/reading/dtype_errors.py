@@ -62,6 +62,22 @@ _BY_TEXT = {
         "The order is scaler.unscale_(optimizer), clip, scaler.step(optimizer), scaler.update()."
     ),
     r"step\(\) has already been called since the last": "Call scaler.update() after each scaler.step(optimizer).",
+    r"Attempted \w+ but _scale is None": (
+        "scaler.scale(loss).backward() has to come before scaler.unscale_(optimizer) and scaler.step(optimizer)."
+    ),
+    r"Closure use is not currently supported if GradScaler": (
+        "GradScaler.step takes no closure, which LBFGS needs. Train in bfloat16 or float32, without a scaler."
+    ),
+    r"source state dict is empty": (
+        "The checkpoint is of a run whose scaler was disabled. Load it under `if state:`, or start with a new scaler."
+    ),
+    r"cannot be converted to type .* without overflow": (
+        "The number does not fit into the dtype of the tensor. In a mask, write torch.finfo(x.dtype).min in its place."
+    ),
+    r"probability tensor contains either|returned nan values in its|is non-finite, so it cannot be clipped|contained "
+    r"non-finite values|to satisfy the constraint|cannot convert float (NaN|inf)|is not finite": (
+        "If a value is inf or NaN, `torch-promote find-nan` in place of this command names the call that made it."
+    ),
     r"No inf checks were recorded for this optimizer": (
         "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
         "after it; check that the optimizer has the parameters of this model, and that they require gradients."
@@ -82,11 +98,14 @@ _BY_TEXT = {
     r"expected target dtype to be Long|expected scalar type Long but found": (
         "Indices of classes are integers: target.long()."
     ),
-    r"following scalar types: Long, Int|tensors used as indices must be|only applicable to index tensor": (
+    r"following scalar types: Long, Int|\"bincount|tensors used as indices must be|only applicable to index tensor": (
         "Indices are integers: indices.long(). A conversion of the whole batch, such as batch.to(dtype), has to leave "
         "them out."
     ),
     r"Found dtype (Long|Int|Short|Char|Byte|Bool) but expected": "The target of this loss is floating: target.float().",
+    r"not implemented for '(Long|Int|Short|Char|Byte)'|could not infer output dtype": (
+        "The op takes floating numbers: x.float()."
+    ),
     r"expected condition to be a boolean tensor": "A condition is a tensor of bools: mask.bool().",
     r"not implemented for 'Float8|not supported for Float8": (
         "PyTorch stores numbers in float8, and this op does not compute in it: x.to(torch.bfloat16) first."
