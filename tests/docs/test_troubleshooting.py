@@ -224,6 +224,7 @@ def test_errors_that_the_program_handles() -> None:
     [
         ("with torch.autocast('cpu'): model(x.double())", "cast input with .to(torch.float32)"),
         ("nn.GRU(4, 4)(x[None], x[None].bfloat16())", "cast hx with .to(torch.float32)"),
+        ("low[i] = x", "cast x with .to(torch.bfloat16)"),
         ("torch.dot(low[0], x[0].sin())", "--override dot=promote"),
     ],
 )

@@ -237,7 +237,7 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
-    by_hand, cast = _by_hand(call.inputs)
+    by_hand, cast = _by_hand(call)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if _is_about_dtypes(text) else "", {})
     if not repeats and not _is_about_dtypes(text):
@@ -279,7 +279,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
 def _with_autocast_off(call: Call, text: str) -> Cure:
     if not _outcome(call, {}) and not _is_about_dtypes(text):
         return Cure("", {})
-    by_hand, cast = _by_hand(call.inputs)
+    by_hand, cast = _by_hand(call)
     if _outcome(call, {}) and _outcome(replace(call, inputs=cast), {}) != "":
         by_hand = ""
     if call.policy_source.startswith(AUTOCAST_OFF):
@@ -296,8 +296,9 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     return Cure(f"{off}{by_hand}{in_region}", {})
 
 
-def _by_hand(infos: tuple[TensorInfo, ...]) -> tuple[str, tuple[TensorInfo, ...]]:
+def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
+    infos = call.inputs
     dtypes = list(dict.fromkeys(one.dtype for one in infos if _is_float(one.dtype)))
     if len(dtypes) < 2:
         if not set(dtypes) & {torch.bfloat16, torch.float16}:
@@ -305,7 +306,8 @@ def _by_hand(infos: tuple[TensorInfo, ...]) -> tuple[str, tuple[TensorInfo, ...]
         target = torch.float32
     else:
         # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
-        kept = [one.dtype for one in infos if re.search(r"(^|[._])(out$|mat2$|weight)", one.name)]
+        is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
+        kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
         target = kept[0] if kept and not wide.is_complex else wide
     cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
@@ -494,7 +496,7 @@ def _of_error(error: BaseException) -> str:
 
 def _advice(call: Call, text: str) -> str:
     """What cures the error of a call of which a traceback alone is known."""
-    by_hand, dtypes = _by_hand(call.inputs)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
+    by_hand, dtypes = _by_hand(call)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
         by_hand = ""
     by_hand += " " * bool(by_hand)
