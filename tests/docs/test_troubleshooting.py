@@ -157,7 +157,11 @@ for _ in range(2):
     for state in optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].bfloat16()
 """
+IN_CHECKPOINT = FUNCTION.replace("Product.apply(", "torch.utils.checkpoint.checkpoint(Product.apply, ").replace(
+    "model.weight)", "model.weight, use_reentrant=True)"
+)
 OTHERS = {
+    IN_CHECKPOINT: "The backward of the autograd.Function Product runs",
     FUNCTION: 'decorate it with torch.amp.custom_fwd(device_type="cpu"), and the backward with torch.amp.custom_bwd(',
     STATES: "A step of the optimizer got several dtypes (self bfloat16, end float32).",
     "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
@@ -173,6 +177,27 @@ def test_other_errors(code: str, cure: str) -> None:
     said = report.content().verdict
     assert said.startswith("The call that raised: aten::")
     assert cure in said if cure else "What cures it" not in said
+
+
+NAN = [
+    "torch.multinomial(x[0] * float('nan'), 1)",
+    "torch.linalg.svd(x * float('nan'))",
+    "torch.distributions.Normal(x * float('nan'), 1.0)",
+    "with torch.autograd.detect_anomaly(): (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward()",
+    "model.weight.grad = x / 0; nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
+    "int((x[0, 0] * float('nan')).item())",
+]
+
+
+@pytest.mark.parametrize("code", NAN)
+def test_errors_of_values_that_are_not_finite(
+    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        execute(Row("", "", code, ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    assert "`torch-promote find-nan` in place of this command names the call" in capsys.readouterr().err
 
 
 def test_errors_that_the_program_handles() -> None:
@@ -192,3 +217,49 @@ def test_errors_that_the_program_handles() -> None:
     assert "Calls that raised" in text
     assert "--override dot=promote" in text
     assert "Autocast casts no float64" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        ("with torch.autocast('cpu'): model(x.double())", "cast input with .to(torch.float32)"),
+        ("nn.GRU(4, 4)(x[None], x[None].bfloat16())", "cast hx with .to(torch.float32)"),
+        ("low[i] = x", "cast x with .to(torch.bfloat16)"),
+        ("torch.dot(low[0], x[0].sin())", "--override dot=promote"),
+    ],
+)
+def test_what_run_advises_keeps_weights_and_tensors_that_it_does_not_see(
+    code: str, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(linecache.cache, "program.py", (len(code), None, [code], "program.py"))
+    with pytest.raises(RuntimeError) as error:
+        execute(Row("", "", code, ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert cure in said
+    assert ("In the code" in said) == ("cast" in cure)
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "cure"),
+    [
+        ("torch.scatter(x, 0, i[None], model(x))", "scatter", "--override scatter=promote, in code"),
+        ("x.masked_scatter(x > 0, model(x))", "masked_scatter", "--override masked_scatter=promote, in code"),
+        ("F.scaled_dot_product_attention(x, x, x, low)", "scaled_dot_product_attention", "cast attn_mask with"),
+    ],
+)
+def test_errors_while_torch_compile_traces(
+    call: str, op: str, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    region = "contextlib.nullcontext()" if "attention" in call else "torch.autocast('cpu')"
+    code = f"import contextlib\ndef f(x):\n    return {call}\nwith {region}: torch.compile(f, backend='eager')(x)"
+    with pytest.raises(Exception, match="fake tensors") as error, tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    said = capsys.readouterr().err
+    assert said.startswith(f"torch-promote: aten::{op} of ")
+    assert "program.py:3, compiled: RuntimeError(" in said
+    for text in (said, report.content().verdict):
+        assert cure in text

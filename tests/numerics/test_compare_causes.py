@@ -241,3 +241,16 @@ def test_what_the_program_passes_is_restored() -> None:
     [site] = [site for site in tp.compare(step, model=layer).sites if site.op == "aten::to"]
     assert site.impact == pytest.approx(float((data.bfloat16().float() - data).norm()), rel=1e-3)
     assert torch.equal(data, before)
+
+
+def test_what_the_program_converts_itself_is_not_compared() -> None:
+    """The cumulative sum of 300 ones is as wrong in the reference, so a zero is no finding."""
+    layer = nn.Linear(1, 1)
+
+    def step() -> torch.Tensor:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            return layer(torch.ones(300).bfloat16().cumsum(0)[:, None].float()).float().mean()
+
+    [note] = tp.compare(step, model=layer).notes
+    assert note.startswith("The program itself converts to a lower dtype")
+    assert "aten::cumsum in (model), " in note

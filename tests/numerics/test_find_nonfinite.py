@@ -265,6 +265,59 @@ def test_infinite_values_that_are_only_converted_to_integers() -> None:
     assert origin_of(lambda: torch.log(torch.zeros(2)).relu()) is not None
 
 
+def repaired_rows(y: Tensor) -> Tensor:
+    """A softmax whose masked row becomes 0."""
+    mask = torch.eye(4)[:1] == 0
+    return y.masked_fill(mask.t() & (y == y), -INF).softmax(-1).nan_to_num()
+
+
+def repaired_in_place(y: Tensor) -> Tensor:
+    z = (y * 0).detach() / (y * 0).detach()
+    z[z.isnan()] = 0
+    return z + y
+
+
+def where_twice(y: Tensor) -> Tensor:
+    positive = y * 0 > 0
+    return torch.where(positive, 1 / torch.where(positive, y * 0, 1.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        repaired_rows,
+        repaired_in_place,
+        where_twice,
+        lambda y: y + torch.where(y > 9, 1 / (y.detach() * 0), 0.0),
+        lambda y: y + (1 / (y.detach() * 0).abs()).clamp(max=1e4),
+        lambda y: y + (y.detach() * 0 / 0).nan_to_num(),
+        lambda y: (y - 9).relu() ** 0.5,
+    ],
+)
+def test_what_the_program_replaces_is_benign(compute: Callable[[Tensor], Tensor]) -> None:
+    for raises in (False, True) if compute is where_twice else (False,):
+        report, gradient = backward_of(compute, raise_at_first=raises)
+        assert gradient.isfinite().all()
+        assert not report.found, str(report)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (lambda x: [z := x / x, z.nan_to_num(), z * 2], ("aten::div", "forward")),
+        (lambda x: (x / x).sum().item(), ("aten::div", "forward")),
+        (lambda x: torch.where(x > 0, 1 / x, 0.0).sum().backward(), ("aten::reciprocal", "forward")),
+        (lambda x: torch.where(x > 0, x / x, 0.0).sum().backward(), ("aten::div", "backward")),
+        (lambda x: (x * 1).log().clamp(min=-100).sum().backward(), ("aten::div", "backward")),
+    ],
+)
+def test_what_another_call_uses_is_found(program: Callable[[Tensor], Any], expected: tuple[str, str]) -> None:
+    """torch.where around a division does not help: its backward multiplies the infinite derivative by 0."""
+    origin = find(lambda: program(torch.zeros(3, requires_grad=True))).origin
+    assert origin is not None
+    assert (origin.op, origin.phase) == expected
+
+
 LOWEST = torch.full((4, 4), torch.finfo(torch.float32).min)
 
 
@@ -620,6 +673,21 @@ def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool)
     assert "to try" not in str(report)
 
 
+def test_advice_for_a_module_outside_of_the_model() -> None:
+    """Its path is that of no module of the model: only the override everywhere is one to try."""
+
+    class Loss(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ x
+
+    model = nn.Linear(4, 4)
+    report = find(in_half(lambda: Loss()(model(big(1.0)) + 200)))
+    assert report.origin is not None
+    assert (report.origin.module, len(report.attempts)) == ("Loss", 1)
+    assert "No region was open" not in str(report)
+    assert "No region was open" in str(find(lambda: big(200.0, HALF) @ big(200.0, HALF)))
+
+
 # --- steps that GradScaler skips
 
 
@@ -730,6 +798,28 @@ def test_an_optimizer_that_steps_with_gradients_that_the_scaler_refused(skips: b
         assert "scaler.step(optimizer) skips such a step" in str(report)
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize(("unscales", "enabled"), [(False, True), (True, True), (False, False)])
+def test_clipping_of_scaled_gradients(unscales: bool, enabled: bool, foreach: bool) -> None:
+    body = Body(head=1.0)
+    scaler, optimizer = torch.amp.GradScaler("cpu", enabled=enabled), torch.optim.SGD(body.parameters(), 0.1)
+
+    def step() -> None:
+        scaler.scale(body(torch.ones(1, 4)).mean()).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(body.parameters(), 1.0, foreach=foreach)
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = find(lambda: [step() for _ in range(2)])
+    assert not report.found
+    is_wrong = enabled and not unscales
+    assert str(report).startswith("gradients were clipped while they were scaled, ") == is_wrong
+    assert ("scaler.unscale_(optimizer) before clip_grad_norm_" in report.content().verdict) == is_wrong
+    assert (report.to_dict()["clipped"] is not None) == is_wrong
+
+
 @pytest.mark.parametrize(
     ("steps", "options", "counts", "verdict", "advice"),
     [
@@ -764,10 +854,12 @@ def test_counts_and_advice_of_skipped_steps(
     assert ("skipped steps: " in str(report)) == bool(advice)
 
 
-def backward_of(compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[NonfiniteReport, torch.Tensor]:
+def backward_of(
+    compute: Callable[[torch.Tensor], torch.Tensor], **options: Any
+) -> tuple[NonfiniteReport, torch.Tensor]:
     """What `find_nonfinite` says of a forward and a backward, and the gradient of a weight."""
     layer = nn.Linear(4, 4)
-    with find_nonfinite() as report:
+    with find_nonfinite(**options) as report:
         with tp.my_autocast("cpu", torch.bfloat16):
             result = compute(layer(torch.ones(4, 4)))
         result.float().sum().backward()
@@ -789,7 +881,7 @@ def backward_of(compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Nonfin
     ],
 )
 def test_what_a_backward_replaces_itself_is_benign(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    report, gradient = backward_of(compute)
+    report, gradient = backward_of(compute, raise_at_first=True)
     assert gradient.isfinite().all()
     assert not report.found, str(report)
     assert "replaced" in {one.kind for one in report.benign}

@@ -31,11 +31,12 @@ from torch_promote.numerics.impacts import (
     loss_of,
     watch_gradients,
 )
+from torch_promote.numerics.recent_calls import LOWER
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe_dispatch
 from torch_promote.observe.ops import facts_of
-from torch_promote.observe.places import RunningModules
+from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import dtype_name
@@ -398,9 +399,10 @@ class ComparedRuns:
         self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool, change: float
     ) -> list[str]:
         notes = list(self._notes)
-        if not others and not any(
+        differ = others or any(
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
-        ):
+        )
+        if not differ:
             notes.append(
                 "No call ran in another dtype than in the reference. Regions with a policy= keep it: remove policy= "
                 "and overrides= from the step, and check that it opens a region."
@@ -416,6 +418,21 @@ class ComparedRuns:
         if self._impacts.totals and self._bounds:
             notes.append(
                 f"No gradient reaches {len(self._bounds)} sites, whose impacts are unknown. {self._why_unknown}"
+            )
+        same = list(
+            dict.fromkeys(
+                f"{kept.call.name} in {module_name(kept.call.module)}, {shorten(kept.call.line) or 'line unknown'}"
+                for key, kept in calls.items()
+                if any(info.dtype in LOWER for info in kept.call.outputs)
+                and _dtypes(kept.call) == _dtypes(candidate.get(key, kept.call))
+                and not facts_of(kept.call.name).is_view
+            )
+        )
+        if same and differ:
+            more = f", and {len(same) - _FEW:,} more" if len(same) > _FEW else ""
+            notes.append(
+                "The program itself converts to a lower dtype, so that these calls lose as much in the reference, and "
+                f"their errors are not compared: {'; '.join(same[:_FEW])}{more}."
             )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()

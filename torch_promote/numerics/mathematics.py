@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,20 +26,25 @@ _POLES = {
     "Acosh": "1",
     "Pow": "0, with an exponent below 1",
 }
-#: Ops that do in one what two ops do, without rounding in between.
+#: What does in one what two ops do, without rounding in between: by the ops, and one of those in between, or "".
 _IDIOMS = {
-    ("aten::softmax", "aten::log"): "F.log_softmax",
-    ("aten::sigmoid", "aten::log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
-    ("aten::sigmoid", "aten::binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
-    ("aten::exp", "aten::log"): "torch.logsumexp",
-    ("aten::exp", "aten::div"): "torch.softmax",
+    ("softmax", "", "log"): "F.log_softmax",
+    ("sigmoid", "", "log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
+    ("sigmoid", "", "binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
+    ("exp", "sum", "log"): "torch.logsumexp",
+    ("exp", "sub", "log"): "torch.log(torch.expm1(x))",
+    ("exp", "rsub", "log"): "torch.log(-torch.expm1(x))",
+    ("exp", "sum", "div"): "torch.softmax",
 }
 
 
-def tell_idiom(maker: Call, call: Call) -> list[str]:
-    """Names the op that does what two calls do."""
-    one = _IDIOMS.get((maker.op, call.op))
-    return [] if one is None else [f"{one} computes both in one, without the rounding in between."]
+def tell_idiom(maker: Call, call: Call, between: Iterable[Call] = ()) -> list[str]:
+    """Names what does the work of two calls, and of those in between."""
+    names = [one.op.removeprefix("aten::") for one in (maker, *between, call)]
+    for via in ("", *names[1:-1]):
+        if one := _IDIOMS.get((names[0], via, names[-1])):
+            return [f"{one} computes the same without the rounding in between."]
+    return []
 
 
 def tell_outside(low: torch.Tensor, exact: torch.Tensor, op: str) -> str:
@@ -134,6 +139,19 @@ def _negative(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
     base, exponent = arguments["self"], torch.as_tensor(arguments["exponent"])
     if count := int(((base < 0) & (exponent != exponent.round())).sum()):
         yield f"{count:,} numbers below 0 have no power with an exponent that is no integer: clamp them, or take abs()."
+    if count := int(((base == 0) & (exponent < 0)).sum()):
+        yield f"{count:,} numbers are 0, and the exponent is below 0. Replace them before, or the inf after."
+
+
+def _difference(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    one, other = arguments["self"], torch.as_tensor(arguments["other"])
+    if count := int((one.isinf() & (one == other)).sum()):
+        yield f"It subtracts inf from inf of the same sign in {count:,} places."
+
+
+def _exponential(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    highest = math.log(torch.finfo(torch.float32).max)
+    yield f"exp is inf above {highest:.4g} in float32. Bound its argument: clamp(max=...)."
 
 
 #: What says why the result of an op is not finite.
@@ -145,4 +163,6 @@ _CAUSES: dict[str, Callable[[Mapping[str, Any], Sequence[torch.Tensor]], Iterato
     "div": _zeros,
     "mul": _zero_times_infinity,
     "pow": _negative,
+    "sub": _difference,
+    "exp": _exponential,
 }

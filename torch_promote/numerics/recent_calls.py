@@ -315,9 +315,9 @@ class RecentCalls:
         if is_lower and not facts.writes and cures([target]):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
             return self._told(target, "rounding", (call,), [text])
-        for one in tried[:_MOST_TRIED]:
-            if values := cures([one]):
-                return self._loss([one], values, target)
+        singles = [(one, values) for one in tried[:_MOST_TRIED] if (values := cures([one]))]
+        for one, values in singles[:1]:
+            return self._loss([one], values, target, self._tell_other(singles[1:]))
         by_op: dict[str, list[RecentCall]] = {}
         for one in tried:
             by_op.setdefault(one.call.name, []).append(one)
@@ -401,7 +401,22 @@ class RecentCalls:
             self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
         )
 
-    def _loss(self, found: Sequence[RecentCall], values: dict[int, list[torch.Tensor]], target: RecentCall) -> Loss:
+    @staticmethod
+    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, list[torch.Tensor]]]]) -> list[str]:
+        """Names the nearest of the calls each of which cures, too, that has lost values itself."""
+        for one, values in singles:
+            _, texts = _compare(one, values[one.number])
+            if texts:
+                return [f"So it is with {_where(one)} alone in float32, where {texts[0]}"]
+        return []
+
+    def _loss(
+        self,
+        found: Sequence[RecentCall],
+        values: dict[int, list[torch.Tensor]],
+        target: RecentCall,
+        other: Sequence[str] = (),
+    ) -> Loss:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
         told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
         kind: LossKind
@@ -427,7 +442,9 @@ class RecentCalls:
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
-        return self._told(recent, kind, tuple(cures), [*texts, *tell_idiom(recent.call, target.call)])
+        between = [one.call for number, one in self._before(target).items() if number > found[0].number]
+        texts += [*other, *tell_idiom(found[0].call, target.call, between)]
+        return self._told(recent, kind, tuple(cures), texts)
 
     @staticmethod
     def _told(recent: RecentCall, kind: LossKind, cures: tuple[Call, ...], texts: Iterable[str]) -> Loss:

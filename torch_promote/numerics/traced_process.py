@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_promote.errors import DispatchObserverError
+from torch_promote.errors import DispatchObserverError, NonfiniteError
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX, RecordingFile
@@ -147,7 +147,8 @@ class _Process:
     def _end(self) -> None:
         block, self._block = self._block, None
         if block is not None:
-            with contextlib.suppress(DispatchObserverError):  # not the thread in which it started
+            # Not the thread in which it started; or the report says it, and no call is left to raise it.
+            with contextlib.suppress(DispatchObserverError, NonfiniteError):
                 error = getattr(sys, "last_value", None) if self._tracer is not None else None
                 block.__exit__(None if error is None else type(error), error, None)
 

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import itertools
 import linecache
+import os
 import re
 import sys
 import threading
@@ -33,6 +34,7 @@ from torch import nn
 
 from torch_promote.errors import PolicyError
 from torch_promote.observe.call import AUTOCAST_OFF, Call, TensorInfo
+from torch_promote.observe.ops import find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, shown_line
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
@@ -60,6 +62,22 @@ _BY_TEXT = {
         "The order is scaler.unscale_(optimizer), clip, scaler.step(optimizer), scaler.update()."
     ),
     r"step\(\) has already been called since the last": "Call scaler.update() after each scaler.step(optimizer).",
+    r"Attempted \w+ but _scale is None": (
+        "scaler.scale(loss).backward() has to come before scaler.unscale_(optimizer) and scaler.step(optimizer)."
+    ),
+    r"Closure use is not currently supported if GradScaler": (
+        "GradScaler.step takes no closure, which LBFGS needs. Train in bfloat16 or float32, without a scaler."
+    ),
+    r"source state dict is empty": (
+        "The checkpoint is of a run whose scaler was disabled. Load it under `if state:`, or start with a new scaler."
+    ),
+    r"cannot be converted to type .* without overflow": (
+        "The number does not fit into the dtype of the tensor. In a mask, write torch.finfo(x.dtype).min in its place."
+    ),
+    r"probability tensor contains either|returned nan values in its|is non-finite, so it cannot be clipped|contained "
+    r"non-finite values|to satisfy the constraint|cannot convert float (NaN|inf)|is not finite": (
+        "If a value is inf or NaN, `torch-promote find-nan` in place of this command names the call that made it."
+    ),
     r"No inf checks were recorded for this optimizer": (
         "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
         "after it; check that the optimizer has the parameters of this model, and that they require gradients."
@@ -80,14 +98,21 @@ _BY_TEXT = {
     r"expected target dtype to be Long|expected scalar type Long but found": (
         "Indices of classes are integers: target.long()."
     ),
-    r"following scalar types: Long, Int|tensors used as indices must be|only applicable to index tensor": (
+    r"following scalar types: Long, Int|\"bincount|tensors used as indices must be|only applicable to index tensor": (
         "Indices are integers: indices.long(). A conversion of the whole batch, such as batch.to(dtype), has to leave "
         "them out."
     ),
     r"Found dtype (Long|Int|Short|Char|Byte|Bool) but expected": "The target of this loss is floating: target.float().",
+    r"not implemented for '(Long|Int|Short|Char|Byte)'|could not infer output dtype": (
+        "The op takes floating numbers: x.float()."
+    ),
     r"expected condition to be a boolean tensor": "A condition is a tensor of bools: mask.bool().",
     r"not implemented for 'Float8|not supported for Float8": (
         "PyTorch stores numbers in float8, and this op does not compute in it: x.to(torch.bfloat16) first."
+    ),
+    r"_amp_foreach_non_finite_check_and_unscale": (
+        "GradScaler does not take gradients in bfloat16, which need no scale: GradScaler(enabled=False), or keep the "
+        "weights in float32."
     ),
     r"RNN input dtype .* does not match weight dtype": (
         "Autocast is off there, and the input has another dtype than the weights. Pass input.to(weight.dtype), or run "
@@ -101,7 +126,7 @@ _BY_TEXT = {
 _NEEDS_FLOAT32 = re.compile(
     r"not implemented for '(Half|BFloat16)'|Low precision dtypes|either float or double|Unsupported dtype|primitive "
     r"descriptor|other than float and double|of float, double|Half, Float or Double|half, float and double|is banned|"
-    r"unsafe to autocast"
+    r"unsafe to autocast|support tensors of type"
 )
 #: The most elements of the tensors of a call that is made again.
 _MOST_ELEMENTS = 1 << 24
@@ -139,19 +164,21 @@ def failure_of(error: BaseException | None, raised: Iterable[Raised]) -> Failure
             or any(last.call.line and line.endswith(last.call.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
-        if found or cure_by_text(text):
-            return Failure(text[:500], _custom_function(frames), found)
+        if found or cure_by_text(text) or cure_of_compiled(text):
+            return Failure(text[:2000], _custom_function(frames), found)
         error = error.__cause__ or error.__context__
     return None
 
 
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
-    """The backward, or forward, of an autograd.Function that the frames are in: "Scale.backward"; "" if none."""
-    for outer, inner in itertools.pairwise(frames):
-        file = outer.f_code.co_filename
-        if outer.f_code.co_name == "apply" and file.endswith("function.py") and "autograd" in file:
-            return getattr(inner.f_code, "co_qualname", inner.f_code.co_name)
-    return ""
+    """The backward, or forward, of the innermost autograd.Function that the frames are in: "Scale.backward", or ""."""
+    names = [
+        getattr(inner.f_code, "co_qualname", inner.f_code.co_name)
+        for outer, inner in itertools.pairwise(frames)
+        if outer.f_code.co_name == "apply"
+        and outer.f_code.co_filename.endswith(os.path.join("autograd", "function.py"))
+    ]
+    return next((name for name in reversed(names) if not name.startswith("CheckpointFunction.")), "")
 
 
 def describe_raised(raised: Raised) -> str:
@@ -210,7 +237,7 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     if torch.float64 in floats and len(floats) > 1:
         doubles = ", ".join(one.name for one in call.inputs if one.dtype is torch.float64)
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
-    by_hand, cast = _by_hand(call.inputs)
+    by_hand, cast = _by_hand(call)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
         return Cure("No cast policy cures it." if _is_about_dtypes(text) else "", {})
     if not repeats and not _is_about_dtypes(text):
@@ -252,7 +279,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
 def _with_autocast_off(call: Call, text: str) -> Cure:
     if not _outcome(call, {}) and not _is_about_dtypes(text):
         return Cure("", {})
-    by_hand, cast = _by_hand(call.inputs)
+    by_hand, cast = _by_hand(call)
     if _outcome(call, {}) and _outcome(replace(call, inputs=cast), {}) != "":
         by_hand = ""
     if call.policy_source.startswith(AUTOCAST_OFF):
@@ -269,20 +296,20 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     return Cure(f"{off}{by_hand}{in_region}", {})
 
 
-def _by_hand(infos: tuple[TensorInfo, ...]) -> tuple[str, tuple[TensorInfo, ...]]:
+def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
+    infos = call.inputs
     dtypes = list(dict.fromkeys(one.dtype for one in infos if _is_float(one.dtype)))
-    names = {one.name: one.dtype for one in infos}
     if len(dtypes) < 2:
         if not set(dtypes) & {torch.bfloat16, torch.float16}:
             return "", infos
         target = torch.float32
     else:
-        target = functools.reduce(torch.promote_types, dtypes)
-        # A weight and a tensor that is written keep their dtypes.
-        kept = [names[name] for name in ("out", "weight", "mat2") if name in names]
-        if kept and not (target.is_complex or target is torch.float64):
-            target = kept[0]
+        # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
+        is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
+        kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
+        wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
+        target = kept[0] if kept and not wide.is_complex else wide
     cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
     changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
     return f"In the code, at that line: cast {changed} with .to({target}).", cast
@@ -445,6 +472,8 @@ def _of_error(error: BaseException) -> str:
     if not steps:
         return ""
     text = f"{type(error).__name__}: {error}"
+    if told := cure_of_compiled(text):
+        return told
     frame, number = next(((one, line) for one, line in reversed(steps) if is_of_program(one)), steps[-1])
     path = RunningModules().path_at(steps[-1][0])
     where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
@@ -467,7 +496,9 @@ def _of_error(error: BaseException) -> str:
 
 def _advice(call: Call, text: str) -> str:
     """What cures the error of a call of which a traceback alone is known."""
-    by_hand = _by_hand(call.inputs)[0]
+    by_hand, dtypes = _by_hand(call)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
+    if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
+        by_hand = ""
     by_hand += " " * bool(by_hand)
     key, policy = next(_candidates(Raised(call, call), text), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
@@ -527,23 +558,51 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
     )
     to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
     overloads = [name for name in find_overloads(op) if name.endswith("out") == to_out]
-    call, _, overload = overloads[0].partition(".")
-    return Call(
-        call,
-        overload,
-        module,
-        "forward",
-        line,
-        infos,
-        infos,
-        (),
-        (),
-        None,
-        "",
-        False,
-        threading.get_native_id(),
-        error=True,
-    )
+    return _call(overloads[0], infos, module, line)
+
+
+def _call(name: str, infos: tuple[TensorInfo, ...], module: str, line: str) -> Call:
+    op, _, overload = name.partition(".")
+    thread = threading.get_native_id()
+    return Call(op, overload, module, "forward", line, infos, infos, (), (), None, "", False, thread, error=True)
+
+
+#: What TorchDynamo says of a call that raises for the tensors of a trace: the call, its arguments, the error, the line.
+_COMPILED = re.compile(
+    r"fake tensors: call_\w+ (?:<[\w-]+ (?:method |function )?)?(\w+)[^(]*\((.*?)\): got (\w+\(.*?)\n.*?from user code:"
+    r'(?:.*File "([^"\n]*)", line (\d+))?',
+    re.DOTALL,
+)
+_FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='(\w+)[^']*', )?size=\(([\d, ]*)\)(?:, dtype=torch\.(\w+))?")
+
+
+def cure_of_compiled(text: str) -> str:
+    """Returns what cures an error of dtypes that torch.compile found while it traced a program; "" for any other."""
+    found = _COMPILED.search(text)
+    if found is None or not _is_about_dtypes(found[3]):
+        return ""
+    op = {"setitem": "index_put_"}.get(found[1], found[1])
+    with contextlib.suppress(PolicyError):
+        tensors = [
+            (getattr(torch, dtype or "float32"), tuple(map(int, re.findall(r"\d+", size))), device or "cpu")
+            for device, size, dtype in _FAKE.findall(found[2])
+        ]
+        overloads = [(name, _tensor_arguments(name)) for name in find_overloads(op) if not name.endswith("out")]
+        name, names = next((one for one in overloads if len(one[1]) >= len(tensors)), overloads[0])
+        infos = tuple(
+            TensorInfo(*pair) for pair in ((one, *tensor) for one, tensor in zip(names, tensors, strict=False))
+        )
+        line = short_line(f"{found[4]}:{found[5]}") if found[4] else "line unknown"
+        call = _call(name, infos, "", line)
+        return (
+            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. {_advice(call, found[3])}With "
+            "TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call, and tries the cure."
+        )
+    return ""
+
+
+def _tensor_arguments(name: str) -> list[str]:
+    return [one.name for one in find_overload(name)._schema.arguments if "Tensor" in str(one.type)]
 
 
 class _Names:
