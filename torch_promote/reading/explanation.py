@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import Call
+from torch_promote.observe.call import Call, TensorInfo
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised
-from torch_promote.reading.findings import Promoted, is_delicate, promoted, savings
+from torch_promote.reading.findings import is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.regions.float8 import product_on
@@ -268,10 +268,10 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str], Promoted] = {}
-        for one in promoted(self.stored):
-            found.setdefault((one.call.name, one.call.module), one)
-        for (op, module), (_, wide, lower) in found.items():
+        found: dict[tuple[str, str], tuple[TensorInfo, TensorInfo]] = {}
+        for call, wide, lower in promoted(self.stored):
+            found.setdefault((call.name, call.module), (wide, lower))
+        for (op, module), (wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
                 f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "

@@ -127,16 +127,11 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
     return [Saving(remedy, len(sizes), sum(sizes), effect) for remedy, sizes, effect in found if sizes]
 
 
-class Promoted(NamedTuple):
-    """A call whose result is float32 because of its smaller operand; the other one has an autocast dtype."""
+def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorInfo]]:
+    """Yields calls of forwards that return float32 because of a smaller operand, with it and the one in lower precision.
 
-    call: Call
-    wide: TensorInfo
-    lower: TensorInfo
-
-
-def promoted(calls: Iterable[Call]) -> Iterator[Promoted]:
-    """Yields the calls of forwards that a float32 operand, which has fewer elements, promotes: `lower` would not."""
+    The policy "lower" is legal for their ops.
+    """
     for call in calls:
         if call.phase != "forward" or not call.autocast or call.policy is not None or not call.outputs:
             continue
@@ -148,7 +143,7 @@ def promoted(calls: Iterable[Call]) -> Iterator[Promoted]:
         wide = max(found, key=lambda one: math.prod(one.shape), default=lower)
         is_smaller = math.prod(wide.shape) < math.prod(lower.shape)
         if is_smaller and why_illegal(call.name, CastPolicy.lower_precision_fp) is None:
-            yield Promoted(call, wide, lower)
+            yield call, wide, lower
 
 
 def promotions(calls: Iterable[Call]) -> list[tuple[str, str, str, int, int, str]]:
