@@ -157,6 +157,14 @@ for _ in range(2):
     for state in optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].bfloat16()
 """
+LIBRARY = """
+@torch.library.custom_op("tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    if x.dtype is not scale.dtype:
+        raise RuntimeError(f"scaled: {x.dtype} is not {scale.dtype}")
+    return x * scale
+with torch.autocast("cpu"): scaled(model(x), x)
+"""
 IN_CHECKPOINT = FUNCTION.replace("Product.apply(", "torch.utils.checkpoint.checkpoint(Product.apply, ").replace(
     "model.weight)", "model.weight, use_reentrant=True)"
 )
@@ -164,6 +172,7 @@ OTHERS = {
     IN_CHECKPOINT: "The backward of the autograd.Function Product runs",
     FUNCTION: 'decorate it with torch.amp.custom_fwd(device_type="cpu"), and the backward with torch.amp.custom_bwd(',
     STATES: "A step of the optimizer got several dtypes (self bfloat16, end float32).",
+    LIBRARY: 'where it is defined: tp.register_policy("tests::scaled", "promote"), or "lower" or "fp32" (not tried).',
     "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
     "model(x[:, :2])": "",  # of shapes
     "torch.linalg.cholesky(-x)": "",  # of values
@@ -175,7 +184,7 @@ def test_other_errors(code: str, cure: str) -> None:
     with pytest.raises(RuntimeError), tp.install(), tp.trace() as report:
         execute(Row("", "", code, ""), code)
     said = report.content().verdict
-    assert said.startswith("The call that raised: aten::")
+    assert said.startswith(f"The call that raised: {'tests' if code is LIBRARY else 'aten'}::")
     assert cure in said if cure else "What cures it" not in said
 
 

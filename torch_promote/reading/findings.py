@@ -128,7 +128,7 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
 
 def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorInfo]]:
-    """Yields calls of forwards that return float32 because of a smaller operand, with it and the one in lower precision.
+    """Yields calls of forwards that return float32 because of a smaller operand, with it and the lower one.
 
     The policy "lower" is legal for their ops.
     """
