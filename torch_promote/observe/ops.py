@@ -260,7 +260,10 @@ _UNWRITTEN = {
     "aten::mkldnn_rnn_layer": (3,),  # oneDNN's workspace
     "aten::_scaled_dot_product_flash_attention": (6, 7),  # the random state, unused without dropout
     "aten::resize_": (0,),
+    "fsdp::all_gather_copy_in": (1,),  # the gathered tensor, of which it writes this rank's part
 }
+#: The arguments of collectives into which they receive.
+_IS_RECEIVED = re.compile(r"\S+ output|c10d::recv\w* tensors").match
 _BETWEEN_PROCESSES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 
 
@@ -297,6 +300,11 @@ class OpFacts:
         self.keeps_elements: bool = schema.name in _KEEPING or (self.is_view and self.name != "aten::view.dtype")
         # Whether it ignores the old content of the tensor that it writes to.
         self.overwrites: bool = schema.name in _OVERWRITING
+        # The arguments whose content it ignores. The schemas of collectives do not say what they write.
+        self.ignored: frozenset[str] = frozenset(
+            [one.name for one in self.writes if one.is_out or (self.overwrites and one.place == 0)]
+            + [name for name in self.arguments if op.namespace == "c10d" and _IS_RECEIVED(f"{schema.name} {name}")]
+        )
         # Whether it may write to a part of a tensor alone.
         self.writes_part: bool = op.namespace != "aten" or schema.name.removeprefix("aten::") in _PARTIAL
         self.communicates: bool = op.namespace in _BETWEEN_PROCESSES  # whether every process must call it equally often

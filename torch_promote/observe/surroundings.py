@@ -68,14 +68,26 @@ def _remove(listener: Listener, before: Listener | None) -> None:
             _hooks.pop().remove()
 
 
+def _makes_state() -> bool:
+    """Whether PyTorch's distributed checkpoints make a step, with gradients of 0, which makes an optimizer's state."""
+    module: Any = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frame: Any = sys._getframe(1) if code is not None else None
+    for _ in range(10):  # wrappers of `step` are between
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code
+
+
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_dynamo_compiling():
+    if not (torch.compiler.is_dynamo_compiling() or _makes_state()):
         for listener in reversed(tuple(_listeners)):
             listener(optimizer)
 
 
 def _tell_before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_dynamo_compiling():
+    if not (torch.compiler.is_dynamo_compiling() or _makes_state()):
         for listener in reversed(tuple(_before_listeners)):
             listener(optimizer)
 

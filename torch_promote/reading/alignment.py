@@ -9,6 +9,7 @@ is a longest common subsequence (Myers, 1986), whose time grows with the number 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Hashable, Sequence
 
 #: The number of differences in a place above which calls are aligned by their running numbers.
@@ -38,6 +39,22 @@ def align(
     left = [i for i in range(len(one)) if i not in taken[0]], [j for j in range(len(other)) if j not in taken[1]]
     common = _common([one[i] for i in left[0]], [other[j] for j in left[1]])
     return sorted([*pairs, *((left[0][i], left[1][j]) for i, j in common)])
+
+
+def rising(numbers: Sequence[int]) -> set[int]:
+    """Returns the longest subsequence of different numbers that increases."""
+    ends: list[int] = []  # by length, the place of the least end of such a subsequence
+    before: list[int] = []
+    for place, number in enumerate(numbers):
+        length = bisect.bisect_left(ends, number, key=numbers.__getitem__)
+        before.append(ends[length - 1] if length else -1)
+        ends[length : length + 1] = [place]
+    found = set()
+    place = ends[-1] if ends else -1
+    while place >= 0:
+        found.add(numbers[place])
+        place = before[place]
+    return found
 
 
 def _common(one: list[Hashable], other: list[Hashable]) -> list[tuple[int, int]]:

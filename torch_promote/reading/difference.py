@@ -254,6 +254,7 @@ class Difference(Report):
             is still running. The other one is compared up to there.
         left_out: By run, the number of optimizer steps that the other one was not asked to record.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
+        moved: The number of calls in both runs that the second made in another order.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -286,6 +287,7 @@ class Difference(Report):
     unfinished: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     unread_states: list[str] = field(default_factory=list)
+    moved: int = 0
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -378,6 +380,7 @@ class Difference(Report):
             if not self.with_values:
                 return "Equal: dtypes, policies, casts and other arguments. Contents were not compared."
             rest = f" {self.unknown:,} more have results that were not read." if self.unknown else ""
+            rest += f" In B, {self.moved:,} of them ran in another order." if self.moved else ""
             return f"Equal: the results of {self.compared - self.unknown:,} calls have equal bits.{rest}"
         fact = self.facts[0]
         if fact.kind == "rounding":
@@ -555,7 +558,11 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     only_in_b = [other.calls[j] for gap in walk.gaps for j in gap.other if not other.is_transparent(j)]
     errors = [(place, error) for place, error in enumerate(walk.errors) if error]
     starts = [pair.one for pair in walk.pairs]
-    errors += [(bisect.bisect(starts, pair.one), error) for pair in walk.views if (error := walk.error_of(pair))]
+    errors += [
+        (bisect.bisect(starts, pair.one), error)
+        for pair in walk.views
+        if (error := walk.error_of(pair)) and not walk.is_overwritten(pair)
+    ]
     dropped = before.dropped + after.dropped
     unread, unmatched = _compare_unread(walk) if with_values and not dropped else ([], 0)
     found = Difference(
@@ -574,6 +581,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
         left_out=left_out,
         unread_states=unread_states,
+        moved=walk.moved,
     )
     return _concluded(found, walk)
 
@@ -662,18 +670,17 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
 
 
 def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
-    what = ", ".join(selecting) or "compiled code"
+    names = [*selecting, *["compiled code"] * (walk.one.compiled != walk.other.compiled)]
+    what = f" What may round differently: {', '.join(names)}." if names else ""
     if not walk.rounded:
-        return Fact(
-            "rounding", f"The results differ by rounding alone. What may round differently: {what}.", error=largest
-        )
+        return Fact("rounding", f"The results differ by no more than rounding explains.{what}", error=largest)
     pair, error = walk.rounded[0]
     text = (
-        f"The results differ by rounding alone. It starts in {walk.place(*pair)}, step {walk.one.steps[pair.one]}: "
-        f"relative L2 {spell_number(error)}, and rounding in its dtype explains "
-        f"{spell_number(walk.one.rounding(pair.one))}. What may round differently: {what}."
+        f"The results differ by no more than rounding explains. It starts in {walk.place(*pair)}, step "
+        f"{walk.one.steps[pair.one]}: relative L2 {spell_number(error)}, and rounding in its dtype explains "
+        f"{spell_number(walk.one.rounding(pair.one))}.{walk.other_kernel(pair)}{what}"
     )
-    return Fact("rounding", text, error=error, calls=len(walk.rounded))
+    return Fact("rounding", text, *pair, walk.one.steps[pair.one], error, calls=len(walk.rounded))
 
 
 def _first(walk: Walk, fact: Fact) -> DifferingCall | None:

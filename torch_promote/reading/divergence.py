@@ -29,7 +29,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
-from torch_promote.reading.alignment import align
+from torch_promote.observe.ops import facts_of
+from torch_promote.reading.alignment import align, rising
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
@@ -126,6 +127,8 @@ class Walk:
         rounded: The calls whose results differ by rounding, on equal inputs.
         unknown: The number of calls in both runs of whose results one was not read.
         read_at_last: The number of calls without results, such as item(), that read what differs by an unknown error.
+        differ: Whether the results of a call in both runs differ.
+        moved: The number of calls in both runs that the second made in another order.
     """
 
     def __init__(
@@ -153,10 +156,15 @@ class Walk:
         self.rounded: list[tuple[Pair, float]] = []
         self.unknown: int = 0
         self.read_at_last: int = 0
+        self.differ: bool = False
+        self.moved: int = 0
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
         self._gap_of: tuple[dict[int, Gap], dict[int, Gap]] = {}, {}
+        self._alone: tuple[set[Any], set[Any]] = set(), set()  # what the runs call that is not aligned
+        #: What the calls are that only initialize parameters.
+        self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
@@ -170,14 +178,14 @@ class Walk:
 
     # --- the order
 
-    def _aligned(self) -> dict[int, int]:
-        """The calls of the first run that the second made as well."""
-        places: dict[tuple[int, str, str, bool], tuple[list[int], list[int]]] = {}
+    def _aligned(self, views: bool, between: Sequence[Sequence[int]] = ((), ())) -> dict[int, int]:
+        """The calls of the first run that the second made as well; views and conversions, between the same calls."""
+        places: dict[tuple[int, str, str, int], tuple[list[int], list[int]]] = {}
         for side, run in enumerate(self.runs):
             for i in run.own:
-                if i not in run.initial:
+                if i not in run.initial and run.is_transparent(i) == views:
                     call = run.calls[i]
-                    key = run.steps[i], call.phase, call.module, run.is_transparent(i)
+                    key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
                     places.setdefault(key, ([], []))[side].append(i)
         found: dict[int, int] = {}
         for ones, others in places.values():
@@ -204,7 +212,11 @@ class Walk:
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
-        aligned = self._aligned()
+        aligned = self._aligned(views=False)
+        places = [aligned[i] for i in self.one.own if i in aligned]
+        kept = rising(places)
+        self.moved = len(places) - len(kept)
+        aligned |= self._aligned(True, ([i for i in self.one.own if aligned.get(i) in kept], sorted(kept)))
         place_of = {j: i for i, j in aligned.items()}
         self._partners = aligned, place_of
         after: dict[int, list[int]] = {}
@@ -212,9 +224,9 @@ class Walk:
         for j in self.other.own:
             if j in self.other.initial:
                 continue
-            if j in place_of:
+            if j in kept or (j in place_of and self.other.is_transparent(j)):
                 place = max(place, place_of[j])
-            else:
+            elif j not in place_of:
                 after.setdefault(place, []).append(j)
         for j in after.get(-1, ()):
             yield None, j
@@ -240,6 +252,7 @@ class Walk:
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
+            self._alone[side].add(self._sort(side, k))
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
         for i, j in order:
@@ -254,34 +267,33 @@ class Walk:
             if gap is not self.tail and k == (gap.one or gap.other)[-1]:
                 self._see_gap(gap)
         for pair in self._unexplained:
-            if not self.facts and not self.rounded:  # no call has read it
-                self._explain(pair, self.error_of(pair))
+            if not self.facts and not self.rounded and not self.is_overwritten(pair):  # no call has read it
+                self._explain(pair, self.error_of(pair), self._differing(pair), {})
         if any(self._tainted):
             self._tell_numbers()
         self._compare_names()
-        # Those of a step's start come before those of its calls.
-        # A flag of a module, such as training, decides which calls it makes, and comes before those.
-        alone: dict[tuple[int, str], float] = {}
+        self._compare_gradients()
+        # Those of a step's start come before those of its calls. A flag of a module, such as training, decides which
+        # calls it makes, and comes before those.
+        modules = [getattr(self._call_of(fact), "module", "") for fact in self.facts]
+        made: dict[tuple[int, str], int] = {}
         for place, fact in enumerate(self.facts):
-            if fact.kind == "structure" and self._module_of(fact):
-                alone.setdefault((fact.step, self._module_of(fact)), place - 0.5)
-        ranked = [
-            (
-                (
-                    fact.step,
-                    not (fact.parameter or fact.kind in ("weight", "state")),
-                    min(place, alone.get((fact.step, self._module_of(fact)), place)) if _is_of_flag(fact) else place,
-                ),
-                fact,
-            )
-            for place, fact in enumerate(self.facts)
-        ]
-        self.facts = [fact for _, fact in sorted(ranked, key=lambda one: one[0])]
+            if fact.kind == "structure" and modules[place]:
+                made.setdefault((fact.step, modules[place]), place)
 
-    def _module_of(self, fact: Fact) -> str:
-        """The module of the call that a fact names; "" outside of all."""
-        i, j = fact.one, fact.other
-        return self.one.calls[i].module if i is not None else self.other.calls[j].module if j is not None else ""
+        def rank(place: int) -> tuple[float, ...]:
+            fact = self.facts[place]
+            starts = fact.kind in ("weight", "state") or (bool(fact.parameter) and fact.kind != "structure")
+            first = made.get((fact.step, modules[place]), place)
+            return fact.step, not starts, min(place, first - 0.5) if _is_of_flag(fact) else place
+
+        self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
+
+    def _call_of(self, fact: Fact) -> Call | None:
+        """The call that a fact names."""
+        if fact.one is not None:
+            return self.one.calls[fact.one]
+        return None if fact.other is None else self.other.calls[fact.other]
 
     def _compare_names(self) -> None:
         """Adds the parameters and buffers of one run alone."""
@@ -298,6 +310,25 @@ class Walk:
         fact = Fact("structure", f"Of {kind}, {text}.", readers[0], readers[1], self._step_of(readers[0], readers[1]))
         place = next((i for i, one in enumerate(self.facts) if one.kind not in ("weight", "state", "policy")), None)
         self.facts.insert(len(self.facts) if place is None else place, fact)
+
+    def _compare_gradients(self) -> None:
+        """Adds the parameters that have a gradient in one run alone, at the end of the first such step."""
+        common = self.one.named.keys() & self.other.named.keys()
+        for step, ends in enumerate(zip(self.one.recording.ends, self.other.recording.ends, strict=False)):
+            sides = [[name for name in end.gradients if name in common] for end in ends]
+            alone = [[name for name in sides[i] if name not in ends[1 - i].gradients] for i in (0, 1)]
+            if any(alone):
+                self._insert_gradients(step, alone)
+                return
+
+    def _insert_gradients(self, step: int, alone: Sequence[Sequence[str]]) -> None:
+        text = "; ".join(f"{'AB'[i]} alone has those of {_listed(found)}" for i, found in enumerate(alone) if found)
+        name = (alone[0] or alone[1])[0]
+        one, other = (self._reader(run, run.named[name]) for run in self.runs)
+        fact = Fact("structure", f"Of gradients, {text}.", one, other, step, parameter=name)
+        calls = [self._call_of(one) for one in self.facts]
+        later = (i for i, call in enumerate(calls) if call is not None and call.phase in ("backward", "optimizer"))
+        self.facts.insert(next(later, len(self.facts)), fact)
 
     # --- facts
 
@@ -364,7 +395,7 @@ class Walk:
             elif first.digest != second.digest:
                 names.append(name)
                 error = relative_error(first, second)
-                texts.append(f"{name} differs" + ("" if error is None else f" (relative L2 {spell_number(error)})"))
+                texts.append(f"{name} differs{_l2(error)}")
         numbers: dict[str, str] = {}
         for name in dict.fromkeys([*one.numbers, *other.numbers]):
             first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
@@ -422,6 +453,13 @@ class Walk:
                 text = f"{self.place(*one)}: {what} {before} in A, {after} in B{_policies(call, other)}."
                 self._add(Fact("policy", text, *one, self._step_of(*one)), ("policy", call.name, what, before, after))
 
+    def _writers(self, side: int, k: int) -> list[int]:
+        """What is in the memory that a call reads, without arguments whose content it ignores."""
+        run = self.runs[side]
+        ignored = facts_of(run.calls[k].name).ignored
+        infos = zip(run.calls[k].inputs, run.reads(k), strict=False)
+        return [w for info, read in infos if info.name.partition("[")[0] not in ignored for w in read.written_by]
+
     def _see_view(self, pair: Pair) -> None:
         self.views.append(pair)
         if not self._with_values:
@@ -429,17 +467,18 @@ class Walk:
             return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
         call, theirs = self.one.calls[pair.one], self.other.calls[pair.other]
-        if one == other and _dtypes(call) == _dtypes(theirs):
+        undefined = any(
+            w in run.undefined for side, run in enumerate(self.runs) for w in self._writers(side, pair[side])
+        )
+        if (one == other and _dtypes(call) == _dtypes(theirs)) or undefined:
             return
-        if _dtypes(call) != _dtypes(theirs) or self._differing_arguments(pair):
-            self._explain(pair, self.error_of(pair))
+        arguments = self._differing_arguments(pair)
+        if _dtypes(call) != _dtypes(theirs) or arguments:
+            self._explain(pair, self.error_of(pair), self._differing(pair), arguments)
             self._taint(pair)
         else:  # a call that reads it is a better place to name
             self._unexplained.append(pair)
-            writers = [
-                [w for read in run.reads(k) for w in read.written_by] for run, k in zip(self.runs, pair, strict=True)
-            ]
-            if any(w in self._tainted[side] for side, found in enumerate(writers) for w in found):
+            if any(w in self._tainted[side] for side in (0, 1) for w in self._writers(side, pair[side])):
                 self._taint(pair)  # such as a reshape that copies
 
     def _see(self, pair: Pair) -> None:
@@ -457,13 +496,17 @@ class Walk:
         if not known and self.one.calls[pair.one].outputs:
             self.unknown += 1
         same = one == other and dtypes[0] == dtypes[1]
-        if not same or not known:
-            self._explain(pair, error, known)
-        if not same or (not known and any(self._is_tainted(side, k) for side, k in enumerate(pair))):
+        differing = self._differing(pair)
+        arguments = self._differing_arguments(pair)
+        if not same or not known or differing or arguments:
+            self._explain(pair, error, differing, arguments, known)
+        # Also of equal results, other memory that it has written may differ: that which its backward reads.
+        if not same or differing or (not known and any(self._is_tainted(side, k) for side, k in enumerate(pair))):
             self._taint(pair)
-        if not self.one.calls[pair.one].outputs and self._differing(pair):
+        self.differ = self.differ or not same
+        if not self.one.calls[pair.one].outputs and differing:
             self._reads_numbers = True  # such as item()
-            self.read_at_last += any(self._input_error(pair, place) is None for place in self._differing(pair))
+            self.read_at_last += any(self._input_error(pair, place) is None for place in differing)
 
     def _taint(self, pair: Pair) -> None:
         self._tainted[0].add(pair.one)
@@ -498,30 +541,40 @@ class Walk:
             if name not in _OF_NO_EFFECT and one.get(name) != other.get(name)
         }
 
-    def _explain(self, pair: Pair, error: float | None, known: bool = True) -> None:
-        """Adds what explains that the results of a call differ, or that what it reads does."""
+    def is_overwritten(self, pair: Pair) -> bool:
+        """Whether a view is one of memory from outside into which a later call writes, and that is all."""
+        found = [read.written_by for read in self.one.reads(pair.one)]
+        later = self.one.own[bisect.bisect(self.one.own, pair.one) :]
+        return any(
+            one[0] < 0 and any(one == read.written_by and not read.digest for k in later for read in self.one.reads(k))
+            for one in found
+            if one
+        )
+
+    def _explain(
+        self,
+        pair: Pair,
+        error: float | None,
+        differing: Sequence[int],
+        arguments: dict[str, tuple[Argument, Argument]],
+        known: bool = True,
+    ) -> None:
+        """Adds what explains that what a call reads differs, its other arguments, or its results."""
         if self._state_differs and self.one.calls[pair.one].phase == "optimizer":
             return  # the optimizer reads that state
-        before = len(self.facts)
-        differing = self._differing(pair)
-        same = known and not error and self.one.results(pair.one) == self.other.results(pair.other)
-        explained = False
         for place in differing:
-            explained |= self._explain_input(pair, place)
-        arguments = self._differing_arguments(pair)
+            self._explain_input(pair, place)
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
-        if arguments and not same:
+        same = self.one.results(pair.one) == self.other.results(pair.other) and _dtypes(call) == _dtypes(other)
+        if arguments:
             if not self._follows(pair, differing):
                 self._add_arguments(pair, arguments, error, differing)
-            return
-        if differing or explained or len(self.facts) > before or not known or same:
-            return
-        if not self._are_rounded(pair):
+        elif known and not (same or differing or self._are_rounded(pair)):
             self._explain_results(pair, call, other, error)
 
     def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
-        if self._reads_numbers:
+        if self._reads_numbers or (self.facts and differing and self.one.calls[pair.one].phase == "backward"):
             return True
         infos = [run.calls[k].inputs for run, k in zip(self.runs, pair, strict=True)]
         if self.facts and any(a.shape != b.shape for a, b in zip(*infos, strict=False)):
@@ -541,11 +594,8 @@ class Walk:
     ) -> None:
         call, other = self.one.calls[pair.one], self.other.calls[pair.other]
         shapes = shapes_of(call), shapes_of(other)
-        both = ", ".join(
-            f"{name} {argument_text(a)} in A, {argument_text(b)} in B" for name, (a, b) in arguments.items()
-        )
         kind: Kind = "arguments"
-        text = f"{self.place(*pair)}: {both}."
+        text = f"{self.place(*pair)}: {argument_texts(arguments)}."
         if _dtypes(call) != _dtypes(other) and set(arguments) <= {"dtype", "self"}:
             kind = "policy"
         elif shapes[0] != shapes[1] and not differing:
@@ -564,18 +614,12 @@ class Walk:
         """Adds why a call with equal inputs and arguments has other results."""
         step, place = self._step_of(*pair), self.place(*pair)
         draws = [run.recording.draws.get(k, "") for run, k in zip(self.runs, pair, strict=True)]
-        inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
         if draws[0] and draws[1] and draws[0] != draws[1]:
             name = draws[0].rpartition(" ")[0]
             generator = f"the generator {name}" if name != "its own" else "its own generator"
             text = f"{place} draws other random numbers: the states of {generator} differ before it."
             self._add(Fact("input", text, *pair, step, error, state=(generator,)), ("draw", name))
-        elif not call.op.startswith("c10d::") and any(
-            writer in run.undefined
-            for run, k in zip(self.runs, pair, strict=True)
-            for read in run.reads(k)
-            for writer in read.written_by
-        ):
+        elif any(w in run.undefined for side, run in enumerate(self.runs) for w in self._writers(side, pair[side])):
             text = f"{place} reads memory that no call has written."
             self._add(Fact("input", text, *pair, step, error), ("undefined", call.name))
         elif call.dtypes != other.dtypes:
@@ -584,7 +628,9 @@ class Walk:
         elif call.policy != other.policy:
             text = f"{place}, on equal inputs{_policies(call, other)}."
             self._add(Fact("policy", text, *pair, step, error), ("policy", call.name))
-        elif self._may_round and error is not None and error <= self.one.rounding(pair.one):
+        elif (
+            error is not None and error <= self.one.rounding(pair.one) and (self._may_round or self.other_kernel(pair))
+        ):
             self.rounded.append((pair, error))
         else:
             shown = "" if error is None else f" (relative L2 {spell_number(error)})"
@@ -595,18 +641,29 @@ class Walk:
             text = f"{place} has other results{shown} on equal inputs{arguments}."
             if unread:
                 text = f"{place} has other results{shown}. {unread:,} of its {len(call.inputs):,} inputs were not read."
-            if inner[0] != inner[1]:
-                names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
-                text += f" It called {names[0]} in A, and {names[1]} in B."
+            text += self.other_kernel(pair)
             self._add(Fact("op", text, *pair, step, error), ("op", call.name, call.phase))
+
+    def other_kernel(self, pair: Pair) -> str:
+        """What tells that another kernel may have run in the other run, as a sentence; "" if nothing does."""
+        inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
+        if inner[0] != inner[1]:
+            names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
+            return f" It called {names[0]} in A, and {names[1]} in B."
+        infos = zip(self.one.calls[pair.one].inputs, self.other.calls[pair.other].inputs, strict=False)
+        strides = next(((a, b) for a, b in infos if a.strides != b.strides), None)
+        if strides is None:
+            return ""
+        texts = ["contiguous" if one.strides is None else f"strides {list(one.strides)}" for one in strides]
+        return f" Its {strides[0].name} has other strides: {texts[0]} in A, {texts[1]} in B."
 
     # --- what a call reads
 
-    def _explain_input(self, pair: Pair, place: int) -> bool:
-        """Adds what explains that an input of a call differs. Returns whether it is explained, here or before."""
-        one, other = self.one.calls[pair.one], self.other.calls[pair.other]
+    def _explain_input(self, pair: Pair, place: int) -> None:
+        """Adds what explains that an input of a call differs."""
+        one = self.one.calls[pair.one]
         reads = self.one.reads(pair.one)[place], self.other.reads(pair.other)[place]
-        infos = one.inputs[place], other.inputs[place]
+        infos = one.inputs[place], self.other.calls[pair.other].inputs[place]
         chains = [
             run.chain(read.written_by[-1]) if read.written_by else []
             for run, read in zip(self.runs, reads, strict=True)
@@ -617,99 +674,98 @@ class Walk:
             alone = next((place for place, k in enumerate(chain) if k in self._gap_of[side]), None)
             if alone is not None:
                 chains[side] = chain[: alone + 1]
-        writers = [chain[-1] if chain else None for chain in chains]
-        name, step = infos[0].name, self._step_of(*pair)
         for side, chain in enumerate(chains):
             known = self.runs[side].sources[-1 - chain[-1]].written_by if chain and chain[-1] < 0 else ()
             if any(k in self._tainted[side] for k in (*chain, *known, *reads[side].written_by)):
-                return True
-        if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
-            text = f"{self.place(*pair)} reads memory that no recorded call has written ({name})."
-            self._add(Fact("input", text, *pair, step), ("undefined", one.name))
-            return True
+                return
+        writers = [chain[-1] if chain else None for chain in chains]
         sources = [
             run.sources[-1 - w] if w is not None and w < 0 else None for run, w in zip(self.runs, writers, strict=True)
         ]
-        if infos[0].shape != infos[1].shape and self._shapes_differ:
-            return True
         named = next((one for one in sources if one is not None and one.name), None)
-        if named is not None:
-            found = [self._gap_of[side].get(w) for side, w in enumerate(writers) if w is not None]
-            gap = next((one for one in found if one is not None), None)
-            if gap is not None and (one.phase == "optimizer" or gap.tainted or id(gap) in self._told):
-                return self._explain_gap(gap, pair, place, None)
-            return self._explain_named(pair, place, named, sources, writers)
-        values = [
-            run.values_of(w, read.digest) if w is not None else None
-            for run, w, read in zip(self.runs, writers, reads, strict=True)
-        ]
-        error = None if values[0] is None or values[1] is None else relative_error(values[0], values[1])
-        if infos[0].dtype is not infos[1].dtype and self._explain_conversion(pair, place, error):
-            return True
         gaps = [self._gap_of[side].get(w) if w is not None else None for side, w in enumerate(writers)]
         gap = gaps[0] or gaps[1]
-        if gap is not None:
-            return self._explain_gap(gap, pair, place, error)
-        contents = [one.values.digest if one is not None else "" for one in sources]
-        if (
+        values = [
+            run.values_of(w, read.digest) if w is not None else EMPTY
+            for run, w, read in zip(self.runs, writers, reads, strict=True)
+        ]
+        error = relative_error(values[0], values[1])
+        if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
+            text = f"{self.place(*pair)} reads memory that no recorded call has written ({infos[0].name})."
+            self._add(Fact("input", text, *pair, self._step_of(*pair)), ("undefined", one.name))
+        elif infos[0].shape != infos[1].shape and self._shapes_differ:
+            pass
+        elif named is not None:
+            if gap is not None and (one.phase == "optimizer" or gap.tainted or id(gap) in self._told):
+                self._explain_gap(gap, pair, place, None)
+            else:
+                self._explain_named(pair, place, named, sources, writers)
+        elif infos[0].dtype is not infos[1].dtype and self._explain_conversion(pair, place, error):
+            pass
+        elif gap is not None:
+            self._explain_gap(gap, pair, place, error)
+        elif (
             sources[0] is not None
             and sources[1] is not None
-            and (contents[0] != contents[1] or infos[0].shape != infos[1].shape)
+            and (sources[0].values.digest != sources[1].values.digest or infos[0].shape != infos[1].shape)
         ):
-            return self._explain_sources(pair, place, (sources[0], sources[1]), error)
-        what = [self._described(side, w) for side, w in enumerate(writers)]
-        if None in writers:
-            text = f"{self.place(*pair)} reads other contents ({name}): A reads {what[0]}, B reads {what[1]}."
-            self._add(Fact("input", text, *pair, step, error), ("unknown", one.name))
-            return True
-        if infos[0].shape != infos[1].shape:
-            shapes = list(infos[0].shape), list(infos[1].shape)
-            text = (
-                f"{self.place(*pair)} reads {shapes[0]} of {what[0]} in A, and {shapes[1]} of {what[1]} in B ({name})."
-            )
-            self._add(Fact("shape", text, *pair, step), ("shape", one.name))
-            return True
-        view = self._view_between(pair, (reads[0].written_by, reads[1].written_by))
-        if view is not None:
-            side, k = view
-            run = "AB"[side]
-            text = f"Only {run} calls {self.runs[side].calls[k].op} on what {self.place(*pair)} reads ({name})."
-            a, b = (k, None) if side == 0 else (None, k)
-            self._add(Fact("structure", text, a, b, step), ("view", self.runs[side].calls[k].name))
-            return True
-        a, b = writers
-        if a is not None and b is not None and a >= 0 and self._partners[0].get(a) == b:
-            results = self.one.results(a), self.other.results(b)
-            if results[0] != results[1]:
-                return True  # it has several writers, of which one explains it
-        if what[0] == what[1]:
-            text = f"{self.place(*pair)} reads other elements of {what[0]} ({name}) in the two runs."
-            kind: Kind = "input"
-            w, theirs = writers
-            if w is not None and theirs is not None and w >= 0 and theirs >= 0:
-                if not (w in self._partners[0] and theirs in self._partners[1]):
-                    what[0] = "what compiled code has computed"
-                    text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
-                elif self._partners[0][w] != theirs:
-                    made = self.one.calls[w].inputs or self.other.calls[theirs].inputs
-                    kind = "structure" if made else "input"  # batches in another order
-                    text = f"{self.place(*pair)} reads {what[0]} ({name}) in both runs, but of another call in B."
-                elif len(reads[0].written_by) > 1:
-                    for view in reversed(self.views):  # through which it was written
-                        arguments = self._differing_arguments(view) if view.one < w and view.other < theirs else {}
-                        before = {k for read in self.one.reads(view.one) for k in read.written_by}
-                        if arguments and before & {*reads[0].written_by}:
-                            self._add_arguments(view, arguments, None, ())
-                            return True
-                    text = f"{self.place(*pair)} reads other contents ({name}) where {what[0]} was written last."
-                elif self.one.results(w) != self.other.results(theirs):
-                    text = f"{self.place(*pair)} reads {what[0]} ({name}), which differs."
-            self._add(Fact(kind, text, *pair, step, error), ("elements", one.name, what[0]))
+            self._explain_sources(pair, place, (sources[0], sources[1]), error)
         else:
-            text = f"{self.place(*pair)} reads another tensor ({name}): {what[0]} in A, {what[1]} in B."
-            kind = "input" if sources[0] or sources[1] else "structure"
-            self._add(Fact(kind, text, *pair, step, error), ("another", one.name))
-        return True
+            self._explain_writers(pair, place, writers, error)
+
+    def _explain_writers(self, pair: Pair, place: int, writers: Sequence[int | None], error: float | None) -> None:
+        """Explains an input that both runs have computed, or of which one has."""
+        step, what = self._step_of(*pair), [self._described(side, w) for side, w in enumerate(writers)]
+        call, info = self.one.calls[pair.one], self.one.calls[pair.one].inputs[place]
+        reads = self.one.reads(pair.one)[place], self.other.reads(pair.other)[place]
+        shapes = list(info.shape), list(self.other.calls[pair.other].inputs[place].shape)
+        kind: Kind = "input"
+        key: tuple[str, ...] = "elements", call.name, what[0]
+        first: tuple[int | None, int | None] = pair
+        text = f"{self.place(*pair)} reads other elements of {what[0]} ({info.name}) in the two runs."
+        a, b = writers
+        view = self._view_between(pair, (reads[0].written_by, reads[1].written_by))
+        if a is None or b is None:
+            text = f"{self.place(*pair)} reads other contents ({info.name}): A reads {what[0]}, B reads {what[1]}."
+            key = "unknown", call.name
+        elif shapes[0] != shapes[1]:
+            kind, key, error = "shape", ("shape", call.name), None
+            text = f"{self.place(*pair)} reads {shapes[0]} of {what[0]} in A, and {shapes[1]} of {what[1]} in B"
+            text += f" ({info.name})."
+        elif view is not None:
+            side, k = view
+            name = self.runs[side].calls[k]
+            text = f"Only {'AB'[side]} calls {name.op} on what {self.place(*pair)} reads ({info.name})."
+            kind, key, first = "structure", ("view", name.name), (k, None) if side == 0 else (None, k)
+        elif what[0] != what[1]:
+            kind, key = "input" if a < 0 or b < 0 else "structure", ("another", call.name)
+            text = f"{self.place(*pair)} reads another tensor ({info.name}): {what[0]} in A, {what[1]} in B."
+        elif a >= 0 and not (a in self._partners[0] and b in self._partners[1]):
+            if self.facts or self.rounded:
+                return  # of what compiled code reads, nothing is known
+            kind, key = "op", ("compiled",)
+            text = (
+                f"{self.place(*pair)} reads what compiled code has computed ({info.name}), which differs{_l2(error)}."
+            )
+        elif a >= 0 and self._partners[0][a] != b:
+            made = self.one.calls[a].inputs or self.other.calls[b].inputs
+            kind = "structure" if made else "input"  # batches in another order
+            text = f"{self.place(*pair)} reads {what[0]} ({info.name}) in both runs, but of another call in B."
+        elif a >= 0 and self.one.results(a) != self.other.results(b):
+            return  # it has several writers, of which one explains it
+        elif a >= 0 and facts_of(self.one.calls[a].name).communicates:
+            if self.facts or self.rounded:
+                return  # perhaps of the other process
+            text = f"{self.place(*pair)} reads what {self.one.calls[a].op} has received ({info.name}), which differs."
+        elif len(reads[0].written_by) > 1:
+            for one in reversed(self.views):  # through which it was written
+                arguments = self._differing_arguments(one) if one.one < a and one.other < b else {}
+                before = {k for read in self.one.reads(one.one) for k in read.written_by}
+                if arguments and before & {*reads[0].written_by}:
+                    self._add_arguments(one, arguments, None, ())
+                    return
+            text = f"{self.place(*pair)} reads other contents ({info.name}) where {what[0]} was written last."
+        self._add(Fact(kind, text, *first, step, error), key)
 
     def _described(self, side: int, writer: int | None) -> str:
         run = self.runs[side]
@@ -731,20 +787,20 @@ class Walk:
 
     def _explain_named(
         self, pair: Pair, place: int, named: Source, sources: Sequence[Source | None], writers: Sequence[int | None]
-    ) -> bool:
+    ) -> None:
         """Explains that a parameter, a buffer, a gradient or a state differs."""
         step, name = self._step_of(*pair), named.name
         both = [one.values if one is not None else None for one in sources]
         error = None if both[0] is None or both[1] is None else relative_error(both[0], both[1])
         is_later = any(one is not None and one.step > 0 for one in sources)
         if is_later and None not in sources and self.facts:
-            return True  # no recorded call writes it in either run, and what it was before differs
+            return  # no recorded call writes it in either run, and what it was before differs
         if named.kind == "state" and self._state_differs:
-            return True
+            return
         if named.kind == "state":
             text = f"{self.place(*pair)} reads another {name}."
             self._add(Fact("state", text, *pair, step, error, state=(name,)), ("state", name))
-            return True
+            return
         shapes = [list(self.runs[side].calls[k].inputs[place].shape) for side, k in enumerate(pair)]
         names = [one.name for one in sources if one is not None]
         others = any(w is None or (w >= 0 and not run.updates(w)) for run, w in zip(self.runs, writers, strict=True))
@@ -757,11 +813,11 @@ class Walk:
             ]
             text = f"{self.place(*pair)} reads {what[0]} in A and {what[1]} in B."
             self._add(Fact("structure", text, *pair, step), ("another", self.one.calls[pair.one].name))
-            return True
+            return
         if shapes[0] != shapes[1]:
             text = f"The {named.kind} {name} has the shape {shapes[0]} in A and {shapes[1]} in B."
             self._add(Fact("shape", text, *pair, step, None, name), ("shape of weights",))
-            return True
+            return
         dtypes = [self.runs[side].calls[k].inputs[place].dtype for side, k in enumerate(pair)]
         if dtypes[0] is not dtypes[1] and (error is None or error < _MOST_OF_A_DTYPE):
             text = (
@@ -769,18 +825,17 @@ class Walk:
                 "equal numbers but for rounding."
             )
             self._add(Fact("policy", text, *pair, step, error, name), ("dtype of weights", step))
-            return True
+            return
         if named.kind == "gradient":
             text = f"The gradient of {name} has other contents, which no recorded call has written."
             self._add(Fact("input", text, *pair, step, error, name), ("gradient", step))
-            return True
-        shown = "" if error is None else f" (relative L2 {spell_number(error)})"
-        text = f"The {named.kind} {name} has other contents{shown} when {self.place(*pair)} reads it in step {step}."
+            return
+        where = f"when {self.place(*pair)} reads it in step {step}"
+        text = f"The {named.kind} {name} has other contents{_l2(error)} {where}."
         key = "weight", step
         if key not in self._places:
             text += self._other_weights(name, step)
         self._add(Fact("weight", text, *pair, step, error, name), key)
-        return True
 
     def _other_weights(self, name: str, step: int) -> str:
         if step:
@@ -794,29 +849,27 @@ class Walk:
         listed, differ = (f": {_listed(others)}", "differ") if others else ("", "differs")
         return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} {differ}{listed}."
 
-    def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> bool:
+    def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> None:
         """Explains that a tensor from outside of the recorded calls differs."""
         one, other = sources
         call, step = self.one.calls[pair.one], self._step_of(*pair)
         infos = call.inputs[place], self.other.calls[pair.other].inputs[place]
         where = f"{self.place(*pair)} ({infos[0].name})"
         if call.phase not in ("forward", "recompute") and self.facts:
-            return True
+            return
         if infos[0].shape != infos[1].shape:
             text = f"{where} reads {list(infos[0].shape)} in A and {list(infos[1].shape)} in B from outside."
             self._add(Fact("shape", text, *pair, step), ("shape of input", call.name, place))
-            return True
-        shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+            return
         kind: Kind = "weight" if one.kind == other.kind == "parameter" else "input"
         what = "a parameter with other contents" if kind == "weight" else "another input"
-        text = f"{where} reads {what}{shown}, which no recorded call has made."
+        text = f"{where} reads {what}{_l2(error)}, which no recorded call has made."
         for run, theirs, source in (("A", self.other, one), ("B", self.one, other)):
             steps = [s.step for s in theirs.sources if s.kind == "input" and s.values.digest == source.values.digest]
             if steps:
                 text += f" What {run} reads here, {'B' if run == 'A' else 'A'} reads first in step {steps[0]}."
                 break
         self._add(Fact(kind, text, *pair, step, error), ("source", step, call.phase))
-        return True
 
     def _explain_conversion(self, pair: Pair, place: int, error: float | None) -> bool:
         """Explains an input of another dtype; False if its numbers differ by more than rounding."""
@@ -867,7 +920,7 @@ class Walk:
             if self.one.compiled != self.other.compiled:
                 self._compare_compiled(gap)
             return
-        computing = [[k for k in calls if run.computes(k)] for run, calls in self._sides(gap)]
+        computing = self._computing(gap)
         if not any(computing) or (gap.tainted and self.facts and not self._is_foreign(computing)):
             return
         if gap.is_first and (self._start_apart or not all(computing)):
@@ -878,6 +931,13 @@ class Walk:
             self.of_versions.append(gap)
             return
         self.tell(gap, None)
+
+    def _computing(self, gap: Gap) -> list[list[int]]:
+        """The calls that compute, without those that initialize parameters in the other run."""
+        return [
+            [k for k in calls if run.computes(k) and self._sort(side, k) not in self._initial[1 - side]]
+            for side, (run, calls) in enumerate(self._sides(gap))
+        ]
 
     def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
@@ -922,7 +982,10 @@ class Walk:
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
-        text = f"{self.described(gap)}."
+        writing = (run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.updates(k))
+        parameter = "" if all(computing) else next(filter(None, writing), "")
+        on = f", on the parameter {parameter}" if parameter else ""
+        text = f"{self.described(gap)}{on}.{self._accumulated(gap)}"
         kind: Kind = "structure"
         if all(computing):
             ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
@@ -931,25 +994,38 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         key = "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
-        self._add(Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error), key)
+        self._add(Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter), key)
 
-    def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> bool:
+    def _accumulated(self, gap: Gap) -> str:
+        """Says if one run alone adds to the gradients of an earlier step."""
+        for side, (run, calls) in enumerate(self._sides(gap)):
+            for k in calls:
+                writers = run.reads(k)[0].written_by if run.calls[k].op == "aten::add_" and run.reads(k) else ()
+                if run.calls[k].phase == "backward" and any(w >= 0 and run.steps[w] < run.steps[k] for w in writers):
+                    step = max(run.steps[w] for w in writers if w >= 0)
+                    return f" {'AB'[side]} adds to a gradient of step {step}."
+        return ""
+
+    def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what calls of one run alone have written."""
         if self.one.compiled != self.other.compiled:
-            return self._explain_compiled(gap, pair, place, error)
-        if gap.tainted and (self.facts or self.rounded):
-            return True
-        if gap.is_first and self._start_apart:
+            self._explain_compiled(gap, pair, place, error)
+        elif gap.tainted and (self.facts or self.rounded):
+            pass
+        elif gap.is_first and self._start_apart:
             call = self.one.calls[pair.one]
-            shown = "" if error is None else f" (relative L2 {spell_number(error)})"
             text = (
-                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{shown}, which were written "
+                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{_l2(error)}, which were written "
                 "before the first call in common."
             )
             self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
-            return True
-        self.tell(gap, error)
-        return True
+        else:
+            self.tell(gap, error)
+
+    def _sort(self, side: int, k: int) -> tuple[Any, ...]:
+        run = self.runs[side]
+        call = run.calls[k]
+        return run.steps[k], call.phase, call.module, call.name
 
     def described(self, gap: Gap) -> str:
         """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
@@ -966,22 +1042,33 @@ class Walk:
                 place = f" in {modules[-1]}{line}"
         if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
             return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
+        if not (gap.one and gap.other):
+            side, calls = (0, gap.one) if gap.one else (1, gap.other)
+            run = self.runs[side]
+            alone = [k for k in calls if self._sort(side, k) not in self._alone[1 - side]]
+            if not any(run.computes(k) for k in alone) and any(run.computes(k) for k in calls):
+                return f"{'AB'[side]} calls {names[side]}{place}, in another order than {'BA'[side]}"
+            return f"Only {'AB'[side]} calls {names[side]}{place}"
         if names[0] == names[1]:
             names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
-        if not (gap.one and gap.other):
-            return f"Only {'A' if gap.one else 'B'} calls {names[0] or names[1]}{place}"
+        if names[0] == names[1]:
+            pair = Pair(*(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in self._sides(gap)))
+            counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
+            found = [argument_texts(self._differing_arguments(pair))]
+            found += [f"it reads {counts[0]} tensors in A and {counts[1]} in B"] * (counts[0] != counts[1])
+            return f"{names[0]}{place}: {'; '.join(filter(None, found)) or 'other calls in A and in B'}"
         return f"A calls {names[0]} where B calls {names[1]}{place}"
 
     # --- compiled functions, of which one run has none
 
-    def _explain_compiled(self, gap: Gap, pair: Pair, place: int, error: float | None) -> bool:
+    def _explain_compiled(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what a compiled function computed in one of the runs.
 
         A gradient may consist of rounding alone, such as that of the bias of attention's keys. So a small one may have
         the errors of the step's largest one.
         """
         if error is None:
-            return True
+            return
         reads = self.one.reads(pair.one)[place]
         values = self.one.values_of(reads.written_by[-1], reads.digest) if reads.written_by else None
         step, call = self.one.steps[pair.one], self.one.calls[pair.one]
@@ -991,10 +1078,9 @@ class Walk:
         has_rounded = any(self.one.steps[earlier.one] < step for earlier, _ in self.rounded)
         if has_rounded or error * share <= _COMPILED_ROUNDS * self._rounding_in(gap):
             self.rounded.append((pair, error))
-            return True
+            return
         if not self._other_sources():
             self._tell_compiled(gap, self.place(*pair), error)
-        return True
 
     def _rounding_in(self, gap: Gap) -> float:
         """The rounding of calls that a compiled function replaces: that of the least exact one."""
@@ -1088,6 +1174,10 @@ class Walk:
         return reader is not None and run.calls[reader].phase == "forward"
 
 
+def _l2(error: float | None) -> str:
+    return "" if error is None else f" (relative L2 {spell_number(error)})"
+
+
 def _is_of_flag(fact: Fact) -> bool:
     return any(isinstance(value, bool) for both in fact.arguments.values() for value in both)
 
@@ -1115,6 +1205,11 @@ def _policies(one: Call, other: Call) -> str:
 def argument_text(value: Argument) -> str:
     """An argument in a sentence: lists in brackets, texts as they are."""
     return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def argument_texts(arguments: Mapping[str, tuple[Argument, Argument]]) -> str:
+    """Arguments that differ, for a sentence: "eps 1e-05 in A, 0.1 in B"."""
+    return ", ".join(f"{name} {argument_text(a)} in A, {argument_text(b)} in B" for name, (a, b) in arguments.items())
 
 
 def _listed(texts: Iterable[str]) -> str:

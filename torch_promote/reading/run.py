@@ -181,6 +181,17 @@ class Run:
         )
         return 8 * unit + math.sqrt(terms) * min(unit, torch.finfo(torch.float32).eps)
 
+    def parameter_of(self, i: int) -> str:
+        """The parameter or buffer to which a call writes in place; "" if it writes to another tensor."""
+        writer, digest = i, ""
+        while writer >= 0 and self.updates(writer) and self.reads(writer):
+            results, reads = self.results(writer), self.reads(writer)
+            read = reads[results.index(digest) if digest in results[: len(reads)] else 0]
+            if not read.written_by:
+                return ""
+            writer, digest = read.written_by[-1], read.digest
+        return self.sources[-1 - writer].name if writer < 0 else ""
+
     def inner(self, i: int) -> list[int]:
         """The calls inside of a call, which stand before it."""
         start = i

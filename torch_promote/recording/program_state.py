@@ -139,17 +139,13 @@ class OptimizerStates:
         unknown = {name: value for optimizer in self._known for name, value in self._unknown(optimizer).items()}
         return OptimizerState(step, found, unknown) if found or unknown else None
 
-    def names(self) -> dict[int, str]:
-        """The names of the tensors of the known optimizers' states, by id."""
-        return {id(tensor): name for name, tensor in self._tensors(self._known)}
-
     def _values(self, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Values]:
-        return {name: self._values_of(tensor) for name, tensor in self._tensors(optimizers)}
+        return {name: self._values_of(tensor) for name, tensor in self.tensors(optimizers)}
 
-    def _tensors(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[tuple[str, torch.Tensor]]:
-        """The tensors of the states that can be read, and those of GradScalers."""
+    def tensors(self, optimizers: Iterable[torch.optim.Optimizer] | None = None) -> list[tuple[str, torch.Tensor]]:
+        """The tensors of the states that can be read, of all known optimizers or of some, and those of GradScalers."""
         found: list[tuple[str, torch.Tensor]] = []
-        for optimizer in optimizers:
+        for optimizer in self._known if optimizers is None else optimizers:
             found += _ask(functools.partial(self._tensors_of, optimizer), [])
         return found + self._scales()
 

@@ -58,6 +58,7 @@ _MOST_WRITERS = 16
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
 _Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
 _Place: TypeAlias = tuple[Any, ...]
+_Named: TypeAlias = tuple[weakref.ref[torch.Tensor], _Kind, str]
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class _Memory:
         written_by: The calls and sources whose values are in it, as in `Read`.
         version: The version of its tensor at that time; -1 for an inference tensor, which has none.
         is_read: Whether it is a parameter or buffer that has been recorded as a source.
-        is_compiled: Whether compiled code has written it.
+        is_compiled: Whether compiled code or a collective has written it, which do so without a new version.
         is_undefined: Whether a call has allocated it, and none has written to it since.
         step: The number of steps when a parameter, buffer or gradient was digested last.
         values: The values of tensors in it, by their places.
@@ -159,7 +160,8 @@ class Recorder:
         self._file = file
         self._measurer = Measurer()
         self._memory: dict[int, _Memory] = {}  # by storage
-        self._names: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}  # of the model's tensors, by id
+        self._names: dict[int, _Named] = {}  # of the model's tensors, by id
+        self._owners: dict[int, int] = {}  # by storage, the id of the model's tensor in it, if there is one alone
         self._named_at = -1  # the number of steps when they were looked up
         self._unnamed: dict[int, weakref.ref[torch.Tensor]] = {}  # sources that may get a name
         self._sources = 0  # also those that only the file has
@@ -167,7 +169,7 @@ class Recorder:
         self._losses: list[Values] = []  # since the last step
         self._steps: list[int] = []  # the number of calls at the end of each step
         self._calls = 0
-        self._states = OptimizerStates(lambda one: self._name_of(one)[1], self._values_of, searched)
+        self._states = OptimizerStates(lambda one: self._name_of(_local(one))[1], self._values_of, searched)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
 
@@ -205,14 +207,11 @@ class Recorder:
         tensors = tensors_in(call.args)
         if len(tensors) != len(call.inputs):  # an argument in a container that its record leaves out
             return
-        outs = {one.name for one in facts.writes if one.is_out}
         computes = facts.has_results and not facts.is_view
         found.reads = tuple(
             [
-                self._read(
-                    tensor, info, not (facts.overwrites and place == 0) and info.name not in outs, found, computes
-                )
-                for place, (tensor, info) in enumerate(zip(tensors, call.inputs, strict=True))
+                self._read(tensor, info, info.name.partition("[")[0] not in facts.ignored, found, computes)
+                for tensor, info in zip(tensors, call.inputs, strict=True)
             ]
         )
 
@@ -241,7 +240,7 @@ class Recorder:
             before = memory.written_by
             if not counts or memory.is_undefined:
                 return Read(before)
-            kind = self._kind_of(tensor)
+            kind = self._kind_of(tensor, storage._cdata)
             known = None if memory.is_compiled else memory.digests.get(place)
             found = known
             # What NumPy or another process may share is not resizable.
@@ -259,6 +258,9 @@ class Recorder:
             return Read()
         kind, name = self._name_of(tensor)
         values = self._values_of(tensor)
+        if memory is not None and not name and memory.digests.get(place) == values.digest:
+            memory.version = version  # written through a tensor with another counter, as by FSDP2
+            return Read(memory.written_by, values.digest)
         number = -1 - self._sources
         self._sources += 1
         if before:
@@ -301,27 +303,33 @@ class Recorder:
 
     # --- names
 
-    def _kind_of(self, tensor: torch.Tensor) -> _Kind | None:
-        """What a named tensor is."""
-        known = self._names.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        return "parameter" if isinstance(tensor, nn.Parameter) else None
+    def _kind_of(self, tensor: torch.Tensor, key: int) -> _Kind | None:
+        """What a named tensor is, or the tensor that has its storage."""
+        known = self._named(tensor, key)
+        return known[1] if known is not None else "parameter" if isinstance(tensor, nn.Parameter) else None
 
     def _name_of(self, tensor: torch.Tensor) -> tuple[_Kind, str]:
         """What a tensor is, and its name. The model is searched once a step at most."""
-        if not self._is_named(tensor) and self._named_at != len(self._steps):
+        key = tensor.untyped_storage()._cdata if has_storage(tensor) else 0
+        known = self._named(tensor, key)
+        if known is None and self._named_at != len(self._steps):
             self._name_tensors()
-        if self._is_named(tensor):
-            return self._names[id(tensor)][1:]
+            known = self._named(tensor, key)
+        if known is not None:
+            return known[1:]
         return ("parameter" if isinstance(tensor, nn.Parameter) else "input"), ""
 
-    def _is_named(self, tensor: torch.Tensor) -> bool:
-        known = self._names.get(id(tensor))  # perhaps of a tensor that has been destroyed
-        return known is not None and known[0]() is tensor
+    def _named(self, tensor: torch.Tensor, key: int) -> _Named | None:
+        """What is known of a tensor, or of the only named one in its storage, which FSDP2 and NumPy have others of."""
+        known = self._names.get(id(tensor)) or self._names.get(self._owners.get(key, 0))
+        owner = None if known is None else known[0]()  # None if it has been destroyed
+        if owner is None or owner is tensor:
+            return known if owner is tensor else None
+        return known if key and has_storage(owner) and owner.untyped_storage()._cdata == key else None
 
     def _name_tensors(self) -> None:
-        found: dict[int, tuple[weakref.ref[torch.Tensor], _Kind, str]] = {}
+        found: dict[int, _Named] = {}
+        owners: dict[int, int] = {}
         kinds: tuple[tuple[_Kind, str], ...] = (("parameter", "_parameters"), ("buffer", "_buffers"))
         for module, path in self._modules.named():
             for kind, attribute in kinds:
@@ -329,13 +337,16 @@ class Recorder:
                     if tensor is not None:
                         full = (f"{path}.{name}" if path else name).replace("_orig_mod.", "")  # torch.compile's
                         tensor = _local(tensor)
-                        found.setdefault(id(tensor), (weakref.ref(tensor), kind, full))
-        self._names = found
+                        if id(tensor) not in found:
+                            found[id(tensor)] = weakref.ref(tensor), kind, full
+                            key = tensor.untyped_storage()._cdata if has_storage(tensor) else 0
+                            owners[key] = 0 if key in owners else id(tensor)
+        self._names, self._owners = found, owners
         self._named_at = len(self._steps) if found else -1
 
     def _name_sources(self) -> None:
         """Names sources that were read before their model or optimizer was known."""
-        states = self._states.names() if self._unnamed else {}
+        states = {id(_local(one)): name for name, one in self._states.tensors()} if self._unnamed else {}
         for number, reference in list(self._unnamed.items()):
             tensor = reference()
             if tensor is None:
@@ -434,8 +445,8 @@ class Recorder:
         if facts.is_uninitialized or facts.communicates:  # a collective writes after it has returned
             return (EMPTY,) * len(tensors)
         found = []
-        for tensor, memory in zip(tensors, memories or (None,) * len(tensors), strict=True):
-            if memory is not None and memory.is_undefined:
+        for number, (tensor, memory) in enumerate(zip(tensors, memories or (None,) * len(tensors), strict=True)):
+            if number in facts.unwritten or (memory is not None and memory.is_undefined):
                 found.append(EMPTY)
                 continue
             place = None if memory is None else _place_of(tensor)
@@ -457,7 +468,7 @@ class Recorder:
         running, path = self._modules.innermost
         tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
-        of = _Open()
+        of = _Open(draw=state_drawn_from(args, inputs))
         of.reads = tuple(self._read(one, info, True, of) for one, info in zip(tensors, inputs, strict=True))
         return functools.partial(self._end_compiled, of, args, inputs, path, innermost_line())
 
@@ -469,6 +480,7 @@ class Recorder:
         written = [one.untyped_storage()._cdata for one in results if has_storage(one)]
         known = {key for key in written if key in self._memory and not self._memory[key].is_compiled}
         of.writes = frozenset(written) - known
+        of.draw = "" if of.draw == state_drawn_from(args, inputs) else of.draw
         call = Call(
             COMPILED_FUNCTION, "", path, "forward", line, inputs, inputs, _infos_of(results), (), None, "", True, 0
         )
@@ -482,13 +494,18 @@ class Recorder:
         Returns:
             Whether it has computed anything, and the memory of each tensor that is not written without a new version.
         """
-        # A collective writes after it has returned, and Inductor uses its buffers again without a new version. What
-        # they leave is read as a new source.
-        is_collective = call.op.startswith("c10d::")
-        if is_collective or (of.is_compiled and call.overload.endswith("out")):
-            for tensor in filter(has_storage, map(_local, tensors_in(args) if is_collective else tensors)):
+        if of.is_compiled and call.overload.endswith("out"):
+            # Inductor uses its buffers again without a new version. What it leaves is read as a new source.
+            for tensor in filter(has_storage, tensors):
                 self._memory.pop(tensor.untyped_storage()._cdata, None)
-            return not is_collective, ()
+            return True, ()
+        if call.op.startswith("c10d::"):  # a collective writes after it has returned
+            for tensor, info in zip(map(_local, tensors_in(args)), call.inputs, strict=False):
+                if has_storage(tensor) and not info.name.startswith("input"):
+                    storage = tensor.untyped_storage()
+                    reference, version = StorageWeakRef(storage), _version_of(tensor)
+                    self._memory[storage._cdata] = _Memory(reference, (number,), version, is_compiled=True)
+            return False, ()
         memories: list[_Memory | None] = []
         uninitialized = facts_of(call.name).is_uninitialized or self._copies_undefined(call, args, of)
         wrote = False
