@@ -210,6 +210,8 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
         ),
         (lambda: (linear(1) * 0).pow(-0.5), "mathematics", ["2 numbers are 0, and the exponent is below 0."]),
         (lambda: linear(99).float().exp(), "mathematics", ["exp is inf above 88.72 in float32."]),
+        (lambda: (linear(1) * 0).log(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
+        (lambda: linear(-1).sqrt(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
         (lambda: linear(1)[:, 0].std(), "mathematics", ["It is taken of one value", "correction=0"]),
         (lambda: linear(-1) ** 0.5, "mathematics", ["2 numbers below 0 have no power"]),
         (lambda: linear(1)[:0].mean(), "mathematics", ["An argument has no elements"]),

@@ -87,6 +87,12 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."
     elif name in _CAUSES:
         yield from _CAUSES[name](arguments, results)
+    elif op in _DOMAINS:
+        (lowest, highest), x = _DOMAINS[op], arguments["self"]
+        border = (x == lowest) | (x == highest)
+        if count := int(((x < lowest) | (x > highest) | (border & ~results[0].isfinite())).sum()):
+            where = f"on the border of {lowest:g} to {highest:g}, or outside"
+            yield f"{count:,} of {x.numel():,} values are {where}: clamp them, or add a small number."
 
 
 def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:

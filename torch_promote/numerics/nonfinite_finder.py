@@ -662,51 +662,29 @@ class NonfiniteFinder:
             self._report(watched, verdict)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
-        call = watched.call
-        text = verdict.text
+        call, text = watched.call, verdict.text
+        node = torch._C._current_autograd_node() if call.phase == "backward" else None
+        name = "" if node is None else node.name()
         if text and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
         if verdict.kind == "mathematics":
             found = self._find_loss(watched)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
-                return NonfiniteOrigin(
-                    call=found.call,
-                    kind=found.kind,
-                    inner=found.call.name,
-                    inputs=found.inputs,
-                    outputs=found.outputs,
-                    argument="",
-                    node="",
-                    nonfinite=None if found.call is call else call,
-                    cures=found.cures,
-                    text=found.text,
-                    step=self._steps,
-                )
-            text = found
-        node = torch._C._current_autograd_node() if call.phase == "backward" else None
-        if verdict.kind == "mathematics":
+                later = None if found.call is call else call
+                ranges, what = (found.inputs, found.outputs), (found.cures, found.text, self._steps)
+                return NonfiniteOrigin(found.call, found.kind, found.call.name, *ranges, "", "", later, *what)
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
-            text = (*explain(call.op, arguments, watched.results, "" if node is None else node.name()), *text)
-        outs = watched.outs
-        return NonfiniteOrigin(
-            call=call,
-            kind=verdict.kind,
-            inner=verdict.inner,
-            inputs=tuple(
-                TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
-                for name, tensor in watched.tensors
-                if name not in outs
-            ),
-            outputs=tuple(
-                TensorRange.of(info.name, tensor) for info, tensor in zip(call.outputs, watched.results, strict=True)
-            ),
-            argument=verdict.argument,
-            node="" if node is None else node.name(),
-            text=text,
-            step=self._steps,
+            text = (*explain(call.op, arguments, watched.results, name), *found)
+        inputs = tuple(
+            TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
+            for path, tensor in watched.tensors
+            if path not in watched.outs
         )
+        outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
+        place = verdict.inner, inputs, outputs, verdict.argument, name
+        return NonfiniteOrigin(call, verdict.kind, *place, text=text, step=self._steps)
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
