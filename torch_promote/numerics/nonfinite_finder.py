@@ -671,9 +671,13 @@ class NonfiniteFinder:
             found = self._find_loss(watched)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
-                later = None if found.call is call else call
-                ranges, what = (found.inputs, found.outputs), (found.cures, found.text, self._steps)
-                return NonfiniteOrigin(found.call, found.kind, found.call.name, *ranges, "", "", later, *what)
+                return NonfiniteOrigin(
+                    *(found.call, found.kind, found.call.name, found.inputs, found.outputs, "", ""),
+                    nonfinite=None if found.call is call else call,
+                    cures=found.cures,
+                    text=found.text,
+                    step=self._steps,
+                )
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
