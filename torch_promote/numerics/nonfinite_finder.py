@@ -506,7 +506,9 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 
 # --- the observer
 
-_MOST_PROVISIONAL = 1000
+#: So many origins are kept whose values may have been replaced, and so many whose values are still there.
+_MOST_PROVISIONAL, _MOST_LEFT = 1000, 20
+_OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
 class NonfiniteFinder:
@@ -533,7 +535,7 @@ class NonfiniteFinder:
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
-        self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls of a backward were repeated, by place
+        self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
@@ -668,7 +670,9 @@ class NonfiniteFinder:
         if text and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
         if verdict.kind == "mathematics":
-            found = self._find_loss(watched)
+            place = "origin", call.name, call.module, call.line
+            self._looks[place] += 1
+            found = self._find_loss(watched) if self._looks[place] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
                 return NonfiniteOrigin(
@@ -766,7 +770,7 @@ class NonfiniteFinder:
             self._found(first, first is not None and first.phase != "backward")
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended()
-            self.observer.is_done |= len(self._provisional) > _MOST_PROVISIONAL
+        self.observer.is_done |= sum(not spread.ended_well for _, spread in self._provisional) > _MOST_LEFT
 
     def _drop_ended(self) -> None:
         for origin, spread in self._provisional:
