@@ -305,10 +305,10 @@ def test_what_the_program_replaces_is_benign(compute: Callable[[Tensor], Tensor]
 def test_values_that_every_step_replaces_cost_few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(RecentCalls, "find_loss", lambda *args: looks.append(args) or ("told",))
-    report = find(lambda: [(torch.zeros(2) / torch.zeros(2)).nan_to_num() for _ in range(1100)])
+    report = find(lambda: [(torch.zeros(2) / torch.zeros(2)).nan_to_num() for _ in range(420)])
     assert not report.found
     assert len(looks) == 3
-    assert [(one.kind, one.count) for one in report.benign] == [("replaced", 1100)]
+    assert [(one.kind, one.count) for one in report.benign] == [("replaced", 420)]
     report = find(lambda: [torch.zeros(2) / torch.zeros(2) for _ in range(100)])
     assert report.found
     assert report.checked < 100  # it stops

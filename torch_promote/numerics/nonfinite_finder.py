@@ -507,7 +507,7 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 # --- the observer
 
 #: So many origins are kept whose values may have been replaced, and so many whose values are still there.
-_MOST_PROVISIONAL, _MOST_LEFT = 1000, 20
+_MOST_PROVISIONAL, _MOST_LEFT = 400, 20
 _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
@@ -769,14 +769,16 @@ class NonfiniteFinder:
             self._first = first
             self._found(first, first is not None and first.phase != "backward")
         if len(self._provisional) > _MOST_PROVISIONAL:
-            self._drop_ended()
+            self._drop_ended(_MOST_PROVISIONAL // 2)
         self.observer.is_done |= sum(not spread.ended_well for _, spread in self._provisional) > _MOST_LEFT
 
-    def _drop_ended(self) -> None:
-        for origin, spread in self._provisional:
+    def _drop_ended(self, most: int | None = None) -> None:
+        """Counts benign origins, of all or of the first ones, whose values no call will use any more."""
+        first, last = self._provisional[:most], [] if most is None else self._provisional[most:]
+        for origin, spread in first:
             if spread.ended_well:
                 self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
-        self._provisional = [pair for pair in self._provisional if not pair[1].ended_well]
+        self._provisional = [pair for pair in first if not pair[1].ended_well] + last
 
     def finish(self) -> None:
         """Called after the block."""

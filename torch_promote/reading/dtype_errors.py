@@ -224,8 +224,8 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     if len(floats) > 1 and call.autocast and not (call.op.startswith("aten::") or call.policy_name):
         dtypes = " and ".join(sorted(map(dtype_name, floats)))
         return Cure(
-            f"Autocast has no policy for {call.name}, which got {dtypes}. If it takes one dtype, give it a policy where "
-            f'it is defined: tp.register_policy("{call.name}", "promote"), or "lower" or "fp32" (not tried).',
+            f"Autocast has no policy for {call.name}, which got {dtypes}. If it takes one dtype, give it a policy "
+            f'where it is defined: tp.register_policy("{call.name}", "promote"), or "lower" or "fp32" (not tried).',
             {},
         )
     devices = {one.device.partition(":")[0] for one in call.inputs}
