@@ -221,6 +221,11 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
             ["All 1 targets are -100, which is ignore_index"],
         ),
         (
+            lambda: F.cross_entropy(linear(1), torch.tensor([0]), weight=torch.tensor([0.0, 1.0])),
+            "mathematics",
+            ["The weights of all 1 targets are 0"],
+        ),
+        (
             lambda: F.ctc_loss(linear(1).log_softmax(-1), torch.tensor([1, 1]), torch.tensor(1), torch.tensor(2)),
             "mathematics",
             ["zero_infinity=True"],
