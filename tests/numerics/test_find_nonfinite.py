@@ -25,6 +25,7 @@ from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.recent_calls import RecentCalls
 from torch_promote.reading.trace import trace
 from torch_promote.regions.defaults import default_policy
 from torch_promote.regions.installation import installed
@@ -299,6 +300,18 @@ def test_what_the_program_replaces_is_benign(compute: Callable[[Tensor], Tensor]
         report, gradient = backward_of(compute, raise_at_first=raises)
         assert gradient.isfinite().all()
         assert not report.found, str(report)
+
+
+def test_values_that_every_step_replaces_cost_few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(RecentCalls, "find_loss", lambda *args: looks.append(args) or ("told",))
+    report = find(lambda: [(torch.zeros(2) / torch.zeros(2)).nan_to_num() for _ in range(420)])
+    assert not report.found
+    assert len(looks) == 3
+    assert [(one.kind, one.count) for one in report.benign] == [("replaced", 420)]
+    report = find(lambda: [torch.zeros(2) / torch.zeros(2) for _ in range(100)])
+    assert report.found
+    assert report.checked < 100  # it stops
 
 
 @pytest.mark.parametrize(

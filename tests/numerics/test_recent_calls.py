@@ -210,6 +210,8 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
         ),
         (lambda: (linear(1) * 0).pow(-0.5), "mathematics", ["2 numbers are 0, and the exponent is below 0."]),
         (lambda: linear(99).float().exp(), "mathematics", ["exp is inf above 88.72 in float32."]),
+        (lambda: (linear(1) * 0).log(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
+        (lambda: linear(-1).sqrt(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
         (lambda: linear(1)[:, 0].std(), "mathematics", ["It is taken of one value", "correction=0"]),
         (lambda: linear(-1) ** 0.5, "mathematics", ["2 numbers below 0 have no power"]),
         (lambda: linear(1)[:0].mean(), "mathematics", ["An argument has no elements"]),
@@ -217,6 +219,11 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
             lambda: F.cross_entropy(linear(1), torch.tensor([-100])),
             "mathematics",
             ["All 1 targets are -100, which is ignore_index"],
+        ),
+        (
+            lambda: F.cross_entropy(linear(1), torch.tensor([0]), weight=torch.tensor([0.0, 1.0])),
+            "mathematics",
+            ["The weights of all 1 targets are 0"],
         ),
         (
             lambda: F.ctc_loss(linear(1).log_softmax(-1), torch.tensor([1, 1]), torch.tensor(1), torch.tensor(2)),

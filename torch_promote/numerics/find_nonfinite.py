@@ -120,7 +120,6 @@ class NonfiniteReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values, as `save("NAME.json")` writes them."""
-        ops = [[*place, list(names)] for place, names in self._seen.forward_ops.items()]
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -135,7 +134,6 @@ class NonfiniteReport(Report):
             "attempts": encode(self.attempts),
             "not_seen": encode(self.not_seen),
             "checked": self.checked,
-            "forward_ops": ops,
             "torch": self.torch_version,
         }
 

@@ -87,6 +87,12 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."
     elif name in _CAUSES:
         yield from _CAUSES[name](arguments, results)
+    elif op in _DOMAINS:
+        (lowest, highest), x = _DOMAINS[op], arguments["self"]
+        border = (x == lowest) | (x == highest)
+        if count := int(((x < lowest) | (x > highest) | (border & ~results[0].isfinite())).sum()):
+            where = f"on the border of {lowest:g} to {highest:g}, or outside"
+            yield f"{count:,} of {x.numel():,} values are {where}: clamp them, or add a small number."
 
 
 def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
@@ -100,12 +106,15 @@ def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
 
 
 def _ignored(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
-    target, ignored = arguments["target"], arguments["ignore_index"]
-    if target.numel() and bool((target == ignored).all()):
+    target, ignored, weight = arguments["target"], arguments["ignore_index"], arguments["weight"]
+    rest = target[target != ignored]
+    if target.numel() and not rest.numel():
         yield (
             f"All {target.numel():,} targets are {ignored}, which is ignore_index, so the mean of the others is 0 / 0. "
             'Skip such a batch, or divide the loss with reduction="sum" by max(1, number of targets).'
         )
+    elif weight is not None and not bool(weight[rest].any()):
+        yield f"The weights of all {rest.numel():,} targets are 0, so the mean is 0 / 0. Skip such a batch."
 
 
 def _one_value(arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Iterator[str]:

@@ -506,7 +506,9 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 
 # --- the observer
 
-_MOST_PROVISIONAL = 1000
+#: So many origins are kept whose values may have been replaced, and so many whose values are still there.
+_MOST_PROVISIONAL, _MOST_LEFT = 400, 20
+_OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
 class NonfiniteFinder:
@@ -533,7 +535,7 @@ class NonfiniteFinder:
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
-        self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls of a backward were repeated, by place
+        self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
@@ -662,51 +664,35 @@ class NonfiniteFinder:
             self._report(watched, verdict)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
-        call = watched.call
-        text = verdict.text
+        call, text = watched.call, verdict.text
+        node = torch._C._current_autograd_node() if call.phase == "backward" else None
+        name = "" if node is None else node.name()
         if text and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
         if verdict.kind == "mathematics":
-            found = self._find_loss(watched)
+            place = "origin", call.name, call.module, call.line
+            self._looks[place] += 1
+            found = self._find_loss(watched) if self._looks[place] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
                 return NonfiniteOrigin(
-                    call=found.call,
-                    kind=found.kind,
-                    inner=found.call.name,
-                    inputs=found.inputs,
-                    outputs=found.outputs,
-                    argument="",
-                    node="",
+                    *(found.call, found.kind, found.call.name, found.inputs, found.outputs, "", ""),
                     nonfinite=None if found.call is call else call,
                     cures=found.cures,
                     text=found.text,
                     step=self._steps,
                 )
-            text = found
-        node = torch._C._current_autograd_node() if call.phase == "backward" else None
-        if verdict.kind == "mathematics":
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
-            text = (*explain(call.op, arguments, watched.results, "" if node is None else node.name()), *text)
-        outs = watched.outs
-        return NonfiniteOrigin(
-            call=call,
-            kind=verdict.kind,
-            inner=verdict.inner,
-            inputs=tuple(
-                TensorRange.of(name, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
-                for name, tensor in watched.tensors
-                if name not in outs
-            ),
-            outputs=tuple(
-                TensorRange.of(info.name, tensor) for info, tensor in zip(call.outputs, watched.results, strict=True)
-            ),
-            argument=verdict.argument,
-            node="" if node is None else node.name(),
-            text=text,
-            step=self._steps,
+            text = (*explain(call.op, arguments, watched.results, name), *found)
+        inputs = tuple(
+            TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
+            for path, tensor in watched.tensors
+            if path not in watched.outs
         )
+        outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
+        place = verdict.inner, inputs, outputs, verdict.argument, name
+        return NonfiniteOrigin(call, verdict.kind, *place, text=text, step=self._steps)
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
@@ -783,14 +769,16 @@ class NonfiniteFinder:
             self._first = first
             self._found(first, first is not None and first.phase != "backward")
         if len(self._provisional) > _MOST_PROVISIONAL:
-            self._drop_ended()
-            self.observer.is_done |= len(self._provisional) > _MOST_PROVISIONAL
+            self._drop_ended(_MOST_PROVISIONAL // 2)
+        self.observer.is_done |= sum(not spread.ended_well for _, spread in self._provisional) > _MOST_LEFT
 
-    def _drop_ended(self) -> None:
-        for origin, spread in self._provisional:
+    def _drop_ended(self, most: int | None = None) -> None:
+        """Counts benign origins, of all or of the first ones, whose values no call will use any more."""
+        first, last = self._provisional[:most], [] if most is None else self._provisional[most:]
+        for origin, spread in first:
             if spread.ended_well:
                 self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
-        self._provisional = [pair for pair in self._provisional if not pair[1].ended_well]
+        self._provisional = [pair for pair in first if not pair[1].ended_well] + last
 
     def finish(self) -> None:
         """Called after the block."""
