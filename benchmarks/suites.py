@@ -45,6 +45,7 @@ _AUTOCASTS: Mapping[str, _Autocast] = {STOCK: tp.stock_autocast, OURS: tp.my_aut
 #: Empty regions: construct, enter and leave.
 _REGIONS: Mapping[str, tuple[str, Region | None]] = {
     "construct, enter, exit": ("with autocast(device): pass", nullcontext),
+    "construct, enter, exit, with a dtype": ("with autocast(device, dtype=dtype): pass", nullcontext),
     "enter, exit of one object": ("with region: pass", nullcontext),
     "call of a decorated function": ("decorated()", nullcontext),
     "construct, enter, exit, cuda": ("with autocast('cuda'): pass", pretend_cuda),
@@ -367,7 +368,7 @@ def _prepare_product(policy: CastPolicy, phase: str, settings: Settings) -> Prep
 
 
 def _instructions() -> dict[str, Case]:
-    """Instructions of calls and models in an open region, and of compiled steps; see callgrind.py.
+    """Instructions of empty regions, of calls and models in an open one, and of compiled steps; see callgrind.py.
 
     Two runs differ by less than 0.5%. Counts do not show how long instructions take, and valgrind has no AVX512, so
     other kernels may run.
@@ -375,6 +376,7 @@ def _instructions() -> dict[str, Case]:
     linear = Call("linear(low, weight)", "linear(low, low_weight)", setup="kept = linear(low, weight)")
     two_casts = replace(_TWO_CASTS, plain="")
     found: dict[str, Case] = {
+        **{f"region: {name}": partial(_prepare_region, *each) for name, each in _REGIONS.items()},
         "mm, nothing to cast": partial(_prepare_call, _same("torch.mm(low, low)"), _small_tensors),
         "exp, a row of CUDA only": partial(_prepare_call, _same("torch.exp(single)"), _small_tensors),
         # The setup holds a graph of the weight, which keeps the node of its cast alive.

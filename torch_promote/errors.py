@@ -299,7 +299,7 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
     """Returns a hint with the known names closest to a misspelt one, " Closest: a, b."; "" if none is close."""
     if len(name) > LONGEST_NAME:
         return ""
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6 if len(name) > 2 else 0.75)
     return f" Closest: {', '.join(close)}." if close else ""
 
 
@@ -349,7 +349,7 @@ def refuse_arguments(function: Callable[..., Any], args: Sequence[object], given
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     needed = [one.name for one in parameters if one.default is one.empty]
     args = args[1:] if "." in function.__qualname__ else args  # without self
-    usage = f"Legal: {', '.join(names)}."
+    usage = f"Legal: {', '.join(names)}." if names else f"Write {name}()."
     if needed:
         usage = f"Write {name}({', '.join(one if one in placed else f'{one}=...' for one in needed)})."
     if len(args) > len(placed):

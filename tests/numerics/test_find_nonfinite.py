@@ -592,6 +592,7 @@ def test_other_observers_and_other_threads() -> None:
         thread.join()
     assert not report.found
     assert "Threads started in the block: 1" in " ".join(str(report).split())
+    assert report.content().verdict.endswith("; threads that were not checked: 1")
     unused = find(lambda: nn.Linear(2, 2)(torch.ones(1, 2)), model=nn.Linear(2, 2))
     assert unused.not_seen[0].startswith("The given model was not called in the block")
 

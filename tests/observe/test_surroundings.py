@@ -36,6 +36,7 @@ def test_threads() -> None:
             thread.join()
     assert report.calls == []
     assert [sentence.partition(".")[0] for sentence in report.not_seen] == ["Threads started in the block: 2"]
+    assert report.content().verdict.endswith(" Threads that were not traced: 2.")
 
 
 def test_what_python_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

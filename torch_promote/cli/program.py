@@ -30,6 +30,7 @@ import _torch_promote_hooks
 import torch_promote
 from torch_promote.cli.output import say, write
 from torch_promote.errors import MissingPackageError, TorchPromoteError, did_you_mean
+from torch_promote.recording import SUFFIX
 
 _WRONG_COMMAND_LINE, _INTERRUPTED = 2, 130
 
@@ -55,6 +56,11 @@ _ELSEWHERE = {
     "version": "Write `torch-promote --version`.",
     "gpu": "The device types of GPUs are cuda (also for ROCm), xpu (Intel) and mps (Apple).",
     "layer": "A layer is a module.",
+    "nan": "`torch-promote find-nan train.py` finds where a NaN begins.",
+    "crosscheck": "Write `torch-promote run --crosscheck train.py`.",
+    "monitor": "Write `torch-promote run --monitor logs train.py`.",
+    "record": "Write `torch-promote trace --record F.jsonl.gz train.py`.",
+    "--version": "Write `torch-promote --version`.",
     "explain": "`torch-promote trace --read F.jsonl.gz PATTERN` explains a module, an op or a line of a recording.",
     "--torch": "It compiles for the PyTorch that is installed beside it: install the other version first, or run it "
     "with the Python of its environment.",
@@ -106,9 +112,12 @@ class _Parser(argparse.ArgumentParser):
             return ". PATTERN is one word: for several ops, a shell pattern such as 'linalg_*'"
         if "--ops" in self._option_string_actions:
             return f". To show only some ops, write --ops {shlex.quote(word)}"
-        if "target" in places:
+        if word.endswith(SUFFIX) and "a" not in places:
+            return ". `torch-promote diff A B` compares recordings, and `torch-promote trace --read A` shows one"
+        if "target" in places and word.isidentifier():
             return f". TARGET is one word, such as train.py:{word}"
-        return "" if places else ". This command takes options alone"
+        takes = [str(action.metavar) for action in self._get_positional_actions()]
+        return f". This command takes {' and '.join(takes) if takes else 'options alone'}"
 
 
 class _Version(argparse.Action):
@@ -172,6 +181,8 @@ def _end_without_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -
         if not remedy and Path(word).suffix == ".py":
             remedy = f" To run a program, write `torch-promote run {shlex.join(argv)}`."
         parser.error(f"{word!r} is not a command.{remedy}{legal}")
+    if word.partition("=")[0] not in parser._option_string_actions:
+        parser.error(f"unrecognized arguments: {word}")
     parser.parse_args(argv)
     parser.error(f"name a COMMAND before its options. Legal: {', '.join(COMMANDS)}")
 

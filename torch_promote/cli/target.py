@@ -151,9 +151,12 @@ def _place_of(text: str) -> tuple[str, str]:
     """Returns the file or module of a target, and the function in it."""
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
+        example = text.removesuffix("()")
+        if ":" not in example:
+            example = f"{example if example.endswith('.py') or example.isidentifier() else 'train.py'}:make"
         raise OptionError(
             f"TARGET {text!r}: name a file or module and a function in it that returns (model, step), such as "
-            f"{text if text.endswith('.py') else 'train.py'}:make."
+            f"{example}. `torch-promote compare --help` shows such a function."
         )
     if _is_file(place) and not os.path.isfile(place):
         raise OptionError(f"TARGET: there is no file {place!r}.{closest_files(place, '.py')}")

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch_promote.cli.output import closest_files, say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
+from torch_promote.recording import SUFFIX
 
 if TYPE_CHECKING:
     from torch_promote.numerics.traced_process import Record, Request
@@ -85,10 +86,9 @@ def check(arguments: argparse.Namespace) -> None:
     if word in ("-m", "-c") and len(arguments.program) == 1:
         raise OptionError(f"{word} needs {'a module' if word == '-m' else 'code'} after it.")
     if is_script and not os.path.exists(word):
-        remedy = f"For a module, write -m {word.removesuffix('.py')}."
-        if getattr(arguments, "crosscheck", None) and word in ("dtype", "bits"):
-            remedy = f"To check {word}, write --crosscheck={word}."
-        raise OptionError(f"there is no file {word!r} to run.{closest_files(word, '.py')} {remedy}")
+        raise OptionError(f"there is no file {word!r} to run.{closest_files(word, '.py')}{_what_to_run(arguments)}")
+    if is_script and word.endswith(SUFFIX):
+        raise OptionError(f"{word!r} is a recording, not a program. To see it: `torch-promote trace --read {word}`.")
     if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
         raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
     if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
@@ -141,6 +141,20 @@ def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str], s
     if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
         options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore
     return [sys.executable, *options, *arguments.program], variables, info
+
+
+def _what_to_run(arguments: argparse.Namespace) -> str:
+    """Returns what to write instead of a program that does not exist."""
+    word, *more = arguments.program
+    script, colon, _ = word.partition(":")
+    if getattr(arguments, "crosscheck", None) and word in ("dtype", "bits"):
+        return f" To check {word}, write --crosscheck={word}."
+    if word in ("python", "python3") and more:
+        return f" Leave {word} out."
+    if colon and os.path.exists(script):
+        return f" Name the file alone, {script}, which runs as a program. `compare` and `tune` call a function of it."
+    is_module = all(part.isidentifier() for part in word.removesuffix(".py").split("."))
+    return f" For a module, write -m {word.removesuffix('.py')}." if is_module else ""
 
 
 def _behind(arguments: argparse.Namespace) -> list[str]:

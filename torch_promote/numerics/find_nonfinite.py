@@ -228,7 +228,9 @@ class NonfiniteReport(Report):
         return [*lines, "To keep them: scale the loss (torch.amp.GradScaler), or use bfloat16 in place of float16."]
 
     def _clean(self) -> str:
+        threads = sum(one.number for one in self.not_seen if one.kind == "threads")
         clean = f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
+        clean += f"; threads that were not checked: {threads:,}" if threads else ""
         if self._seen.zero_gradients is not None:
             step, zeros, count = self._seen.zero_gradients
             of = (

@@ -369,6 +369,7 @@ class Policy:
             (each for each in found if each.mine != each.theirs), (first or "this policy", second or "the other")
         )
 
+    @explains_arguments
     def lookup(self, op: object, device_type: DeviceType | str) -> Value | None:
         """Returns the policy of an op on a device type.
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, overload
 
-from torch_promote.errors import OptionError, check_path, explains_arguments
+from torch_promote.errors import OptionError, check_path, explains_arguments, shown
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
@@ -85,6 +85,7 @@ class TraceReport(Recording, Report):
     FORMAT: ClassVar[str] = "torch_promote trace"
     VERSION: ClassVar[int] = 3
 
+    @explains_arguments
     def explain(self, pattern: str) -> Explanation:
         """Explains the calls of a module, an op or a line: dtypes, casts, policies, and suggested changes.
 
@@ -188,9 +189,11 @@ class TraceReport(Recording, Report):
 
     def _verdict(self) -> str:
         total = self._total_of_model()
-        if not total.calls:
-            return "Only optimizers called ops." if self.total.calls else "No call was recorded."
+        threads = sum(one.number for one in self.not_seen if one.kind == "threads")
         raised = f" Calls that raised: {total.errors:,}." if total.errors else ""
+        raised += f" Threads that were not traced: {threads:,}." if threads else ""
+        if not total.calls:
+            return f"{'Only optimizers called ops.' if self.total.calls else 'No call was recorded.'}{raised}"
         having = total.policies.total()
         if not having and (total.rules[COMPILED] or any(one.kind == "compiled" for one in self.not_seen)):
             return (
@@ -495,7 +498,7 @@ def diff(a: Recorded, b: Recorded, *, match: bool = False, tolerance: float | No
     found = []
     for one in (a, b):
         if not isinstance(one, TraceReport | str | os.PathLike):
-            raise OptionError(f"diff() expects reports of trace(), or the files of recordings, got {one!r}.")
+            raise OptionError(f"diff() expects reports of trace(), or the files of recordings, got {shown(one)}.")
         found.append(one if isinstance(one, TraceReport) else TraceReport.load(one))
     if match:
         return match_recordings(found[0], found[1], tolerance)

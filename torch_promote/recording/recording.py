@@ -7,11 +7,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 
-from torch_promote.errors import OptionError
+from torch_promote.errors import OptionError, did_you_mean, explains_arguments, shown
 from torch_promote.extension import fork_safe_lock
 from torch_promote.observe.call import FALLBACK, Argument, Call, Cast, Phase, TensorInfo, Unseen
 from torch_promote.recording.values import NonfiniteValues, Values
@@ -315,6 +315,7 @@ Place: TypeAlias = tuple[str, str, str]
 class Calls(_TableList[Call]):
     """A list of calls that can be filtered, and that is printed and shown as a table."""
 
+    @explains_arguments
     def where(
         self,
         *,
@@ -335,6 +336,9 @@ class Calls(_TableList[Call]):
             policy: The policy's name: "fp32", "lower_precision_fp", "float16".
             casting: Whether casts were made or reused.
 
+        Raises:
+            OptionError: A condition is not a str, or there is no such phase. It is a ValueError.
+
         Example:
             >>> import torch_promote as tp
             >>> with tp.trace() as report, tp.my_autocast("cpu"):
@@ -342,6 +346,13 @@ class Calls(_TableList[Call]):
             >>> [call.op for call in report.calls.where(policy="lower_precision_fp")]
             ['aten::mm']
         """
+        for name, asked in {"op": op, "module": module, "line": line, "phase": phase, "policy": policy}.items():
+            if not isinstance(asked, str | None):
+                raise OptionError(f"{name} is a str or None, got {shown(asked)} of type {type(asked).__name__}.")
+        phases = get_args(Phase)
+        if phase is not None and phase not in phases:
+            hint = did_you_mean(phase, phases, 1)
+            raise OptionError(f"there is no phase {phase!r}.{hint} Legal: {', '.join(map(repr, phases))}.")
 
         def meets(call: Call) -> bool:
             return (

@@ -37,6 +37,7 @@ from torch_promote.errors import (
     check_decorated,
     check_flag,
     did_you_mean,
+    explains_arguments,
     refuse_arguments,
 )
 from torch_promote.extension import DTYPE_NUMBERS, DeviceSpec, RegionSpec, fork_safe_lock, numbered, register_change
@@ -467,6 +468,7 @@ def cache_info() -> CacheInfo:
     return cast(CacheInfo, _C.cache_info())
 
 
+@explains_arguments
 def clear_cache() -> None:
     """Drops all casts of the process: of every thread, of suspended regions, and those that outlive regions.
 

@@ -454,6 +454,7 @@ def install(
     return installation
 
 
+@explains_arguments
 def installed() -> Installation | None:
     """Returns the handle of the installation that is in force, or None. Its `remove()` undoes it.
 

@@ -303,7 +303,9 @@ def _no_match(names: Mapping[nn.Module, list[str]], key: Key) -> str:
     kinds = {kind.__name__ for module in names for kind in type(module).__mro__[:-1]}
     if not isinstance(key, str) or _is_class(key):
         asked = key.removeprefix(OF_CLASS) if isinstance(key, str) else key.__name__
-        return f"no module of the model is of type {asked}.{did_you_mean(asked, sorted(kinds))}"
+        types = sorted({type(module).__name__ for module in names})
+        legal = ", ".join(types[:_NAMES_SHOWN]) + ", ..." * (len(types) > _NAMES_SHOWN)
+        return f"no module of the model is of type {asked}.{did_you_mean(asked, sorted(kinds))} Its types: {legal}."
     name = key.rpartition(".")[2]
     of_nn = isinstance(own := getattr(nn, name, None), type) and issubclass(own, nn.Module)
     if of_nn or name in kinds:
