@@ -50,10 +50,23 @@ CPU = Options("cpu")
 # --- entries
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("fake-cuda", marks=pytest.mark.slow)])
-def test_every_row_with_a_policy_is_reached_and_agrees(device: str) -> None:
-    options = Options(device, dtypes=("float32",))
-    results = [run_entry(Entry(row.name, "row"), options) for row in ROWS if listed(row, options.device_type)]
+@pytest.mark.parametrize(
+    ("device", "lower"),
+    [
+        *(("cpu", "bfloat16"), ("fake-cuda", "float16"), ("fake-mps", "float16")),
+        *(pytest.param(device, "bfloat16", marks=pytest.mark.slow) for device in ("fake-cuda", "fake-xpu")),
+        pytest.param("cpu", "float16", marks=pytest.mark.slow),
+    ],
+)
+def test_every_row_with_a_policy_is_reached_and_agrees(device: str, lower: str) -> None:
+    """Ours with stock, and both with the reference. On MPS: the rows whose policy there is not that of CUDA."""
+    options = Options(device, autocast_dtype=lower)
+    own = options.device_type
+    rows = [row for row in ROWS if listed(row, own)]
+    if own == "mps":
+        rows = [row for row in rows if row.mps is not row.cuda]
+    results = [run_entry(Entry(row.name, "row"), options) for row in rows]
+    assert results
     assert [result.entry.name for result in results if result.entry.name not in result.rows] == []
     assert [mismatch.text for result in results for mismatch in result.mismatches] == []
 

@@ -17,10 +17,10 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from helpers.casts import casts_made
 from helpers.override_effects import Kept, carry_out, full_name
-from helpers.rows import ACCELERATORS, LOWER_DTYPES, ROWS, calls, listed, tensors_of
+from helpers.rows import ROWS, calls, listed
 from helpers.side_by_side import Bound, SeenOp, Watch
-from torch_promote.parity.samples import KINDS, MIXED
-from torch_promote.policy.op_table import CastPolicy, Row
+from torch_promote.parity.samples import MIXED
+from torch_promote.policy.op_table import CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, DeviceAutocast, autocast_plan
 
 # --- Carries out a plan by hand, with autocast off, and compares with a call in a region
@@ -99,61 +99,8 @@ def _refused_by_stock_alone(real: Seen, autocast: Autocast) -> bool:
     return autocast is tp.stock_autocast and real[1] is not None and real[1][1].startswith(_STOCK_PROMOTE)
 
 
-def check_row(row: Row, device: str, lower: torch.dtype, autocast: Autocast, *, fake: bool) -> None:
-    """Checks the row's sample calls in every kind of dtypes."""
-    for kind in KINDS:
-        for label, bound in calls(row, kind, lower, device, fake=fake):
-            plan = check_call(label, bound, device, lower, autocast, fake=fake)
-            assert plan.policy is row.policy(device), label
-            assert (plan.device, plan.then) == (device, None), label
-
-
 aten = torch.ops.aten
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-ON_CPU = [pytest.param(row, id=row.name) for row in ROWS if listed(row, "cpu")]
-#: The everyday run leaves the rows of XPU and MPS that have CUDA's policy to tests/dispatch/test_rows.py.
-ON_FAKE = [
-    pytest.param(
-        row,
-        device,
-        id=f"{row.name}-{device}",
-        marks=pytest.mark.slow if device != "cuda" and row.policy(device) is row.policy("cuda") else (),
-    )
-    for device in ACCELERATORS
-    for row in ROWS
-    if listed(row, device)
-]
-
-REGIONS = {"ours": tp.my_autocast, "stock": tp.stock_autocast}
-#: What makes the region, and its autocast dtype. The everyday run has one of them for each row, in turn.
-EVERYDAY = (("ours", torch.float16), ("stock", torch.bfloat16))
-
-
-def in_regions(rows: list[Any]) -> list[Any]:
-    """Each row with each kind of region and each dtype."""
-    return [
-        pytest.param(
-            *(*row.values, make, lower),
-            id=f"{kind}-{lower}-{row.id}",
-            marks=row.marks if (kind, lower) == EVERYDAY[number % 2] else pytest.mark.slow,
-        )
-        for (kind, make), lower in itertools.product(REGIONS.items(), LOWER_DTYPES)
-        for number, row in enumerate(rows)
-    ]
-
-
-@pytest.mark.parametrize(("row", "autocast", "lower"), in_regions(ON_CPU))
-def test_cpu_row(row: Row, lower: torch.dtype, autocast: Autocast) -> None:
-    check_row(row, "cpu", lower, autocast, fake=False)
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize(("row", "device", "autocast", "lower"), in_regions(ON_FAKE))
-def test_row_on_fake_tensors(row: Row, device: str, lower: torch.dtype, autocast: Autocast) -> None:
-    with tensors_of(fake=True):
-        check_row(row, device, lower, autocast, fake=True)
-
 
 CPU = AutocastState.region("cpu")
 CUDA = AutocastState.region("cuda")
