@@ -691,8 +691,8 @@ class NonfiniteFinder:
             if path not in watched.outs
         )
         outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
-        place = verdict.inner, inputs, outputs, verdict.argument, name
-        return NonfiniteOrigin(call, verdict.kind, *place, text=text, step=self._steps)
+        found_in = verdict.inner, inputs, outputs, verdict.argument, name
+        return NonfiniteOrigin(call, verdict.kind, *found_in, text=text, step=self._steps)
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
