@@ -41,9 +41,10 @@ examples:
   torch-promote find-nan --fix mine.toml train.py
                                                  run it again with each cure
 
-Masks with -inf and steps that GradScaler skips are no alarm, but listed as
-benign, with the number of skipped steps and a scale that would do. Each rank
-writes a file of its own, such as nan.rank1.json.
+Masks with -inf, values that the program replaces and steps that GradScaler
+skips are no alarm, but listed as benign, with the number of skipped steps and
+a scale that would do. Each rank writes a file of its own, such as
+nan.rank1.json.
 
 exit status: the program's, if it is not 0. 1 if an origin was found, GradScaler
 skipped all steps, or the program left no report. 2 if the command line is

@@ -670,9 +670,9 @@ class NonfiniteFinder:
         if text and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
         if verdict.kind == "mathematics":
-            place = "origin", call.name, call.module, call.line
-            self._looks[place] += 1
-            found = self._find_loss(watched) if self._looks[place] <= _MOST_LOOKS else (_OFTEN,)
+            here = "origin", call.name, call.module, call.line
+            self._looks[here] += 1
+            found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, Loss):
                 self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
                 return NonfiniteOrigin(

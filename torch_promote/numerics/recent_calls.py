@@ -243,10 +243,9 @@ class RecentCalls:
                 for position, tensor in enumerate(results):
                     if not can_be_read(tensor):
                         return
-                    held = _hold(tensor, call.phase)
-                    one = _Kept(tensor.dtype, _memory_of(tensor), *held, _version(tensor), number, position)
-                    one.has_version = "pin_memory" not in facts.arguments
-                    kept.append(one)
+                    held, is_shared = _hold(tensor, call.phase), "pin_memory" not in facts.arguments
+                    of = _memory_of(tensor), *held, _version(tensor), number, position, is_shared
+                    kept.append(_Kept(tensor.dtype, *of))
             recent = RecentCall(facts, args, call, kept, number, node=node_number(call.phase))
             # Of arguments that a call writes to, it keeps copies.
             if facts.writes or (call.phase in _KEEPING and not facts.shares):
