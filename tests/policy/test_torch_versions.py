@@ -183,8 +183,8 @@ def test_two_versions_and_a_file(capsys: Capture, tmp_path: Path, monkeypatch: p
     assert_expected_inline(
         shown(capsys, "--diff", "torch-2.11", "torch-2.12", *only, status=1),
         """\
-op        device  torch-2.11   torch-2.12
-rms_norm  cuda    fallthrough  fp32
+op        devices  torch-2.11   torch-2.12
+rms_norm  cuda     fallthrough  fp32
 
 torch-2.11 compared with torch-2.12. differences: 1, ops: 1.
 """,
