@@ -27,8 +27,10 @@ from rich.table import Table
 import torch_promote as tp
 
 PACKAGE = str(Path(tp.__file__).parent)
-#: The type of a field that makes a class a record of a call, and how many such classes there may be.
-OF_A_CALL = re.compile(r"(?:Open|Casting|Kept|Recent|Watched|_)?Call(?: \| None)?|Expectation(?: \| None)?")
+#: The fields that make a class a record of a call, with their types, and how many such classes there may be.
+OF_A_CALL = re.compile(
+    r"(?:a|around|call|expectation|one|outer): (?:(?:Open|Casting|Kept|Recent|Watched|_)?Call|Expectation)(?: \| None)?"
+)
 MOST_RECORDS = 20
 
 
@@ -105,7 +107,7 @@ def records_of_a_call() -> list[str]:
                 annotated = [one for one in node.body if isinstance(one, ast.AnnAssign)]
                 fields = {ast.unparse(one.target): ast.unparse(one.annotation) for one in annotated}
                 has_arguments = fields.get("args") == "list[Any]" or {"op", "arguments"} <= fields.keys()
-                is_one = any(map(OF_A_CALL.fullmatch, fields.values())) or has_arguments
+                is_one = any(OF_A_CALL.fullmatch(f"{name}: {kind}") for name, kind in fields.items()) or has_arguments
                 if is_one or any(f"{file.stem}.{ast.unparse(base)}" in found for base in node.bases):
                     found[f"{file.stem}.{node.name}"] = f"{file.relative_to(PACKAGE)}: {node.name}"
     return sorted(found.values())

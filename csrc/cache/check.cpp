@@ -11,7 +11,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <chrono>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <unordered_map>

@@ -9,7 +9,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <iterator>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -140,6 +139,25 @@ void CastSet::insert(const CastRequest& wanted, std::shared_ptr<KeptCast> cast, 
   *place = std::move(cast);
 }
 
+template <class Test>
+void CastSet::take_weights(std::vector<std::shared_ptr<KeptCast>>& gone, const Test& test) {
+  for (auto it = weights_.begin(); it != weights_.end();) {
+    if (test(it->first, *it->second)) {
+      gone.push_back(std::move(it->second));
+      it = weights_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void CastSet::take_activations(std::vector<std::shared_ptr<KeptCast>>& gone) {
+  for (auto& cast : activations_) {
+    gone.push_back(std::exchange(cast, nullptr));
+  }
+  next_activation_ = 0; // the next region fills the places in order, and the oldest has to go first
+}
+
 // Takes out the casts of dead tensors: of activations at once, of weights when their number has doubled. When a new
 // capture begins, also those of earlier captures.
 void CastSet::sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& gone) {
@@ -152,16 +170,11 @@ void CastSet::sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& go
   if (weights_.size() < sweep_at_ && !captures) {
     return;
   }
-  for (auto it = weights_.begin(); it != weights_.end();) {
-    const bool dead = it->second->is_dead();
-    if (dead || (captures && it->first.capture != 0)) {
-      dropped += dead ? 1 : 0;
-      gone.push_back(std::move(it->second));
-      it = weights_.erase(it);
-    } else {
-      ++it;
-    }
-  }
+  take_weights(gone, [&](const Key& key, const KeptCast& cast) {
+    const bool dead = cast.is_dead();
+    dropped += dead ? 1 : 0;
+    return dead || (captures && key.capture != 0);
+  });
   sweep_at_ = 2 * weights_.size() + kFirstSweep;
 }
 
@@ -175,27 +188,14 @@ void CastSet::drop_all(uint64_t ended) {
   }
   weights_.clear(); // keeps its memory: the next region casts about as many weights
   sweep_at_ = kFirstSweep;
-  for (auto& cast : activations_) {
-    gone.push_back(std::exchange(cast, nullptr));
-  }
-  next_activation_ = 0; // the next region fills the places in order, and the oldest has to go first
+  take_activations(gone);
 }
 
 void CastSet::drop_beyond_stock() {
   std::vector<std::shared_ptr<KeptCast>> gone;
   const Lock lock(casts_mutex());
-  for (auto it = weights_.begin(); it != weights_.end();) {
-    if (it->second->kind() != Kind::trainable) {
-      gone.push_back(std::move(it->second));
-      it = weights_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-  for (auto& cast : activations_) {
-    gone.push_back(std::exchange(cast, nullptr));
-  }
-  next_activation_ = 0; // as in drop_all
+  take_weights(gone, [](const Key& /*key*/, const KeptCast& cast) { return cast.kind() != Kind::trainable; });
+  take_activations(gone);
 }
 
 void CastSet::take_memory(std::vector<CastMemory>& gone) {

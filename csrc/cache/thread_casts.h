@@ -118,6 +118,9 @@ class CastSet {
   std::shared_ptr<KeptCast> find_activation(const CastRequest& wanted);
   void drop_all(uint64_t ended);
   void sweep(uint64_t capture, std::vector<std::shared_ptr<KeptCast>>& gone);
+  template <class Test>
+  void take_weights(std::vector<std::shared_ptr<KeptCast>>& gone, const Test& test);
+  void take_activations(std::vector<std::shared_ptr<KeptCast>>& gone);
 
   Weights weights_;
   Activations activations_;

@@ -118,7 +118,8 @@ class CastBackward final : public Node, public Pooled<CastBackward> {
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    return {grads[0].defined() ? as_source(grads[0]) : at::Tensor()};
+    const at::Tensor& grad = grads[0];
+    return {grad.defined() && grad.scalar_type() != dtype_ ? cast(grad, dtype_) : grad};
   }
   std::string name() const override {
     return "CastBackward";
@@ -131,10 +132,6 @@ class CastBackward final : public Node, public Pooled<CastBackward> {
   }
 
  private:
-  at::Tensor as_source(const at::Tensor& grad) const {
-    return grad.scalar_type() == dtype_ ? grad : cast(grad, dtype_);
-  }
-
   at::ScalarType dtype_;
 };
 

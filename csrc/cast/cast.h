@@ -68,18 +68,11 @@ inline at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype) {
 }
 
 // torch::autograd::Node is held by shared_ptr in PyTorch 2.11 and by intrusive_ptr in later releases.
-template <class Pointer>
-struct WeakOf;
-template <class T>
-struct WeakOf<std::shared_ptr<T>> {
-  using type = std::weak_ptr<T>;
-};
-template <class T>
-struct WeakOf<c10::intrusive_ptr<T>> {
-  using type = c10::weak_intrusive_ptr<T>;
-};
 using NodePtr = std::decay_t<decltype(std::declval<torch::autograd::Edge>().function)>;
-using WeakNode = WeakOf<NodePtr>::type;
+using WeakNode = std::conditional_t<
+    std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>,
+    std::weak_ptr<torch::autograd::Node>,
+    c10::weak_intrusive_ptr<torch::autograd::Node>>;
 
 // Consumes and returns the sequence number of this thread's next node.
 uint64_t next_sequence_nr();

@@ -20,10 +20,6 @@ namespace {
 template <class Arg>
 constexpr bool is_tensor_list = std::is_same_v<std::decay_t<Arg>, at::TensorList>;
 
-bool autocast_is_off() {
-  return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kStockKeys);
-}
-
 // Boxing a call costs more than applying a rule to operands of one dtype. Ops with the common arithmetic signatures
 // therefore have a typed kernel, which boxes only calls that are not plain.
 template <class Signature>
@@ -44,12 +40,12 @@ class TypedKernel<Result(Args...)> {
       keep_if_traced(table);
       if (PlainCall(*op_, *table.promotion.rule).is_plain(args...)) {
         const Scoped inside(tls_promotion.only, &kNoIntegers);
+        std::optional<c10::impl::ExcludeDispatchKeyGuard> no_key;
         if constexpr ((is_tensor_list<Args> || ...)) {
           // On the CPU these ops call another op for each element. With autocast off, the kernels on kAutocastKey would
           // do nothing for those calls.
-          if (autocast_is_off()) {
-            const c10::impl::ExcludeDispatchKeyGuard no_key(kAutocastKey);
-            return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);
+          if (c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kStockKeys)) {
+            no_key.emplace(kAutocastKey);
           }
         }
         return handle_.redispatch(keys & kBelowAutocastKey, std::forward<Args>(args)...);

@@ -140,10 +140,8 @@ class TypedWrapper<kMayReturnArgument, WithDtype, Result(Args...)> {
   WithDtype* with_dtype_;
 };
 
-template <class T, class = void>
-struct IsComplete : std::false_type {};
 template <class T>
-struct IsComplete<T, std::void_t<decltype(sizeof(T))>> : std::true_type {};
+concept Complete = requires { sizeof(T); };
 
 template <bool kMayReturnArgument, class WithDtype, class Result, class... Args>
 torch::CppFunction make_wrapper(
@@ -158,7 +156,7 @@ struct NoDtype {
 
 template <OpEntry entry, class Op, class WithDtype = NoDtype>
 void register_entry(torch::Library& library) {
-  if constexpr (IsComplete<Op>::value) {
+  if constexpr (Complete<Op>) {
     auto* const with_dtype = WithDtype::call;
     library.impl(
         op_entries()[static_cast<size_t>(entry)].overload_name().c_str(),

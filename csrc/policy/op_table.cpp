@@ -10,18 +10,6 @@
 
 namespace torch_promote {
 
-namespace {
-
-// ROW's fifth argument is optional; this is its value or "".
-constexpr const char* first_or_empty(const char* value = "") {
-  return value;
-}
-
-#define TORCH_PROMOTE_STRINGIZE_IMPL(x) #x
-#define TORCH_PROMOTE_STRINGIZE(x) TORCH_PROMOTE_STRINGIZE_IMPL(x)
-
-} // namespace
-
 std::string OpEntryInfo::overload_name() const {
   return *overload == '\0' ? op : std::string(op) + "." + overload;
 }
@@ -44,20 +32,13 @@ void PolicyTable::put(Device device, OpNumber op, PolicyByte policy) {
 
 const std::array<OpEntryInfo, kNumOpEntries>& op_entries() {
   static const std::array<OpEntryInfo, kNumOpEntries> entries = {{
-#define ROW(op, overload, cpu, cuda, xpu, mps, ...)                          \
-  OpEntryInfo{                                                               \
-      #op,                                                                   \
-      #overload,                                                             \
-      {CastPolicy::cpu, CastPolicy::cuda, CastPolicy::xpu, CastPolicy::mps}, \
-      first_or_empty(__VA_OPT__(TORCH_PROMOTE_STRINGIZE(__VA_ARGS__)))},
+#define ROW(op, overload, cpu, cuda, xpu, mps, ...) \
+  OpEntryInfo{#op, #overload, {CastPolicy::cpu, CastPolicy::cuda, CastPolicy::xpu, CastPolicy::mps}, #__VA_ARGS__},
 #include "op_policies.def"
 #undef ROW
   }};
   return entries;
 }
-
-#undef TORCH_PROMOTE_STRINGIZE
-#undef TORCH_PROMOTE_STRINGIZE_IMPL
 
 const PolicyTable& stock_policy_table() {
   static const PolicyTable table = [] {

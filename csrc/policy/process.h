@@ -18,8 +18,6 @@ namespace torch_promote {
 class ForkSafeMutex : public std::mutex {
  public:
   ForkSafeMutex();
-  ForkSafeMutex(const ForkSafeMutex&) = delete;
-  ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
 };
 
 using Lock = std::lock_guard<std::mutex>;
@@ -50,7 +48,6 @@ class Scoped {
  public:
   Scoped(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
   Scoped(const Scoped&) = delete;
-  Scoped& operator=(const Scoped&) = delete;
   ~Scoped() {
     variable_ = before_;
   }

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace torch_promote {
 
@@ -46,24 +45,6 @@ c10::Scalar in_kind_of(ScalarType dtype, const c10::Scalar& scalar) {
     default: // floating: no number raises a complex dtype
       return scalar.toComplexDouble().real();
   }
-}
-
-Operand operand_of(const at::Tensor& tensor) {
-  Operand operand;
-  operand.tensor = &tensor;
-  operand.dtype = tensor.scalar_type();
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    operand.number = number_of_dtype(operand.dtype);
-  }
-  return operand;
-}
-
-Operand operand_of(const c10::Scalar& scalar) {
-  Operand operand;
-  operand.scalar = &scalar;
-  operand.dtype = scalar.type();
-  operand.number = number_of_dtype(operand.dtype);
-  return operand;
 }
 
 // Whether the data of a wrapped number may be read.
@@ -565,6 +546,24 @@ InsideOp::InsideOp(const PromotingOp& op, const Stack& stack) {
     integers_ = arguments.integers();
     scoped_.emplace(tls_promotion.only, integers_.empty() ? &kNoIntegers : &integers_);
   }
+}
+
+Operand operand_of(const at::Tensor& tensor) {
+  Operand operand;
+  operand.tensor = &tensor;
+  operand.dtype = tensor.scalar_type();
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    operand.number = number_of_dtype(operand.dtype);
+  }
+  return operand;
+}
+
+Operand operand_of(const c10::Scalar& scalar) {
+  Operand operand;
+  operand.scalar = &scalar;
+  operand.dtype = scalar.type();
+  operand.number = number_of_dtype(operand.dtype);
+  return operand;
 }
 
 std::optional<c10::Scalar> Operand::value() const {

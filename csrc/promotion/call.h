@@ -106,6 +106,9 @@ struct Operand {
 
 using Operands = std::vector<Operand>;
 
+Operand operand_of(const at::Tensor& tensor);
+Operand operand_of(const c10::Scalar& scalar);
+
 // The type of a Python number that a Scalar or a tensor of this dtype holds.
 inline Number number_of_dtype(c10::ScalarType dtype) {
   if (c10::isComplexType(dtype)) {

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,9 +86,6 @@ class Promotion {
       c10::ScalarType default_dtype,
       PromotionTables tables);
   Promotion(const Promotion&) = delete;
-  Promotion& operator=(const Promotion&) = delete;
-  Promotion(Promotion&&) = delete;
-  Promotion& operator=(Promotion&&) = delete;
 
   const uint32_t number; // from 1
   const std::string name;

@@ -8,7 +8,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -73,11 +72,6 @@ auto call_observer(const Function& function) {
 
 // toPyObject reads the data of a number that is wrapped in a tensor. In torch.func.grad, an in-place op gets such a
 // number inside a functorch wrapper, which has no data.
-bool is_number_in_wrapper(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
-         tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
-}
-
 c10::IValue without_wrapper(const at::Tensor& tensor) {
   tensor.unsafeGetTensorImpl()->set_wrapped_number(false);
   const py::object wrapper = torch::jit::toPyObject(tensor);
@@ -103,7 +97,8 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& type) {
         break;
     }
   }
-  if (value.isTensor() && is_number_in_wrapper(value.toTensor())) {
+  if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
+      value.toTensor().key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
     return to_python(without_wrapper(value.toTensor()), type);
   }
   return torch::jit::toPyObject(value);
@@ -192,14 +187,11 @@ struct Reference {
 };
 
 py::object observer_of_this_thread() {
-  if (!at::impl::ThreadLocalPythonObjects::contains(kObserverName)) {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  if (!Objects::contains(kObserverName) || Objects::get(kObserverName) == nullptr) {
     return py::none();
   }
-  const auto& holder = at::impl::ThreadLocalPythonObjects::get(kObserverName);
-  if (holder == nullptr) {
-    return py::none();
-  }
-  return py::reinterpret_borrow<py::object>(holder->ptr(getPyInterpreter()));
+  return py::reinterpret_borrow<py::object>(Objects::get(kObserverName)->ptr(getPyInterpreter()));
 }
 
 // Makes the same call under PyTorch's own autocast instead of ours. The observer does not see it.

@@ -15,12 +15,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace py = pybind11;
@@ -192,11 +194,7 @@ uint64_t digest_as(const at::Tensor& tensor) {
     });
     parts[static_cast<size_t>(chunk)] = part;
   });
-  uint64_t digest = 0;
-  for (const uint64_t part : parts) {
-    digest += part;
-  }
-  return digest;
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
 }
 
 void check_memory(const at::Tensor& tensor) {
@@ -234,26 +232,14 @@ bool is_measurable(const at::Tensor& tensor) {
 // --- Statistics and sketch of floating point numbers, given by their bits
 
 template <class Word>
-struct Format;
-
-template <>
-struct Format<uint32_t> {
-  using Float = float;
-  static constexpr int kMantissa = 23;
-  static constexpr uint32_t kMagnitude = 0x7FFFFFFF;
-  static constexpr uint32_t kInfinity = 0x7F800000;
-  static constexpr size_t kExponents = 256;
-  using Exponent = uint8_t;
-};
-
-template <>
-struct Format<uint64_t> {
-  using Float = double;
-  static constexpr int kMantissa = 52;
-  static constexpr uint64_t kMagnitude = 0x7FFFFFFFFFFFFFFF;
-  static constexpr uint64_t kInfinity = 0x7FF0000000000000;
-  static constexpr size_t kExponents = 2048;
-  using Exponent = uint16_t;
+struct Format {
+  static constexpr bool kDouble = sizeof(Word) == 8;
+  using Float = std::conditional_t<kDouble, double, float>;
+  using Exponent = std::conditional_t<kDouble, uint16_t, uint8_t>;
+  static constexpr int kMantissa = kDouble ? 52 : 23;
+  static constexpr size_t kExponents = kDouble ? 2048 : 256;
+  static constexpr Word kMagnitude = std::numeric_limits<Word>::max() >> 1;
+  static constexpr Word kInfinity = static_cast<Word>(kExponents - 1) << kMantissa;
 };
 
 constexpr size_t kLanes = 8;
@@ -271,18 +257,13 @@ struct Part {
   void add(const Part& other) {
     largest = std::max(largest, other.largest);
     smallest = std::min(smallest, other.smallest);
-    for (size_t i = 0; i < kBounds; ++i) {
-      above[i] += other.above[i];
-    }
-    for (size_t i = 0; i < exponents.size(); ++i) {
-      exponents[i] += other.exponents[i];
-    }
-    for (size_t i = 0; i < kLanes; ++i) {
-      squares[i] += other.squares[i];
-    }
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      buckets[i] += other.buckets[i];
-    }
+    const auto add_each = [](auto& to, const auto& from) {
+      std::transform(to.begin(), to.end(), from.begin(), to.begin(), std::plus<>());
+    };
+    add_each(above, other.above);
+    add_each(exponents, other.exponents);
+    add_each(squares, other.squares);
+    add_each(buckets, other.buckets);
   }
 };
 
@@ -380,7 +361,7 @@ VECTORIZED int64_t count_equal(const Exponent* exponents, Exponent asked) {
     }
   }
   int64_t sum = 0;
-  for (const Exponent one : found) {
+  for (const Exponent one : found) { // inlined here, unlike std::accumulate
     sum += one;
   }
   return sum;
@@ -561,9 +542,7 @@ py::bytes measure_as(
     }
     const auto used = static_cast<size_t>(std::min(numel, kRow)); // a shorter tensor has no second row
     project(total->buckets.data(), used, tables().projections.data(), sketch);
-    for (const double lane : total->squares) {
-      squares += lane;
-    }
+    squares = std::accumulate(total->squares.begin(), total->squares.end(), 0.0);
   }
   const auto& counts = total->exponents;
   const auto used = [](int64_t number) { return number != 0; };

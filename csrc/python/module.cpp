@@ -191,12 +191,8 @@ void add_promotion(py::module_& m) {
   // Whether that rule acts on a call with these operands; see NOTE [ Composite calls ] in promotion/call.h.
   m.def("promotion_acts_on", [](const std::vector<at::Tensor>& tensors) {
     Operands operands(tensors.size());
-    std::transform(tensors.begin(), tensors.end(), operands.begin(), [](const at::Tensor& tensor) {
-      Operand operand;
-      operand.tensor = &tensor;
-      operand.dtype = tensor.scalar_type();
-      return operand;
-    });
+    std::transform(
+        tensors.begin(), tensors.end(), operands.begin(), [](const at::Tensor& tensor) { return operand_of(tensor); });
     return acts_on_operands(operands);
   });
   // A hash of the current promotion rule, the same in every process; 0 for none.

@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -169,7 +168,7 @@ PyObject* py_enter_region(PyObject* /*module*/, PyObject* const* args, Py_ssize_
 // Python's error set.
 long exit(PyObject* owner) {
   try {
-    if (!exit_region(owner_of(owner)).has_value()) {
+    if (!exit_region(owner_of(owner))) {
       return kNotOpen;
     }
   } catch (const std::exception&) { // GCOVR_EXCL_START: out of memory

@@ -53,9 +53,6 @@ struct Thread {
   std::vector<Frame> frames; // outermost first
   Slots slots_outside;       // the fingerprint's slots before the first open region that writes them
 
-  Thread() = default;
-  Thread(const Thread&) = delete;
-  Thread& operator=(const Thread&) = delete;
   ~Thread() {
     tls_policy = nullptr; // which an open region of the thread held
   }
@@ -63,14 +60,6 @@ struct Thread {
 
 Thread& thread() {
   return of_this_thread<Thread>();
-}
-
-// The first slot belongs to our own key. Regions set its enabled flag, so only its dtype is written here.
-void write_slots(const Slots& slots) {
-  at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
-  for (size_t slot = 1; slot < slots.size(); ++slot) {
-    slots[slot].write(kSlots[slot]);
-  }
 }
 
 } // namespace
@@ -114,7 +103,11 @@ void put_policy(const PolicyTable* policy, bool in_slots) {
       }
     }
   }
-  write_slots(slots);
+  // The first slot belongs to our own key. Regions set its enabled flag, so only its dtype is written here.
+  at::autocast::set_autocast_dtype(kSlots[0], slots[0].dtype);
+  for (size_t slot = 1; slot < slots.size(); ++slot) {
+    slots[slot].write(kSlots[slot]);
+  }
 }
 
 // Our key is on if autocast is on for a device, and under overrides, which also apply to regions of torch.autocast
@@ -148,11 +141,7 @@ void leave_nesting(const Frame& frame) {
 
 // To be called after each change of the open regions.
 void put_flags(const std::vector<Frame>& frames) {
-  bool region_open = false;
-  for (const Frame& frame : frames) {
-    region_open |= frame.is_autocast();
-  }
-  tls_region_open = region_open;
+  tls_region_open = std::any_of(frames.begin(), frames.end(), [](const Frame& frame) { return frame.is_autocast(); });
   tls_promotion.graph_task = frames.empty() ? -1 : frames.back().graph_task;
 }
 
@@ -176,15 +165,14 @@ void restore(const Frame& frame) {
   }
 }
 
-// Ends the innermost region of the thread, and returns what it was.
-Frame end_innermost() {
+// Ends the innermost region of the thread.
+void end_innermost() {
   auto& frames = open_frames();
-  Frame frame = std::move(frames.back());
+  const Frame frame = std::move(frames.back());
   frames.pop_back();
   put_flags(frames);
   restore(frame);
   leave_nesting(frame);
-  return frame;
 }
 
 // Recomputes the policies of the frames from `first` on, and returns the innermost one. `before` is the policy that the
@@ -201,9 +189,9 @@ const PolicyTable* recompose(std::vector<Frame>& frames, size_t first, const Pol
 }
 
 // Ends a region while regions that were opened later are still open.
-Frame end_below(size_t position) {
+void end_below(size_t position) {
   auto& frames = open_frames();
-  Frame frame = std::move(frames[position]);
+  const Frame frame = std::move(frames[position]);
   frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(position));
   put_flags(frames);
   // The state that the ended region would have restored passes to the next region that changes the same state. If there
@@ -239,7 +227,6 @@ Frame end_below(size_t position) {
   put_key(keys, policy);
   keys.write();
   leave_nesting(frame);
-  return frame;
 }
 
 } // namespace
@@ -273,7 +260,7 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   put_flags(frames);
 
   spec.for_each_named([&](size_t i) {
-    const RegionSpec::PerDevice& wanted = spec.devices[i];
+    const DeviceState& wanted = spec.devices[i];
     const auto device = static_cast<Device>(i);
     keys.enable(device, wanted.enabled);
     if (wanted.dtype != frame.before.devices[i].dtype) {
@@ -295,20 +282,25 @@ void enter_region(const void* owner, const RegionSpec& unpacked) {
   }
 }
 
-std::optional<Frame> exit_region(const void* owner) {
+bool exit_region(const void* owner) {
   auto& frames = open_frames();
   if (!frames.empty() && frames.back().owner == owner) { // the usual case
-    return end_innermost();
+    end_innermost();
+    return true;
   }
   const auto mine = [owner](const Frame& frame) { return frame.owner == owner; };
   if (std::none_of(frames.begin(), frames.end(), mine)) {
-    return std::nullopt;
+    return false;
   }
   while (owner != kGraphOwner && frames.back().owner == kGraphOwner) {
     end_innermost();
   }
-  const auto from_top = std::find_if(frames.rbegin(), frames.rend(), mine);
-  return from_top == frames.rbegin() ? end_innermost() : end_below(static_cast<size_t>(frames.rend() - from_top) - 1);
+  if (frames.back().owner == owner) {
+    end_innermost();
+  } else {
+    end_below(static_cast<size_t>(frames.rend() - std::find_if(frames.rbegin(), frames.rend(), mine)) - 1);
+  }
+  return true;
 }
 
 const void* innermost_promotion_region() {
@@ -389,7 +381,9 @@ void resume(const Suspended& regions) {
   if (regions.casts != nullptr) {
     put_casts(*regions.casts);
   }
-  inside.write_key();
+  ThreadKeys keys = ThreadKeys::read();
+  keys.put_ours(inside.key_included, inside.key_excluded);
+  keys.write();
   at::autocast::set_autocast_cache_enabled(inside.cache_enabled);
   if (changes_policy) {
     put_policy(policy, /*in_slots=*/true);
@@ -441,7 +435,7 @@ uint64_t RegionSpec::pack() const {
   }
   packed |= static_cast<uint64_t>(keeps_cache) << kKeepsCacheBit;
   for_each_named([&](size_t device) {
-    const PerDevice& wanted = devices[device];
+    const DeviceState& wanted = devices[device];
     const uint64_t field = static_cast<uint64_t>(wanted.dtype) | (1U << kNamedBit) |
                            (static_cast<uint64_t>(wanted.enabled) << kEnabledBit);
     packed |= field << (kBitsPerDevice * device);

@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace torch_promote {
@@ -47,23 +45,34 @@ struct PromotionState {
 
 inline constinit thread_local PromotionState tls_promotion;
 
+// The autocast state of one device type, PyTorch's or what a region asks for.
+struct DeviceState {
+  bool enabled = false;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+
+  static DeviceState read(c10::DeviceType type) {
+    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
+  }
+  void write(c10::DeviceType type) const {
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
+  bool operator==(const DeviceState& other) const = default;
+};
+
 // The settings of a region. Python and torch.compile hold them packed into 64 bits, as a constant;
 // torch_promote/extension.py packs and unpacks the same bits:
 //   bits 0..5 dtype, 6 named, 7 enabled for cpu; 8..15, 16..23, 24..31 the same for cuda, xpu, mps; 32 cache_enabled;
 //   33..34 cache mode: 0 not given, else 1 + CacheMode; 35 keeps_cache; 40..63 change.
 struct RegionSpec {
-  struct PerDevice {
-    bool enabled = false;
-    c10::ScalarType dtype = c10::ScalarType::Undefined;
-  };
-  std::array<PerDevice, kNumDevices> devices;
+  std::array<DeviceState, kNumDevices> devices;
   uint8_t named = 0; // the devices that the region sets, a bit for each
   bool cache_enabled = true;
   bool keeps_cache = false;            // leaves the cache flag as it is
   std::optional<CacheMode> cache_mode; // nullopt: keeps that of the region around it
   uint32_t change = 0;                 // the policy change's number in the registry
 
-  void put(size_t device, PerDevice wanted) {
+  void put(size_t device, DeviceState wanted) {
     devices[device] = wanted;
     named |= static_cast<uint8_t>(1U << device);
   }
@@ -80,21 +89,6 @@ struct RegionSpec {
 
   static RegionSpec unpack(uint64_t packed);
   uint64_t pack() const;
-};
-
-// PyTorch's autocast state of one device type.
-struct DeviceState {
-  bool enabled;
-  c10::ScalarType dtype;
-
-  static DeviceState read(c10::DeviceType type) {
-    return {at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)};
-  }
-  void write(c10::DeviceType type) const {
-    at::autocast::set_autocast_enabled(type, enabled);
-    at::autocast::set_autocast_dtype(type, dtype);
-  }
-  bool operator==(const DeviceState& other) const = default;
 };
 
 // The included and excluded dispatch keys of this thread, read and written once, because PyTorch's own functions look
@@ -165,11 +159,6 @@ struct ThreadState {
     state.nesting = nesting_depth();
     return state;
   }
-  void write_key() const {
-    ThreadKeys keys = ThreadKeys::read();
-    keys.put_ours(key_included, key_excluded);
-    keys.write();
-  }
 };
 
 // An open region. Its end restores the state of the devices that it names, and the cache mode if it sets one. It does
@@ -200,10 +189,9 @@ constexpr const void* kGraphOwner = nullptr;
 // Opens a region in this thread. `owner` identifies the object that opens it; it is compared, never dereferenced.
 void enter_region(const void* owner, const RegionSpec& spec);
 
-// Ends the innermost open region of `owner` in this thread, and returns it. Returns nullopt, and changes nothing, if
-// there is none. Regions that were opened later stay open, and the state afterwards is what they and the regions around
-// ask for.
-std::optional<Frame> exit_region(const void* owner);
+// Ends the innermost open region of `owner` in this thread. Returns false, and changes nothing, if there is none.
+// Regions that were opened later stay open, and the state afterwards is what they and the regions around ask for.
+bool exit_region(const void* owner);
 
 // The owner of the innermost open region of `promotion` in this thread, or null.
 const void* innermost_promotion_region();

@@ -73,10 +73,7 @@ def _matching(names: Iterable[str], pattern: str | None) -> list[str]:
 
 
 def _ops_of(policies: Sequence[Policy], pattern: str | None) -> list[str]:
-    """Returns the rows and the other ops of the policies that match; if there are none, other ops that do.
-
-    Without policies, it includes rows that do not exist in the running PyTorch.
-    """
+    """Returns the rows and the other ops of the policies that match; if there are none, other ops that do."""
     rows = [row.name for row in op_table() if not policies or schema_of(row) is not None]
     others = {overload for policy in policies for overload, _, _ in policy.changes}
     others |= {key for policy in policies for key, _ in entries_of(policy.modules) if key != KEY_OF_WHOLE}
@@ -267,10 +264,7 @@ def _drawn_left_out(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[st
 
 
 def _other_ops(pattern: str | None, devices: Sequence[str], policy: Policy | None) -> list[dict[str, Any]]:
-    """Returns what a region does with the ops that a name or pattern selects, none of which has a row.
-
-    Without a policy, the region has the default policy.
-    """
+    """Returns what a region does with the ops without a row that a name or pattern selects."""
     ops: dict[str, list[str]] = {}
     for overload in _find_ops(pattern):
         if overload not in rows_by_name():

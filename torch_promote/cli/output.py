@@ -186,10 +186,7 @@ def say(part: str | Report) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Shows progress on stderr while the block runs: a bar on a terminal, at most a line every 30 s elsewhere.
-
-    It yields a function to call after each step, with a remark to show. `quiet` prints no lines elsewhere.
-    """
+    """Shows progress on stderr while the block runs; yields what to call after each step, with a remark."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -82,10 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the program, and returns its exit status. Without --crosscheck, the program takes the place of this process.
-
-    See NOTE [ A fresh interpreter ] in user_program.py.
-    """
+    """Runs the program, and returns its exit status: see NOTE [ A fresh interpreter ] in user_program.py."""
     command, variables, info = prepare(arguments)
     variables["TORCH_PROMOTE_ERRORS"] = "1"
     if arguments.verbose:

@@ -108,14 +108,7 @@ def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) ->
 
 
 def say_next(arguments: argparse.Namespace, command: str, *options: str, policy: str | None = None) -> None:
-    """Says which command to type next: one that takes this one's target, or the program in the target's file.
-
-    Args:
-        arguments: Those of this command.
-        command: The next one.
-        options: More options of it.
-        policy: The policy under which it runs; None for the one in force.
-    """
+    """Says which command to type next, with options and a policy, for this one's target or what is in its file."""
     words, variable = ["torch-promote", command], ""
     if command in ("compare", "tune"):
         words += [arguments.target, *options]
@@ -169,11 +162,7 @@ def _is_file(place: str) -> bool:
 
 @contextlib.contextmanager
 def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
-    """Loads the target for a block, whose errors from the step become a `TargetError`.
-
-    The target's folder is on sys.path to the end of the block. What the target prints goes to stderr if stdout is for
-    JSON alone.
-    """
+    """Loads the target for a block: its folder is on sys.path, and errors of the step become a `TargetError`."""
     text = what = arguments.target
     place, name = _place_of(text)
     path, argv = list(sys.path), list(sys.argv)

@@ -247,10 +247,7 @@ class Outcome:
     records: Mapping[int, Record]  # by process
 
     def named(self) -> dict[str, Record]:
-        """Returns the records that count, by what is put into the names of their files.
-
-        See NOTE [ One file for each process ]. The program's own is "" unless it is a rank.
-        """
+        """Returns the records that count by their part of a file's name: see NOTE [ One file for each process ]."""
         named: dict[str, Record] = {}
         for process, record in sorted(self.records.items(), key=lambda item: (item[0] != self.process, item[0])):
             parent = self.records.get(record.parent)

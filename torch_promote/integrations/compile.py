@@ -205,9 +205,8 @@ def _run_backwards_without_autocast() -> None:
     function is called. If the function itself opens the region, a `backward()` in a region runs the graph with autocast
     on, which casts once more. For dynamic shapes, Inductor has compiled it with autocast off, and an op with another
     dtype than its buffer writes out of bounds.
-
-    Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
     """
+    # Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
     owner = sys.modules[_AOT_RUNTIME].AOTDispatchAutograd
     original = owner.post_compile
     signature = inspect.signature(original)
@@ -237,9 +236,8 @@ def _round_graphs_in_float8() -> None:
     forward has computed, by less than a rounding. In float8 it may get another scale or round to another of few values:
     the gradients are then those of another forward, and attention, which keeps the sums of its softmax, divides by sums
     of other scores (pytorch issue 150859).
-
-    Source: torch/_inductor/compile_fx.py, compile_fx_inner (v2.13), which looks the function up by its name.
     """
+    # Source: torch/_inductor/compile_fx.py, compile_fx_inner (v2.13), which looks the function up by its name.
     owner = sys.modules[_INDUCTOR]
     original = owner._compile_fx_inner  # type: ignore[attr-defined]
 

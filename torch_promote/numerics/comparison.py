@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import torch
 
-from torch_promote.policy.named_policies import RECOGNIZED
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import (
     Branch,
@@ -391,7 +390,5 @@ def _heat_chart(sites: Sequence[Site], loss_or_outputs: str, scales: Sequence[_S
 
 
 def _name_of(policy: Policy) -> str:
-    for name in RECOGNIZED:
-        if Policy.named(name).changes == policy.changes and not policy.modules:
-            return "fp32" if name == "off" else name
-    return "a changed policy"
+    name = None if policy.modules else policy._name
+    return "fp32" if name == "off" else name or "a changed policy"

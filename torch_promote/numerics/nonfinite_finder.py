@@ -301,10 +301,7 @@ class Propagation:
                 self._known[reference.cdata] = reference
 
     def read(self, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor] = ()) -> bool:
-        """Called when a call reads inputs, and passes their values on to outputs, casts or replaces them.
-
-        Returns whether an input contains such values.
-        """
+        """Called when a call passes on, casts or replaces what it reads. Returns whether an input has such values."""
         references = [reference for reference in map(_storage, inputs) if reference is not None]
         read = {reference.cdata for reference in references} & self._known.keys()
         self._unread -= read
@@ -448,10 +445,7 @@ class WatchedCall:
         return alone is not None
 
     def again(self, dtype: torch.dtype | None) -> list[torch.Tensor] | None:
-        """Repeats the call on copies of its arguments in another dtype, or in the same one, without autocast.
-
-        Returns the tensors of its outputs; None if the call fails in this dtype, or communicates between processes.
-        """
+        """Repeats the call on copies in a dtype, without autocast; None if it fails, or communicates."""
         if self.facts.communicates:
             return None
         try:

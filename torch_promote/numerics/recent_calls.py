@@ -146,23 +146,15 @@ class RecentCall:
 
 @dataclass(frozen=True)
 class Loss:
-    """The call that lost a number.
-
-    Attributes:
-        call: The call.
-        kind: What became of the number.
-        cures: Calls with which the later call is finite if they run in float32, one of each op; empty if none is known.
-        inputs: The ranges of its arguments.
-        outputs: The ranges of its results.
-        text: What was compared, a sentence each.
-    """
+    """The call that lost a number."""
 
     call: Call
-    kind: LossKind
+    kind: LossKind  # what became of the number
+    # Calls with which the later call is finite if they run in float32, one of each op; empty if none is known.
     cures: tuple[Call, ...]
-    inputs: tuple[TensorRange, ...]
-    outputs: tuple[TensorRange, ...]
-    text: tuple[str, ...]
+    inputs: tuple[TensorRange, ...]  # the ranges of its arguments
+    outputs: tuple[TensorRange, ...]  # the ranges of its results
+    text: tuple[str, ...]  # what was compared, a sentence each
 
 
 class RecentCalls:
@@ -188,10 +180,7 @@ class RecentCalls:
         )
 
     def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor], phase: Phase) -> list[Any]:
-        """Returns arguments with a `_Kept` for each tensor. Called before a call.
-
-        `copies` are copies of those that the call writes to, by the id of the argument.
-        """
+        """Returns arguments with a `_Kept` for each tensor, of those in `copies` by id. Called before a call."""
         with unnoticed(versions=True):
             return [self._keep(one, copies, phase) for one in values]
 
@@ -274,17 +263,7 @@ class RecentCalls:
     def find_loss(
         self, facts: OpFacts, args: list[Any], call: Call, is_cured: Callable[[list[torch.Tensor]], bool]
     ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite.
-
-        Args:
-            facts: The op.
-            args: Its arguments, from `keep`, and here alive whatever the phase.
-            call: The call, which is not in the list.
-            is_cured: Whether results of a repetition are right.
-
-        Returns:
-            The loss, or what was tried, a sentence each.
-        """
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]

@@ -61,19 +61,12 @@ class Pair(NamedTuple):
 
 @dataclass(eq=False)
 class Gap:
-    """Calls that stand in one place, and that only one run made, or the runs made differently.
-
-    Attributes:
-        one: Those of the first run.
-        other: Those of the second run.
-        is_first: Whether no aligned call stands before them.
-        tainted: Whether they read what differed before.
-    """
+    """Calls that stand in one place, and that only one run made, or the runs made differently."""
 
     one: list[int] = field(default_factory=list)
     other: list[int] = field(default_factory=list)
-    is_first: bool = False
-    tainted: bool = False
+    is_first: bool = False  # whether no aligned call stands before them
+    tainted: bool = False  # whether they read what differed before
 
 
 @dataclass(frozen=True)
@@ -106,39 +99,16 @@ class Fact:
 
 
 class Walk:
-    """Walks through two runs.
-
-    Args:
-        one: The first run.
-        other: The second run.
-        may_round: Whether other kernels may have run, so that a small error is rounding.
-        complete: Whether each recording has all calls of its run.
-        with_values: Whether both have values. Otherwise the attributes of calls are compared.
-        other_torch: Whether the versions of PyTorch differ, which may make other calls.
-
-    Attributes:
-        facts: What differs, in the order of the runs.
-        pairs: The calls that both runs made, without views and conversions, in the order of the first run.
-        views: Those that are views or conversions.
-        errors: For each of `pairs`, the relative error of its results; None if it is unknown.
-        gaps: The calls of one run alone, without those in `tail`.
-        of_versions: Those that versions of PyTorch explain.
-        tail: The calls behind the end of the other run's recording; None if there are none.
-        rounded: The calls whose results differ by rounding, on equal inputs.
-        unknown: The number of calls in both runs of whose results one was not read.
-        read_at_last: The number of calls without results, such as item(), that read what differs by an unknown error.
-        differ: Whether the results of a call in both runs differ.
-        moved: The number of calls in both runs that the second made in another order.
-    """
+    """Walks through two runs."""
 
     def __init__(
         self,
         one: Run,
         other: Run,
-        may_round: bool,
-        complete: tuple[bool, bool],
-        with_values: bool,
-        other_torch: bool = False,
+        may_round: bool,  # whether other kernels may have run, so that a small error is rounding
+        complete: tuple[bool, bool],  # whether each recording has all calls of its run
+        with_values: bool,  # whether both have values. Otherwise the attributes of calls are compared
+        other_torch: bool = False,  # whether the versions of PyTorch differ, which may make other calls
     ) -> None:
         self.one: Run = one
         self.other: Run = other
@@ -146,18 +116,21 @@ class Walk:
         self._may_round = may_round
         self._with_values = with_values
         self._other_torch = other_torch
-        self.facts: list[Fact] = []
+        self.facts: list[Fact] = []  # what differs, in the order of the runs
+        # The calls that both runs made, without views and conversions, in the order of the first run.
         self.pairs: list[Pair] = []
-        self.views: list[Pair] = []
+        self.views: list[Pair] = []  # those that are views or conversions
+        # For each of `pairs`, the relative error of its results; None if it is unknown.
         self.errors: list[float | None] = []
-        self.gaps: list[Gap] = []
-        self.tail: Gap | None = None
-        self.of_versions: list[Gap] = []
-        self.rounded: list[tuple[Pair, float]] = []
-        self.unknown: int = 0
+        self.gaps: list[Gap] = []  # the calls of one run alone, without those in `tail`
+        self.tail: Gap | None = None  # the calls behind the end of the other run's recording; None if there are none
+        self.of_versions: list[Gap] = []  # those that versions of PyTorch explain
+        self.rounded: list[tuple[Pair, float]] = []  # the calls whose results differ by rounding, on equal inputs
+        self.unknown: int = 0  # the number of calls in both runs of whose results one was not read
+        # The number of calls without results, such as item(), that read what differs by an unknown error.
         self.read_at_last: int = 0
-        self.differ: bool = False
-        self.moved: int = 0
+        self.differ: bool = False  # whether the results of a call in both runs differ
+        self.moved: int = 0  # the number of calls in both runs that the second made in another order
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}

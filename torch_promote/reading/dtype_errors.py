@@ -136,24 +136,15 @@ _OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "MatMult"
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """What cures an error.
+    """What cures an error."""
 
-    Attributes:
-        text: What to do, in sentences; "" if nothing is known.
-        overrides: The override that cures it, for `my_autocast` or `--override`; empty if none does.
-        tried: Whether the call was made again under the override, and passed.
-    """
-
-    text: str
-    overrides: Mapping[str, str]
-    tried: bool = False
+    text: str  # what to do, in sentences; "" if nothing is known
+    overrides: Mapping[str, str]  # the override that cures it, for `my_autocast` or `--override`; empty if none does
+    tried: bool = False  # whether the call was made again under the override, and passed
 
 
 def failure_of(error: BaseException | None, raised: Iterable[Raised]) -> Failure | None:
-    """Returns what an error that ends a block or a program says, if it is that of the last call that raised.
-
-    An error that another one wraps counts, too. Those of other calls were handled.
-    """
+    """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
     last = next(reversed(list(raised)), None)
     while error is not None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -360,10 +351,7 @@ def _in_force(call: Call) -> dict[str, str]:
 def _outcome(
     call: Call, overrides: Mapping[str, str], autocast: tuple[tuple[str, torch.dtype], ...] | None = None
 ) -> str | None:
-    """Makes a call again. Returns the text of its error, "" if it passes, None if it cannot be made again.
-
-    It runs in a thread of its own, which has no regions, modes or observers.
-    """
+    """Makes a call again in a thread of its own. Returns the text of its error, "" if it passes, None if it cannot."""
     found: list[str | None] = [None]
 
     def make() -> None:
@@ -427,10 +415,7 @@ def _rebuilt(call: Call) -> tuple[Any, list[Any]]:
 
 
 def _tensor(info: TensorInfo, chosen: int) -> torch.Tensor:
-    """A tensor of a dtype and a shape: the identity where there is one, so that decompositions exist, ones, or zeros.
-
-    Of a mask, the first `chosen` elements are true.
-    """
+    """A tensor of ones, zeros or the identity, so that decompositions exist; a mask has `chosen` true elements."""
     shape = info.shape
     if info.dtype is torch.bool:
         mask = torch.zeros(shape, dtype=torch.bool, device=info.device)

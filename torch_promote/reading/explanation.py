@@ -143,10 +143,7 @@ class Explanation(Report):
 
 
 def explain(report: Recording, pattern: str) -> Explanation:
-    """Explains the calls of a module, an op or a line, including calls beyond `max_calls`.
-
-    `TraceReport.explain` describes the pattern and the errors.
-    """
+    """Explains the calls of a module, an op or a line, also beyond `max_calls`: see `TraceReport.explain`."""
     return _Explainer(report, *_select(list(report.groups()), pattern)).explain()
 
 

@@ -65,10 +65,7 @@ def _is_lower(name: str) -> bool:
 
 
 def time_in_casts(report: Recording) -> float | None:
-    """Returns the share of casts in the calls' time on the host; None if it is unknown.
-
-    Composite calls include the calls of their ops, so it sums up only the outermost calls. That needs all calls.
-    """
+    """Returns the share of casts in the time of the outermost calls, of all of which it is known; else None."""
     if report.dropped or not report.calls:
         return None
     ends: dict[int, int] = {}

@@ -387,14 +387,7 @@ class _Pairing:
         return found
 
     def _is_right(self, side: int, i: int, digests: Iterable[str], right: set[int]) -> bool:
-        """Whether what a call computed is right by its views or readers: all parts that views make of it, if there are.
-
-        Args:
-            side: The run.
-            i: The call.
-            digests: Those of what it computed, or of a part.
-            right: The calls behind it that are right.
-        """
+        """Whether what a call computed is right, by all parts that views make of it, or by its readers in `right`."""
         mine = self._sides[side]
         whole, parts = set(digests), []
         for view in mine.views.get(i, ()):
@@ -722,11 +715,7 @@ class Match(Report):
 
 
 def match_recordings(before: Recording, after: Recording, tolerance: float | None = None) -> Match:
-    """Pairs the results of two recordings with values.
-
-    Raises:
-        OptionError: One has no values, or lacks calls, or the tolerance is no number from 0 up.
-    """
+    """Pairs the results of two recordings with values, or raises OptionError if they cannot be paired."""
     if tolerance is not None and (not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf):
         raise OptionError(f"`tolerance` is a finite number of 0 or more, got {tolerance!r}.")
     for name, recording in (("A", before), ("B", after)):

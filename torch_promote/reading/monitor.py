@@ -675,10 +675,7 @@ class _Sink:
 
 
 def check_folder(path: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of a folder for TensorBoard.
-
-    Raises MissingPackageError if tensorboard is not installed, and OptionError for a file.
-    """
+    """Returns the absolute path of a folder for TensorBoard, or raises if that is missing, or it is a file."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

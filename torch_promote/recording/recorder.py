@@ -63,29 +63,17 @@ _Named: TypeAlias = tuple[weakref.ref[torch.Tensor], _Kind, str]
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of a storage.
+    """What is known of a storage."""
 
-    Attributes:
-        reference: A weak reference, which reserves the storage's address.
-        written_by: The calls and sources whose values are in it, as in `Read`.
-        version: The version of its tensor at that time; -1 for an inference tensor, which has none.
-        is_read: Whether it is a parameter or buffer that has been recorded as a source.
-        is_compiled: Whether compiled code or a collective has written it, which do so without a new version.
-        is_undefined: Whether a call has allocated it, and none has written to it since.
-        step: The number of steps when a parameter, buffer or gradient was digested last.
-        values: The values of tensors in it, by their places.
-        digests: Those of which only the digest is known.
-    """
-
-    reference: StorageWeakRef
-    written_by: tuple[int, ...]
-    version: int
-    is_read: bool = False
-    is_compiled: bool = False
-    is_undefined: bool = False
-    step: int = -1
-    values: dict[_Place, Values] = field(default_factory=dict)
-    digests: dict[_Place, str] = field(default_factory=dict)
+    reference: StorageWeakRef  # a weak reference, which reserves the storage's address
+    written_by: tuple[int, ...]  # the calls and sources whose values are in it, as in `Read`
+    version: int  # the version of its tensor at that time; -1 for an inference tensor, which has none
+    is_read: bool = False  # whether it is a parameter or buffer that has been recorded as a source
+    is_compiled: bool = False  # whether compiled code or a collective has written it, which do so without a new version
+    is_undefined: bool = False  # whether a call has allocated it, and none has written to it since
+    step: int = -1  # the number of steps when a parameter, buffer or gradient was digested last
+    values: dict[_Place, Values] = field(default_factory=dict)  # the values of tensors in it, by their places
+    digests: dict[_Place, str] = field(default_factory=dict)  # those of which only the digest is known
 
 
 def _place_of(tensor: torch.Tensor) -> _Place:
@@ -98,22 +86,15 @@ def _place_of(tensor: torch.Tensor) -> _Place:
 
 @dataclass(slots=True)
 class _Open:
-    """What is known of an open call of the program.
+    """What is known of an open call of the program."""
 
-    Attributes:
-        reads: What it reads.
-        draw: The generator from which it draws, with its state; "" if it draws nothing.
-        writes: The storages that it writes to, by its schema.
-        inside: What the calls inside of it have written: storages, with the versions of their tensors, and whether they
-            have only allocated it.
-        is_compiled: Whether compiled code makes it.
-    """
-
-    reads: tuple[Read, ...] = ()
-    draw: str = ""
-    writes: frozenset[int] = field(default_factory=frozenset)
+    reads: tuple[Read, ...] = ()  # what it reads
+    draw: str = ""  # the generator from which it draws, with its state; "" if it draws nothing
+    writes: frozenset[int] = field(default_factory=frozenset)  # the storages that it writes to, by its schema
+    # What the calls inside of it have written: storages, with the versions of their tensors, and whether they have only
+    # allocated it.
     inside: dict[int, tuple[StorageWeakRef, int, bool]] = field(default_factory=dict)
-    is_compiled: bool = False
+    is_compiled: bool = False  # whether compiled code makes it
 
 
 _P = ParamSpec("_P")
@@ -136,23 +117,15 @@ def _goes_on(method: Callable[Concatenate[Recorder, _P], _T]) -> Callable[Concat
 
 
 class Recorder:
-    """Records the values of a trace. It holds no tensors.
-
-    Args:
-        report: The report, which it fills.
-        modules: Tracks which module runs.
-        file: A file to write as well.
-        steps: The optimizer steps that were asked for, "3:5"; "" for all.
-        searched: What the recorders of several blocks share.
-    """
+    """Records the values of a trace. It holds no tensors."""
 
     def __init__(
         self,
         report: Recording,
         modules: RunningModules,
         file: RecordingFile | None = None,
-        steps: str = "",
-        searched: Searched | None = None,
+        steps: str = "",  # the optimizer steps that were asked for, "3:5"; "" for all
+        searched: Searched | None = None,  # what the recorders of several blocks share
     ) -> None:
         self._asked = {STEPS: steps} if steps else {}
         self._report = report
@@ -220,15 +193,7 @@ class Recorder:
         self._report.rng = generator_states()
 
     def _read(self, tensor: torch.Tensor, info: TensorInfo, counts: bool, of: _Open, computes: bool = True) -> Read:
-        """Returns what is in a tensor's memory.
-
-        Args:
-            tensor: The tensor.
-            info: Its record.
-            counts: Whether the call depends on what is in it.
-            of: The call.
-            computes: Whether the call is no view, which leaves the memory to later calls.
-        """
+        """Returns what is in the memory of a tensor that a call reads, and whether the call depends on it."""
         tensor = _local(tensor)
         if not has_storage(tensor):
             return Read()
@@ -460,11 +425,7 @@ class Recorder:
 
     @_goes_on
     def begin_compiled(self, function: Any, args: list[Any]) -> Callable[[Any], None]:
-        """Called before a call of a compiled function, which reads its arguments and the modules that it refers to.
-
-        Returns:
-            To be called with the result. The call is added then, as what has written the result.
-        """
+        """Called before a compiled function reads what it refers to. Returns what gets its result and adds the call."""
         running, path = self._modules.innermost
         tensors = list({id(one): one for one in [*tensors_in(args), *_referred_to(function, running, args)]}.values())
         inputs = _infos_of(tensors)
@@ -489,11 +450,7 @@ class Recorder:
     def _follow(
         self, number: int, of: _Open, call: Call, args: Sequence[Any], tensors: Sequence[torch.Tensor]
     ) -> tuple[bool, Sequence[_Memory | None]]:
-        """Notes what a call of the program has written.
-
-        Returns:
-            Whether it has computed anything, and the memory of each tensor that is not written without a new version.
-        """
+        """Notes what a call has written; whether it computed anything, and memory written without a new version."""
         if of.is_compiled and call.overload.endswith("out"):
             # Inductor uses its buffers again without a new version. What it leaves is read as a new source.
             for tensor in filter(has_storage, tensors):

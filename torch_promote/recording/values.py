@@ -149,11 +149,7 @@ def is_sketch(text: str) -> bool:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the elements to measure, None if they cannot be read; call it in `unnoticed`.
-
-    They are a real, strided tensor whose memory has the values, perhaps without elements: those of the tensor, or those
-    that a sparse or nested tensor stores.
-    """
+    """Returns the elements to measure, as a real, strided tensor; None if they cannot be read. Use in `unnoticed`."""
     stored = stored_values(tensor)
     if stored is None:
         with contextlib.suppress(RuntimeError):  # the layout has no number of elements
@@ -207,10 +203,7 @@ def unpack_projections(text: str) -> torch.Tensor:
 
 
 def measure(elements: torch.Tensor, dtype: torch.dtype) -> bytes:
-    """Returns what is counted of floating point numbers on a CPU, for `Numbers.from_bytes`.
-
-    `readable` has returned the elements for a tensor of the dtype. There is one at least, and they are contiguous.
-    """
+    """Returns what is counted of contiguous elements on a CPU that `readable` returned for a tensor of a dtype."""
     bounds = format_of(elements.dtype).bounds
     return _C.measure(elements if elements.dtype.itemsize > 1 else elements.float(), bounds, bits_of(dtype))
 

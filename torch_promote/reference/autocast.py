@@ -352,9 +352,8 @@ def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
     Arguments that the op writes to are none. For an op of the table, they are tensors, optional tensors and lists of
     tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op, every
     tensor in any argument is one. `promote` casts optional tensors without considering their dtypes.
-
-    Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
     """
+    # Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
     in_table = call.signature.name in _rows()
     for argument in call.signature.arguments:
         if argument.written or (in_table and not (argument.is_tensor or argument.type == "List[Tensor]")):
@@ -375,9 +374,8 @@ def _devices(call: Call) -> set[str]:
     """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
 
     MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
-
-    Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
     """
+    # Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
     found = set()
     for argument in call.signature.arguments:
         value = call[argument.name]
@@ -404,9 +402,8 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
     Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether inference
     mode is on; this package also excludes tensors created in inference mode, which have no version counter.
-
-    Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
     """
+    # Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
     return (
         tensor.dtype is torch.float32
         and tensor.requires_grad

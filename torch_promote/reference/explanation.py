@@ -286,10 +286,9 @@ def _overflow(name: str, value: Operand | Number, computed: torch.dtype, op: str
     """What happens to a number, or to a value of a 0-dim tensor, that does not fit the dtype that an op computes in.
 
     The text starts with a space. It is empty if every value fits.
-
-    Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, binary_kernel_reduced_floating_vec_opmath_support (v2.13);
-    c10/util/TypeCast.h, convert (v2.13); aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     """
+    # Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, binary_kernel_reduced_floating_vec_opmath_support (v2.13);
+    # c10/util/TypeCast.h, convert (v2.13); aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     target, real = dtype_name(computed), to_real(computed)
     if kind(computed) is Kind.INTEGRAL:
         return _wrapping(name, value, computed)

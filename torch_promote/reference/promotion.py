@@ -203,9 +203,8 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
     The weaker dtype only matters if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but
     a 0-dim float makes it floating, and a 0-dim complex makes it complex. If only one is a bits dtype,
     the result is None. A complex dtype raises beside one without a complex counterpart (float8, float4).
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, combine_categories (v2.13).
     """
+    # Source: aten/src/ATen/native/TypeProperties.cpp, combine_categories (v2.13).
     if higher is not None and is_complex(higher):
         return higher
     if lower is not None and is_complex(lower):
@@ -288,9 +287,8 @@ def _dtype_and_state(
     """The dtype that promotion uses for an operand, and the operand's state.
 
     A wrapped number counts as the default dtype, or its complex dtype, whatever its tensor's dtype is.
-
-    Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
     """
+    # Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
     if isinstance(operand, torch.dtype):
         return operand, "dim"
     if not isinstance(operand, torch.Tensor | Operand):

@@ -78,10 +78,9 @@ def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
 
     Shape and strides may be ambiguous: a `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of
     dimensions of size 1 then decide; if they do not either, the tensor counts as contiguous.
-
-    Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13); c10/core/MemoryFormat.h,
-    is_channels_last_strides_3d_s5 (v2.13).
     """
+    # Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13); c10/core/MemoryFormat.h,
+    # is_channels_last_strides_3d_s5 (v2.13).
     if strides[1] == 0:  # the channels are expanded
         return False
     least = 0
@@ -175,9 +174,8 @@ def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
     operand, and the first operand whose strides differ decides. If none does, the dimensions keep their order and the
     insertion continues past them. The comparison is not transitive, so another sort would give another order.
     The strides of the operands are broadcast to `shape`: 0 in expanded dimensions.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     """
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     ndim = len(shape)
     perm = list(range(ndim - 1, -1, -1))
     for i in range(1, ndim):

@@ -455,9 +455,8 @@ def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
 
     It also raises if somebody deleted the forward. And without a hook, the fast path of `nn.TransformerEncoderLayer`
     would not call its modules.
-
-    Source: torch/nn/modules/transformer.py, TransformerEncoderLayer.forward (v2.13).
     """
+    # Source: torch/nn/modules/transformer.py, TransformerEncoderLayer.forward (v2.13).
     forward = module.__dict__.get("forward")
     if forward is None and policies_in_force(module):
         raise RegionError(

@@ -126,12 +126,11 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
     """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
 
     On other devices than the CPU, batch and layer norm always use float32 for half-precision inputs.
-
-    Source: aten/src/ATen/native/cpu/mixed_data_type.h, param_scalar_type (v2.13);
-    aten/src/ATen/native/cuda/Normalization.cu, batch_norm_cuda (v2.13);
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda (v2.13); for fake tensors of other devices
-    torch/_decomp/decompositions.py, native_batch_norm_helper (v2.13).
     """
+    # Source: aten/src/ATen/native/cpu/mixed_data_type.h, param_scalar_type (v2.13);
+    # aten/src/ATen/native/cuda/Normalization.cu, batch_norm_cuda (v2.13);
+    # aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda (v2.13); for fake tensors of other devices
+    # torch/_decomp/decompositions.py, native_batch_norm_helper (v2.13).
     dtype = same(call, name)
     on_gpu = described(call.tensor(name)).device != "cpu" and call.signature.name != "aten::native_group_norm"
     if on_gpu and dtype in (torch.float16, torch.bfloat16):
@@ -146,9 +145,8 @@ def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
     """A gradient selected by the output mask: the dtype of the first named argument that is not None.
 
     `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
-
-    Source: aten/src/ATen/native/layer_norm.cpp, layer_norm_backward_cpu (v2.13).
     """
+    # Source: aten/src/ATen/native/layer_norm.cpp, layer_norm_backward_cpu (v2.13).
     if not call["output_mask"][int(position)]:
         return None
     there = [name for name in names if call[name] is not None]

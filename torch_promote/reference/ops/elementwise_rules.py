@@ -163,9 +163,8 @@ def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResu
     """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
 
     The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
-
-    Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
     """
+    # Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
     tensor, exponent = call.tensor("self"), call.tensor("other")
     if is_floating(tensor.dtype) and is_integral(exponent.dtype, include_bool=True):
         return into_like(call, "self", "self", "other", out=out)

@@ -108,9 +108,8 @@ def is_registered(overload: str, key: str) -> bool:
     `infer` uses it to distinguish out= ops with a kernel of their own from those that copy. `autocast_plan` uses it to
     find the rows that this PyTorch registers on a device type, and other ops that autocast handles. The result is not
     cached, since a library may register a kernel at any time.
-
-    Source: aten/src/ATen/core/dispatch/OperatorEntry.h, hasKernelForDispatchKey (v2.13).
     """
+    # Source: aten/src/ATen/core/dispatch/OperatorEntry.h, hasKernelForDispatchKey (v2.13).
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload, key)
 
 

@@ -100,9 +100,8 @@ def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
     """Returns JAX's rule with 64-bit dtypes enabled and PyTorch's default dtype for Python floats.
 
     A join of float* stands for the default dtype, one of complex* for its complex dtype.
-
-    Source: jax/_src/dtypes.py, _type_promotion_lattice (v0.10).
     """
+    # Source: jax/_src/dtypes.py, _type_promotion_lattice (v0.10).
     weak = {"int*": torch.int64, "float*": default_dtype, "complex*": default_complex(default_dtype)}
 
     def dtype_of(node: str | None) -> torch.dtype | None:
