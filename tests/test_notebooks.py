@@ -62,6 +62,16 @@ def test_html_is_escaped(name: str) -> None:
     assert "<script>&" not in text
 
 
+def test_a_policy_is_a_table_of_a_few_lines() -> None:
+    """The device types on which an op has the same policy are one line, and not all ops of a long policy are shown."""
+    found = tp.Policy.stock().override({"mm": "fp32"})._repr_html_()
+    assert "<td>mm</td><td>cpu, cuda, mps, xpu</td><td>fp32</td><td>lower_precision_fp</td>" in found
+    long = tp.Policy.named("fp32_safe")
+    assert long._repr_html_().count("<tr>") == 21
+    assert " more: print() shows all</p>" in long._repr_html_()
+    assert str(long.diff("stock")).count("\n") > 50
+
+
 def test_a_rule_is_a_table_of_dtypes() -> None:
     assert repr(RULE) == f"<PromotionRule {EVIL!r}: {len(RULE._dtypes)} dtypes, Python floats are float32>"
     assert "<td>int32</td>" in RULE._repr_html_()

@@ -130,7 +130,7 @@ def test_diff_lists_both_sides_in_order_and_prints_as_a_table() -> None:
     assert_expected_inline(
         str(with_tables.diff("stock")),
         """\
-op      device              this policy  stock
+op      devices             this policy  stock
 exp     cpu                 fp32         fallthrough
 gelu    cpu                 float64      -
 policy  [modules."<head>"]  fp32         -""",

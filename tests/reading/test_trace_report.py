@@ -163,6 +163,17 @@ def test_the_order_of_ops() -> None:
     assert lines[3].split() == ["losses", "1", "(all", "finite)"]
 
 
+def test_gradients_that_are_all_0_and_the_inf_before_them() -> None:
+    weight = torch.nn.Parameter(torch.full((2, 2), 300.0, dtype=torch.half))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with tp.trace(values=True) as report:
+        (weight / weight.square()).float().sum().backward()
+        optimizer.step()
+    verdict = report.content().verdict
+    assert verdict.startswith("Gradients of 1 of 1 parameters are all 0 in step 0. The first inf or NaN: aten::square")
+    assert " The first call of its backward that made only zeros of other values: aten::div.Tensor, backward" in verdict
+
+
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("factor", "said"), [(math.nan, "NaN"), (math.inf, "inf")])
 def test_losses_are_read_always(values: bool, factor: float, said: str) -> None:

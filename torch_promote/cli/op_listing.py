@@ -25,7 +25,7 @@ from torch_promote.policy.op_table import (
     spell_policy,
 )
 from torch_promote.policy.overrides import legal_policies, parse_overrides
-from torch_promote.policy.policy import Policy
+from torch_promote.policy.policy import Policy, PolicyDiff
 from torch_promote.reference.ops.infer import rule_table
 from torch_promote.regions.defaults import default_policy, registered_policies
 from torch_promote.regions.promotion_tables import BOOLEAN, COMMON, FLOATS, promoting_ops
@@ -227,13 +227,8 @@ def compared(names: Sequence[str], devices: Sequence[str], pattern: str | None) 
         "differences": [{"op": op, "device": device, "policies": values} for op, device, values in rows],
         "left_out": _left_out(names, devices, pattern),
     }
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for op, device, values in rows:
-        groups.setdefault((op, *values), []).append(device)
-    drawn = [
-        {"op": _short([op]), "devices": ", ".join(group), **dict(zip(names, values, strict=True))}
-        for (op, *values), group in groups.items()
-    ]
+    titles, *table = PolicyDiff(found, (names[0], names[1])).table()
+    drawn = [dict(zip(titles, (_short([op]), *cells), strict=True)) for op, *cells in table]
     ops = len({op for op, _, _ in rows} - {KEY_OF_WHOLE})
     last = f"{' compared with '.join(names)}. differences: {len(rows)}, ops: {ops}."
     return data, [drawn, *_drawn_left_out(data["left_out"]), last]

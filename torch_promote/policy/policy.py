@@ -33,6 +33,9 @@ from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, DeviceType, DeviceTypes, OpPolicy, rows_by_name, spell_policy
 from torch_promote.policy.overrides import LEGAL_DEVICES, advice_for, check_device_types, parse_overrides
 
+#: How many rows a notebook shows of the differences of two policies.
+_SHOWN = 20
+
 
 class PolicyDifference(NamedTuple):
     """One difference between two policies.
@@ -59,8 +62,8 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
     Example:
         >>> from torch_promote import Policy
         >>> print(Policy.stock().override({"mm.default": "fp32"}, device_type="cpu").diff("stock"))
-        op  device  this policy  stock
-        mm  cpu     fp32         lower_precision_fp
+        op  devices  this policy  stock
+        mm  cpu      fp32         lower_precision_fp
     """
 
     names: tuple[str, str]
@@ -84,19 +87,21 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
             ],
         }
 
-    def _table(self) -> list[tuple[str, ...]]:
-        """The differences as rows, below the titles of the columns."""
-        rows = [
-            (each.overload.removeprefix("aten::"), each.device, _plain(each.mine) or "-", _plain(each.theirs) or "-")
-            for each in self
-        ]
-        return [("op", "device", *self.names), *rows]
+    def table(self) -> list[tuple[str, ...]]:
+        """Returns the titles of columns and the rows below them: one for the device types of an op that are alike."""
+        devices: dict[tuple[str, ...], list[str]] = {}
+        for each in self:
+            values = (_plain(value) or "-" for value in (each.mine, each.theirs))
+            devices.setdefault((each.overload.removeprefix("aten::"), *values), []).append(each.device)
+        rows = ((op, ", ".join(found), *values) for (op, *values), found in devices.items())
+        return [("op", "devices", *self.names), *rows]
 
     def __str__(self) -> str:
         if not self:
             return f"{self.names[0]} and {self.names[1]} are equal."
-        widths = [max(map(len, column)) for column in zip(*self._table(), strict=True)]
-        rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in self._table())
+        table = self.table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
         return "\n".join(rows)
 
     def __repr__(self) -> str:
@@ -105,9 +110,10 @@ class PolicyDiff(tuple[PolicyDifference, ...]):
     def _repr_html_(self) -> str:
         if not self:
             return f"<p>{self}</p>"
-        titles, *rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._table())
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{titles.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>"
+        titles, *rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self.table())
+        body = "".join(f"<tr>{row}</tr>" for row in rows[:_SHOWN])
+        more = f"<p>... {len(rows) - _SHOWN:,} more: print() shows all</p>" if len(rows) > _SHOWN else ""
+        return f"<table><thead><tr>{titles.replace('td>', 'th>')}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
 def _plain(value: Value | str | None) -> str | None:

@@ -165,7 +165,8 @@ class TraceReport(Recording, Report):
         losses = self.nonfinite.about_losses(self.steps)
         if zeros and made is not None and not losses:
             where = f"The first call of its backward that made only zeros of other values: {describe_call(made, self)}."
-            return zeros, f"{zeros[0].upper()}{zeros[1:]}. {where} find-nan repeats it in float32."
+            inf = "" if self.first_nonfinite is None else f"{self._first_nonfinite()} "
+            return zeros, f"{zeros[0].upper()}{zeros[1:]}. {inf}{where} find-nan repeats it in float32."
         if not losses and (self.nonfinite.losses or not self.nonfinite.nan_calls):
             return "", ""
         what = losses or f"NaN in results of {self.nonfinite.nan_calls:,} calls"

@@ -364,9 +364,12 @@ def visible_columns(table: Table, where: Where) -> list[tuple[int, str, Kind]]:
 def table_html(table: Table) -> str:
     """Returns a table as HTML for a notebook, which has styles of its own."""
     columns = visible_columns(table, "page")
-    names = "".join(f"<th>{html.escape(name)}</th>" for _, name, _ in columns)
+    # Notebooks align cells to the right.
+    styles = ["" if kind in NUMERIC else ' style="text-align:left"' for _, _, kind in columns]
+    names = "".join(f"<th{style}>{html.escape(name)}</th>" for style, (_, name, _) in zip(styles, columns, strict=True))
     lines = [[html.escape(spell(row[index], kind)) for index, _, kind in columns] for row in table.rows[: table.most]]
-    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    cells = ("".join(f"<td{style}>{cell}</td>" for style, cell in zip(styles, line, strict=True)) for line in lines)
+    rows = "".join(f"<tr>{line}</tr>" for line in cells)
     more = len(table.rows) - table.most
     left_out = f"<p>... {more:,} more</p>" if more > 0 else ""
     return f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>{left_out}"
