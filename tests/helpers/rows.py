@@ -1,4 +1,4 @@
-"""The rows of the op table: which exist here, sample calls of each, and the check of one row."""
+"""The rows of the op table: which exist here, sample calls of each, and how stock and ours run them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
 from torch_promote.observe.ops import facts_of
 from torch_promote.parity.entry_run import Bound
-from torch_promote.parity.samples import (
-    KINDS,
-    LOWER,
-    MIXED_LOWER_FIRST,
-    SAMPLES,
-    Make,
-    dtypes_of,
-)
+from torch_promote.parity.samples import KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
 from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.
