@@ -1,6 +1,6 @@
 """Compares every CUDA row of the op table with torch.autocast on the device: dtypes, strides, bits, gradients, errors.
 
-tests/dispatch/test_rows.py does so with fake tensors.
+tests/parity/test_parity.py does so with fake tensors.
 """
 
 from __future__ import annotations
@@ -9,20 +9,10 @@ import pytest
 import torch
 
 from helpers.op_registrations import delta_of
-from helpers.rows import (
-    LOWER_DTYPES,
-    NO_GRADIENT,
-    ROWS,
-    calls,
-    check_row,
-    compare,
-    executed,
-    known_refusals,
-    listed,
-    refused,
-    stock_and_ours,
-)
-from torch_promote.parity.samples import FLOAT32, KINDS
+from helpers.rows import NO_GRADIENT, ROWS, calls, compare, listed, stock_and_ours
+from torch_promote.parity.model import Entry, Options
+from torch_promote.parity.runner import run_entry
+from torch_promote.parity.samples import FLOAT32
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 
 LISTED = [row for row in ROWS if listed(row, "cuda")]
@@ -33,9 +23,6 @@ RUNNING = [row for row in LISTED if row not in BANNED]
 
 def name(row: Row) -> str:
     return row.name.removeprefix("aten::")
-
-
-each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 
 
 def test_the_rows_are_those_of_the_table() -> None:
@@ -49,29 +36,15 @@ def test_the_rows_are_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("row", "lower"),
     [
-        # As in tests/dispatch/test_rows.py, where the everyday run has the other dtype.
-        pytest.param(row, lower, id=f"{lower}-{name(row)}", marks=pytest.mark.slow if (number + choice) % 2 else ())
-        for number, row in enumerate(LISTED)
-        for choice, lower in enumerate(LOWER_DTYPES)
+        pytest.param(row, lower, id=f"{lower}-{name(row)}", marks=pytest.mark.slow if choice or row in OTHERS else ())
+        for row in ROWS
+        for choice, lower in enumerate(("float16", "bfloat16"))
     ],
 )
-def test_row(row: Row, lower: torch.dtype) -> None:
-    for kind in KINDS:
-        check_row(row, kind, lower, "cuda")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", OTHERS, ids=name)
-@each_lower_dtype
-def test_row_without_a_policy(row: Row, lower: torch.dtype) -> None:
-    for kind in KINDS:
-        check_row(row, kind, lower, "cuda")
-
-
-@pytest.mark.parametrize("row", RUNNING, ids=name)
-def test_row_runs(row: Row) -> None:
-    """The row does more than raise in both."""
-    assert executed(row, "cuda")
+def test_row(row: Row, lower: str) -> None:
+    result = run_entry(Entry(row.name, "row"), Options("cuda", autocast_dtype=lower))
+    assert [mismatch.text for mismatch in result.mismatches] == []
+    assert row not in RUNNING or row.name in result.rows
 
 
 @pytest.mark.parametrize("row", RUNNING, ids=name)
@@ -86,8 +59,3 @@ def test_gradients_are_there_to_compare(row: Row) -> None:
         assert stock.gradients, label
         assert all(grad is not None and grad.is_cuda for grad in stock.gradients), label
         assert any(grad.any() for grad in stock.gradients), label
-
-
-@pytest.mark.parametrize(("row", "kinds"), known_refusals("cuda"))
-def test_what_is_known_to_be_refused_is(row: Row, kinds: tuple[str, ...]) -> None:
-    assert [kind for kind in kinds if not refused(row, kind, "cuda")] == [], "refused no more: delete it from REFUSED"

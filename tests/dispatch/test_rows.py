@@ -1,13 +1,12 @@
-"""Compares every row of the op table with torch.autocast on CPU tensors: dtypes, strides, bits, gradients, errors.
+"""Every row of the op table has samples that tell its policy from others, and runs below autocast what stock runs.
 
-The policies of CUDA, XPU and MPS are compared on fake tensors, which have no values; tests/cuda/ compares CUDA's.
+tests/parity/test_parity.py compares the results of all samples; tests/cuda/ does so on a device.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from helpers.rows import (
     REFUSED,
     ROWS,
     calls,
-    check_row,
     compare,
     executed,
     has_kernel,
@@ -43,48 +41,10 @@ BANNED = [(row, device) for device in ACCELERATORS for row in LISTED[device] if 
 
 each_lower_dtype = pytest.mark.parametrize("lower", LOWER_DTYPES, ids=str)
 on_fake_tensors = pytest.mark.usefixtures("pretend_cuda")
-#: Two kinds tell all policies apart. How each policy treats the others is the same code on every accelerator.
-ON_ACCELERATORS: list[tuple[str, str, tuple[str, ...]]] = [
-    ("cuda", "cuda", KINDS),
-    *((device, device, (LOWER, MIXED)) for device in ("xpu", "mps")),
-    *((f"{device}, all kinds", device, KINDS) for device in ("xpu", "mps")),
-]
 
 
 def name_of(row: Row) -> str:
     return row.name.removeprefix("aten::")
-
-
-def rows_and_dtypes() -> Iterator[Any]:
-    """Every row with every lower dtype; the everyday run alternates."""
-    for number, row in enumerate(ROWS):
-        for choice, lower in enumerate(LOWER_DTYPES):
-            marks = [pytest.mark.slow] if (number + choice) % 2 else []
-            yield pytest.param(row, lower, marks=marks, id=f"{lower}-{name_of(row)}")
-
-
-@pytest.mark.parametrize(("row", "lower"), list(rows_and_dtypes()))
-def test_row(row: Row, lower: torch.dtype) -> None:
-    for kind in KINDS:
-        check_row(row, kind, lower, "cpu")
-
-
-def rows_on_accelerators() -> Iterator[Any]:
-    """Each row on each device. The everyday run has those of XPU and MPS with CUDA's policy on one of them, in turn."""
-    for name, device, kinds in ON_ACCELERATORS:
-        for number, one in enumerate(rows_and_dtypes()):
-            row, lower = one.values
-            mine = ("xpu", "mps")[number // 4 % 2] == device or row.policy(device) is not row.policy("cuda")
-            marks = one.marks if name == "cuda" or (name == device and mine) else pytest.mark.slow
-            yield pytest.param(row, lower, device, kinds, marks=marks, id=f"{one.id}-{name}")
-
-
-@on_fake_tensors
-@pytest.mark.parametrize(("row", "lower", "device", "kinds"), list(rows_on_accelerators()))
-def test_row_on_fake_tensors(row: Row, lower: torch.dtype, device: str, kinds: tuple[str, ...]) -> None:
-    with tensors_of(fake=True):
-        for kind in kinds:
-            check_row(row, kind, lower, device, fake=True)
 
 
 @on_fake_tensors

@@ -1,4 +1,4 @@
-"""The rows of the op table: which exist here, sample calls of each, and the check of one row."""
+"""The rows of the op table: which exist here, sample calls of each, and how stock and ours run them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,17 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
 from torch_promote.observe.ops import facts_of
 from torch_promote.parity.entry_run import Bound
-from torch_promote.parity.samples import (
-    COMPLEX,
-    DOUBLE,
-    INTEGER,
-    KINDS,
-    LOWER,
-    MIXED_LOWER_FIRST,
-    SAMPLES,
-    Make,
-    dtypes_of,
-)
+from torch_promote.parity.samples import KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
 from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 
 #: The rows that the running PyTorch has.
@@ -36,26 +24,19 @@ ROWS = [row for row in op_table() if schema_of(row) is not None]
 #: What autocast lowers to.
 LOWER_DTYPES = (torch.bfloat16, torch.float16)
 
-#: The kinds that every row may refuse.
-RARE = (COMPLEX, INTEGER)
-
 #: The accelerators, whose policies are tested on fake tensors.
 ACCELERATORS = ("cuda", "xpu", "mps")
 
 _NO_CHOICE = KINDS, "PyTorch asks the device's build which kernel to run"
 
-#: (row, device) -> the kinds of input that it refuses besides the rare ones, and why. "cuda" includes fake tensors,
-#: "real cuda" does not.
+#: (row, device) -> the kinds of input that stock refuses on fake tensors of the device, and why.
 REFUSED: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
-    ("aten::_grid_sampler_2d_cpu_fallback", "cpu"): ((DOUBLE,), "the kernel supports float32 only"),
-    ("aten::mkldnn_rnn_layer", "cpu"): ((DOUBLE,), "oneDNN has no LSTM in float64"),
-    **dict.fromkeys(
-        (("aten::linalg_matrix_norm.str_ord", "cuda"), ("aten::linalg_matrix_norm.str_ord", "xpu")),
-        ((LOWER, MIXED_LOWER_FIRST), "the nuclear norm does not support half precision, and the policy casts nothing"),
+    ("aten::linalg_matrix_norm.str_ord", "cuda"): (
+        (LOWER, MIXED_LOWER_FIRST),
+        "the nuclear norm does not support half precision, and the policy casts nothing",
     ),
     ("aten::scaled_dot_product_attention", "xpu"): _NO_CHOICE,
     ("aten::scaled_dot_product_attention", "mps"): _NO_CHOICE,
-    ("aten::_scaled_dot_product_flash_attention", "real cuda"): ((DOUBLE,), "the kernel supports half precision only"),
 }
 
 #: Rows whose results have no gradient, and why.
@@ -84,19 +65,6 @@ def listed(row: Row, device: str) -> bool:
 def has_kernel(row: Row, device: str) -> bool:
     """Whether PyTorch can run the op on the device at all."""
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(row.name, device.upper())
-
-
-def must_run(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
-    """Whether a call with inputs of this kind must not raise. Rows that are not listed may raise."""
-    places = {device} if fake else {device, f"real {device}"}
-    known = {refused for place in places for refused in REFUSED.get((row.name, place), ((), ""))[0]}
-    return (
-        listed(row, device)
-        and row.policy(device) is not CastPolicy.banned
-        and not (device == "cpu" and row.name in PROCESSOR_BOUND)
-        and kind not in known
-        and kind not in RARE
-    )
 
 
 def overload(row: Row) -> Any:
@@ -138,50 +106,18 @@ def without_unwritten(row: Row, result: Any) -> Any:
     return tuple(torch.zeros_like(out) if i in unwritten else out for i, out in enumerate(result))
 
 
-def check_row(row: Row, kind: str, lower: torch.dtype, device: str, *, fake: bool = False) -> None:
-    """Compares a row with stock: watched from below, and for real tensors also unwatched, forward and backward."""
-    for label, bound in calls(row, kind, lower, device, fake=fake):
-        for watched in (True,) if fake else (False, True):
-            stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)
-            if must_run(row, kind, device, fake=fake) and stock.error is not None:
-                raise AssertionError(f"{label}: PyTorch refuses it. Is the sample right?") from stock.error
-            try:
-                compare(row, stock, ours, label, device)
-            except AssertionError:
-                if device == "cpu" or fake or repeats(row, bound, lower, device):
-                    raise
-                compare(row, without_bits(stock), without_bits(ours), label, device)
-
-
-def without_bits(outcome: Outcome) -> Outcome:
-    result, gradients = tree_map_only(torch.Tensor, torch.zeros_like, (outcome.result, outcome.gradients))
-    return replace(outcome, result=result, gradients=gradients)
-
-
 def compare(row: Row, stock: Outcome, ours: Outcome, label: str, device: str) -> None:
     # Autocast itself refuses a banned op, and our message differs from stock's.
     assert_alike(ours, stock, label, same_text=row.policy(device) is not CastPolicy.banned)
 
 
-def repeats(row: Row, bound: Bound, lower: torch.dtype, device: str, times: int = 10) -> bool:
-    """Whether stock repeats its bits. Some CUDA kernels sum in a nondeterministic order."""
-    runs = [stock_and_ours(row, bound, lower, device, watched=False)[0] for _ in range(times)]
-    try:
-        for again in runs[1:]:
-            compare(row, runs[0], again, row.name, device)
-    except AssertionError:
-        return False
-    return True
-
-
 def executed(row: Row, device: str, *, fake: bool = False) -> bool:
     """Whether at least one sample call of the row runs under stock and ours, in some kind and dtype."""
     refused_here = REFUSED.get((row.name, device), ((), ""))[0] == KINDS
-    watched = fake or row.name in PROCESSOR_BOUND
     with tensors_of(fake):
         for kind, lower in itertools.product(KINDS, LOWER_DTYPES):
             for label, bound in calls(row, kind, lower, device, fake=fake):
-                stock, ours = stock_and_ours(row, bound, lower, device, watched=watched, fake=fake)
+                stock, ours = stock_and_ours(row, bound, lower, device, watched=True, fake=fake)
                 compare(row, stock, ours, label, device)
                 if refused_here and stock.error is None:
                     raise AssertionError(f"{label}: it runs: delete it from REFUSED")
@@ -193,21 +129,6 @@ def executed(row: Row, device: str, *, fake: bool = False) -> bool:
 def arrived(row: Row, outcome: Outcome) -> bool:
     """Whether a watched call of a non-composite op reached the op itself."""
     return any(op == str(overload(row)) for op, _, _ in outcome.ops or [])
-
-
-def known_refusals(place: str) -> list[tuple[Row, tuple[str, ...]]]:
-    """The rows that this PyTorch has with the kinds that they are known to refuse in one place."""
-    return [(row, REFUSED[row.name, place][0]) for row in ROWS if (row.name, place) in REFUSED]
-
-
-def refused(row: Row, kind: str, device: str, *, fake: bool = False) -> bool:
-    """Whether stock raises for inputs of this kind, in some sample call and in some dtype."""
-    with tensors_of(fake):
-        return any(
-            stock_and_ours(row, bound, lower, device, watched=fake, fake=fake)[0].error is not None
-            for lower in LOWER_DTYPES
-            for _, bound in calls(row, kind, lower, device, fake=fake)
-        )
 
 
 def policy_is_noticed(row: Row, device: str, *, fake: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """Regions of XPU and MPS, on fake tensors: state, dtypes, nesting, defaults, `install`, tools; other device types.
 
-tests/dispatch/test_rows.py compares every row of the op table with stock on these device types.
+tests/parity/test_parity.py compares every row of the op table with stock on these device types.
 """
 
 from __future__ import annotations
