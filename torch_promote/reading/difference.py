@@ -679,7 +679,8 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
 
 
 def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
-    names = [*selecting, *["compiled code"] * (walk.one.compiled != walk.other.compiled)]
+    compiled = walk.one.compiled != walk.other.compiled
+    names = [*selecting, *["compiled code"] * compiled]
     what = f" What may round differently: {', '.join(names)}." if names else ""
     if not walk.rounded:
         return Fact("rounding", f"The results differ by no more than rounding explains.{what}", error=largest)
@@ -687,7 +688,7 @@ def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
     text = (
         f"The results differ by no more than rounding explains. It starts in {walk.place(*pair)}, step "
         f"{walk.one.steps[pair.one]}: relative L2 {spell_number(error)}, and rounding in its dtype explains "
-        f"{spell_number(walk.one.rounding(pair.one))}.{walk.other_kernel(pair)}{what}"
+        f"{spell_number(walk.one.rounding(pair.one))}.{'' if compiled else walk.other_kernel(pair)}{what}"
     )
     return Fact("rounding", text, *pair, walk.one.steps[pair.one], error, calls=len(walk.rounded))
 

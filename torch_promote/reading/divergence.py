@@ -605,8 +605,8 @@ class Walk:
             text = f"{place}, on equal inputs{_policies(call, other)}."
             self._add(Fact("policy", text, *pair, step, error), ("policy", call.name))
         elif _attributes(call)["casts"] != _attributes(other)["casts"]:
-            casts = " in A, ".join(_attributes(one)["casts"] for one in (call, other))
-            text = f"{place}, on equal inputs: casts {casts} in B."
+            casts = [_attributes(one)["casts"] for one in (call, other)]
+            text = f"{place}, on equal inputs: casts ({casts[0]}) in A, ({casts[1]}) in B."
             self._add(Fact("policy", text, *pair, step, error), ("casts", call.name))
         elif (
             error is not None and error <= self.one.rounding(pair.one) and (self._may_round or self.other_kernel(pair))
