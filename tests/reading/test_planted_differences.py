@@ -741,7 +741,7 @@ PLANTED: dict[str, Planted] = {
     "another layout": Planted(in_channels_last, "rounding", "aten::batch_norm", says="has other strides"),
     "stale casts": Planted(stale_casts, "policy", "aten::linear", "0", step=1, says="reused", never=("rounding",)),
     "gradients that are unscaled late": Planted(
-        unscaled_late, "structure", says="in another order than", never=("Only A calls aten::_amp",)
+        unscaled_late, "structure", says="in another place than", never=("Only A calls aten::_amp",)
     ),
     "an input without effect": Planted(without_effect, "input", "aten::relu", says="reads another input"),
     "p of a dropout in eval": arguments(

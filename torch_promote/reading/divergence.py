@@ -922,9 +922,13 @@ class Walk:
         self.tell(gap, None)
 
     def _computing(self, gap: Gap) -> list[list[int]]:
-        """The calls that compute, without those that initialize parameters in the other run."""
+        """The calls that compute, without conversions and those that initialize parameters in the other run."""
         return [
-            [k for k in calls if run.computes(k) and self._sort(side, k) not in self._initial[1 - side]]
+            [
+                k
+                for k in calls
+                if run.computes(k) and not run.converts(k) and self._sort(side, k) not in self._initial[1 - side]
+            ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
 
@@ -1030,23 +1034,25 @@ class Walk:
         names: list[str] = []
         modules: list[str] = []
         place = ""
-        for run, calls in self._sides(gap):
-            shown = [run.calls[k] for k in calls if not run.is_transparent(k)] or [run.calls[k] for k in calls]
-            ops = list(dict.fromkeys(call.op for call in shown))
-            names.append(_listed(ops))
-            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in shown)))
-            if shown and not place:
-                line = f", {shown[0].line.rpartition('/')[2]}" if shown[0].line else ""
+        moved = False
+        for side, (run, calls) in enumerate(self._sides(gap)):
+            shown = [k for k in calls if not run.is_transparent(k)] or calls
+            if not (gap.one and gap.other):  # the other run may call some elsewhere
+                alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
+                moved = moved or (bool(shown) and not alone)
+                shown = alone or shown
+            made = [run.calls[k] for k in shown]
+            names.append(_listed(dict.fromkeys(call.op for call in made)))
+            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in made)))
+            if made and not place:
+                line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
                 place = f" in {modules[-1]}{line}"
         if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
             return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
         if not (gap.one and gap.other):
-            side, calls = (0, gap.one) if gap.one else (1, gap.other)
-            run = self.runs[side]
-            alone = [k for k in calls if self._sort(side, k) not in self._alone[1 - side]]
-            if not any(run.computes(k) for k in alone) and any(run.computes(k) for k in calls):
-                return f"{'AB'[side]} calls {names[side]}{place}, in another order than {'BA'[side]}"
-            return f"Only {'AB'[side]} calls {names[side]}{place}"
+            name, other = ("A", "B") if gap.one else ("B", "A")
+            called = f"calls {names[0] or names[1]}{place}"
+            return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
         if names[0] == names[1]:
             names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
         if names[0] == names[1]:
