@@ -463,6 +463,88 @@ def compiled(change: str) -> Program:
     return program
 
 
+# --- what shows elsewhere than where it was planted
+
+
+def frozen(k: int) -> None:
+    model = net()
+    model[0].requires_grad_(not k)  # type: ignore[operator]
+    train(model)
+
+
+def not_zeroed(k: int) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(2):
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+        if not k:
+            optimizer.zero_grad()
+
+
+def in_channels_last(k: int) -> Iterator[None]:
+    layout = (torch.contiguous_format, torch.channels_last)[k]
+    x = batch(1, 4, 3, 16, 16).contiguous(memory_format=layout)
+    yield
+    functional.batch_norm(x, None, None, training=True)  # rounds differently
+
+
+def stale_casts(k: int) -> None:
+    """Of weights, which the cache of a region around the whole training serves after a step."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=not k):
+        train(net(), steps=2)
+
+
+def unscaled_late(k: int) -> None:
+    model = net()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(model(batch()).square().mean()).backward()
+    if not k:
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+
+
+def deeper(k: int) -> None:
+    torch.manual_seed(0)
+    nn.GRU(8, 8, num_layers=1 + k)(batch())
+
+
+def without_effect(k: int) -> Iterator[None]:
+    x = batch(1, 4, 4)
+    x[0, 0] = -1.0 - k
+    yield
+    x.relu().sum()
+
+
+def a_schedule_at_another_epoch(k: int) -> Iterator[None]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    if k:
+        schedule.step()
+    yield
+    train(model, optimizer)
+
+
+def compiled_alone(change: str) -> Program:
+    """Compiled code in both runs."""
+
+    def program(k: int) -> None:
+        torch._dynamo.reset()
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1 * k if change == "step" else 0.0)
+        torch.manual_seed(k if change == "seed" else 0)
+        function: Any = torch.compile(lambda x: functional.dropout(model(x), 0.5), backend="aot_eager")
+        step: Any = torch.compile(optimizer.step, backend="aot_eager") if change == "step" else optimizer.step
+        for number in range(2):
+            (model if change == "step" else function)(batch(number)).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+
+    return program
+
+
 @dataclass(frozen=True)
 class Planted:
     """A program, and what the difference of its runs 0 and 1 has to say."""
@@ -652,6 +734,27 @@ PLANTED: dict[str, Planted] = {
         last(lambda x, k: (x.t() if k else x).softmax(1)), "structure", "aten::t", never=("equal inputs",)
     ),
     "other programs": Planted(other_programs, "structure", says="different programs"),
+    "a frozen layer": Planted(
+        frozen, "structure", parameter="0.weight", step=0, says="Of gradients, A alone has those of 0.weight, 0.bias"
+    ),
+    "a gradient that is not zeroed": Planted(not_zeroed, "structure", step=1, says="B adds to a gradient of step 0"),
+    "another layout": Planted(in_channels_last, "rounding", "aten::batch_norm", says="has other strides"),
+    "stale casts": Planted(stale_casts, "policy", "aten::linear", "0", step=1, says="reused", never=("rounding",)),
+    "gradients that are unscaled late": Planted(
+        unscaled_late, "structure", says="in another place than", never=("Only A calls aten::_amp",)
+    ),
+    "an input without effect": Planted(without_effect, "input", "aten::relu", says="reads another input"),
+    "p of a dropout in eval": arguments(
+        lambda k: functional.dropout(batch(), 0.1 + 0.1 * k, training=False), "aten::dropout", p=(0.1, 0.2)
+    ),
+    "layers of an RNN": Planted(deeper, None, says="num_layers 1 in A, 2 in B"),
+    "a schedule at another epoch": Planted(
+        a_schedule_at_another_epoch, "state", phase="optimizer", says="last_epoch of StepLR is 0 in A and 1 in B"
+    ),
+    "a seed of compiled code": Planted(
+        compiled_alone("seed"), "input", "torch.compile", state="generator cpu", never=("other results",)
+    ),
+    "a compiled optimizer": Planted(compiled_alone("step"), "op", says="compiled code has computed"),
     "a weight of compiled code": Planted(compiled("weight"), "weight", parameter="2.weight"),
     "a factor beside compiled code": arguments(compiled("op"), "aten::mul", other=(2, 3)),
 }
@@ -795,6 +898,31 @@ def test_equal_programs_are_equal(name: str) -> None:
     assert (difference.kind, difference.first, difference.largest) == (None, None, 0.0)
     assert difference.is_within(0.0)
     assert difference.compared > 10
+
+
+def test_an_order_without_effect_is_said() -> None:
+    def program(k: int) -> None:
+        x = batch()
+        for number in ((0, 1), (1, 0))[k]:
+            (x.exp, x.sin)[number]()
+        x.cos()
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    assert (difference.kind, difference.moved) == (None, 1)
+    assert "In B, 1 of them ran in another order." in str(difference)
+
+
+def test_the_error_that_ended_a_run_is_said() -> None:
+    def program(k: int) -> None:
+        batch().exp()
+        batch(2).matmul(batch(3, 8 - k, 8))
+
+    whole = recorded(program, 0)
+    with pytest.raises(RuntimeError, match="shapes"), tp.trace(values=True) as ended:
+        program(1)
+    difference = whole.diff(ended)
+    assert not difference.equal
+    assert "B ended with an error: RuntimeError: mat1 and mat2 shapes" in " ".join(str(difference).split())
 
 
 @torch.no_grad()

@@ -255,6 +255,7 @@ class Difference(Report):
         left_out: By run, the number of optimizer steps that the other one was not asked to record.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
+        failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
         >>> import torch, torch_promote as tp
@@ -288,6 +289,7 @@ class Difference(Report):
     left_out: dict[str, int] = field(default_factory=dict)
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -366,12 +368,13 @@ class Difference(Report):
             for name, steps in self.left_out.items()
         ]
         more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
-        ends = (
+        more += [
             f" The recording of {name} ends after {steps:,} step{'s' * (steps != 1)}: its run was killed, or is "
             "still running."
             for name, steps in self.unfinished.items()
-        )
-        return "".join([self._sentence(), *more, *ends])
+        ]
+        more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
+        return "".join([self._sentence(), *more])
 
     def _sentence(self) -> str:
         if not self.compared and self.equal:
@@ -582,8 +585,14 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         left_out=left_out,
         unread_states=unread_states,
         moved=walk.moved,
+        failures=_failures(before, after),
     )
     return _concluded(found, walk)
+
+
+def _failures(before: Recording, after: Recording) -> dict[str, str]:
+    texts = {name: run.failure.text if run.failure else "" for name, run in (("A", before), ("B", after))}
+    return {name: text for name, text in texts.items() if text and texts["A"] != texts["B"]}
 
 
 def _unread_states(recording: Recording) -> list[str]:
@@ -670,7 +679,8 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
 
 
 def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
-    names = [*selecting, *["compiled code"] * (walk.one.compiled != walk.other.compiled)]
+    compiled = walk.one.compiled != walk.other.compiled
+    names = [*selecting, *["compiled code"] * compiled]
     what = f" What may round differently: {', '.join(names)}." if names else ""
     if not walk.rounded:
         return Fact("rounding", f"The results differ by no more than rounding explains.{what}", error=largest)
@@ -678,7 +688,7 @@ def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
     text = (
         f"The results differ by no more than rounding explains. It starts in {walk.place(*pair)}, step "
         f"{walk.one.steps[pair.one]}: relative L2 {spell_number(error)}, and rounding in its dtype explains "
-        f"{spell_number(walk.one.rounding(pair.one))}.{walk.other_kernel(pair)}{what}"
+        f"{spell_number(walk.one.rounding(pair.one))}.{'' if compiled else walk.other_kernel(pair)}{what}"
     )
     return Fact("rounding", text, *pair, walk.one.steps[pair.one], error, calls=len(walk.rounded))
 

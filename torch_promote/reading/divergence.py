@@ -547,7 +547,8 @@ class Walk:
 
     def _follows(self, pair: Pair, differing: Sequence[int]) -> bool:
         """Whether an earlier fact explains that the arguments of a call differ."""
-        if self._reads_numbers or (self.facts and differing and self.one.calls[pair.one].phase == "backward"):
+        found = self.facts or self.rounded
+        if self._reads_numbers or (found and differing and self.one.calls[pair.one].phase == "backward"):
             return True
         infos = [run.calls[k].inputs for run, k in zip(self.runs, pair, strict=True)]
         if self.facts and any(a.shape != b.shape for a, b in zip(*infos, strict=False)):
@@ -578,6 +579,8 @@ class Walk:
             text = f"{text[:-1]}, so its shapes are {shapes[0]} in A and {shapes[1]} in B."
         if self._numbers and self._numbers[0] < self._step_of(*pair):
             self._tell_numbers()  # such as a scheduler's, which show in a later step
+        if self._numbers and any(name.startswith("last_epoch") for name in self._numbers[2]):
+            self._tell_numbers()  # the schedule is at another place
         if call.phase == "optimizer" and self._numbers:
             text, self._numbers = f"{text} {self._numbers[1]}", None
         key = kind, call.name, call.phase, tuple(arguments)
@@ -601,6 +604,10 @@ class Walk:
         elif call.policy != other.policy:
             text = f"{place}, on equal inputs{_policies(call, other)}."
             self._add(Fact("policy", text, *pair, step, error), ("policy", call.name))
+        elif _attributes(call)["casts"] != _attributes(other)["casts"]:
+            casts = [_attributes(one)["casts"] for one in (call, other)]
+            text = f"{place}, on equal inputs: casts ({casts[0]}) in A, ({casts[1]}) in B."
+            self._add(Fact("policy", text, *pair, step, error), ("casts", call.name))
         elif (
             error is not None and error <= self.one.rounding(pair.one) and (self._may_round or self.other_kernel(pair))
         ):
@@ -619,9 +626,12 @@ class Walk:
 
     def other_kernel(self, pair: Pair) -> str:
         """What tells that another kernel may have run in the other run, as a sentence; "" if nothing does."""
-        inner = [[run.calls[k].name for k in run.inner(i)] for run, i in zip(self.runs, pair, strict=True)]
+        inner = [
+            dict.fromkeys(run.calls[k].name for k in run.inner(i) if not run.is_transparent(k))
+            for run, i in zip(self.runs, pair, strict=True)
+        ]
         if inner[0] != inner[1]:
-            names = [", ".join(dict.fromkeys(one)) or "no other op" for one in inner]
+            names = [", ".join(one) or "no other op" for one in inner]
             return f" It called {names[0]} in A, and {names[1]} in B."
         infos = zip(self.one.calls[pair.one].inputs, self.other.calls[pair.other].inputs, strict=False)
         strides = next(((a, b) for a, b in infos if a.strides != b.strides), None)
@@ -894,8 +904,14 @@ class Walk:
                 self._compare_compiled(gap)
             return
         computing = self._computing(gap)
-        if not any(computing) or (gap.tainted and self.facts and not self._is_foreign(computing)):
+        explained = gap.tainted and self.facts and not self._is_foreign(computing)
+        if not any(computing) or (explained and not self._has_other_numbers(computing)):
             return
+        phases = {
+            run.calls[k].phase for (run, _), calls in zip(self._sides(gap), computing, strict=True) for k in calls
+        }
+        if gap.tainted and self.rounded and phases == {"backward"}:
+            return  # of another kernel
         if gap.is_first and (self._start_apart or not all(computing)):
             return
         if all(run.makes_state(k) for (run, _), calls in zip(self._sides(gap), computing, strict=True) for k in calls):
@@ -906,11 +922,24 @@ class Walk:
         self.tell(gap, None)
 
     def _computing(self, gap: Gap) -> list[list[int]]:
-        """The calls that compute, without those that initialize parameters in the other run."""
+        """The calls that compute, without conversions and those that initialize parameters in the other run."""
         return [
-            [k for k in calls if run.computes(k) and self._sort(side, k) not in self._initial[1 - side]]
+            [
+                k
+                for k in calls
+                if run.computes(k) and not run.converts(k) and self._sort(side, k) not in self._initial[1 - side]
+            ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
+
+    def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
+        """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
+        if not (gap[0] and gap[1]):
+            return False
+        pair = Pair(gap[0][-1], gap[1][-1])
+        calls = self.one.calls[pair.one], self.other.calls[pair.other]
+        both = self._differing_arguments(pair).values() if calls[0].op == calls[1].op else ()
+        return calls[0].phase == "forward" and any(not isinstance(value, tuple) for one in both for value in one)
 
     def _is_foreign(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether calls of one run alone are in a place where the other run calls no such op in its forward at all."""
@@ -955,8 +984,8 @@ class Walk:
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
-        writing = (run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.updates(k))
-        parameter = "" if all(computing) else next(filter(None, writing), "")
+        writing = {run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.computes(k)}
+        parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
         on = f", on the parameter {parameter}" if parameter else ""
         text = f"{self.described(gap)}{on}.{self._accumulated(gap)}"
         kind: Kind = "structure"
@@ -1005,23 +1034,25 @@ class Walk:
         names: list[str] = []
         modules: list[str] = []
         place = ""
-        for run, calls in self._sides(gap):
-            shown = [run.calls[k] for k in calls if not run.is_transparent(k)] or [run.calls[k] for k in calls]
-            ops = list(dict.fromkeys(call.op for call in shown))
-            names.append(_listed(ops))
-            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in shown)))
-            if shown and not place:
-                line = f", {shown[0].line.rpartition('/')[2]}" if shown[0].line else ""
+        moved = False
+        for side, (run, calls) in enumerate(self._sides(gap)):
+            shown = [k for k in calls if not run.is_transparent(k)] or calls
+            if not (gap.one and gap.other):  # the other run may call some elsewhere
+                alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
+                moved = moved or (bool(shown) and not alone)
+                shown = alone or shown
+            made = [run.calls[k] for k in shown]
+            names.append(_listed(dict.fromkeys(call.op for call in made)))
+            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in made)))
+            if made and not place:
+                line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
                 place = f" in {modules[-1]}{line}"
         if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
             return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
         if not (gap.one and gap.other):
-            side, calls = (0, gap.one) if gap.one else (1, gap.other)
-            run = self.runs[side]
-            alone = [k for k in calls if self._sort(side, k) not in self._alone[1 - side]]
-            if not any(run.computes(k) for k in alone) and any(run.computes(k) for k in calls):
-                return f"{'AB'[side]} calls {names[side]}{place}, in another order than {'BA'[side]}"
-            return f"Only {'AB'[side]} calls {names[side]}{place}"
+            name, other = ("A", "B") if gap.one else ("B", "A")
+            called = f"calls {names[0] or names[1]}{place}"
+            return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
         if names[0] == names[1]:
             names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
         if names[0] == names[1]:

@@ -129,6 +129,11 @@ class Run:
         """Whether a call has results of its own: it is no view or conversion, and no question such as item()."""
         return bool(self.calls[i].outputs) and not self.is_transparent(i)
 
+    def converts(self, i: int) -> bool:
+        """Whether a call copies elements to a tensor of another dtype, as the call that reads it tells."""
+        call = self.calls[i]
+        return facts_of(call.name).is_copy and len({info.dtype for info in call.inputs}) > 1
+
     def makes_state(self, i: int) -> bool:
         """Whether a call makes a state from nothing, such as GradScaler's first scale, which is compared itself."""
         return self.calls[i].phase == "optimizer" and not self.calls[i].inputs
