@@ -18,6 +18,7 @@ a similar one.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import os
 import re
@@ -68,7 +69,7 @@ _CALLS_OF_A_DECADE, _SMALLEST = 8.0, 1e-12
 #: The calls behind the first wrong one among which the nearest results are looked for.
 _REACH = 12
 #: A pair whose error is so many times that of its inputs, and of rounding, is where errors begin to grow.
-_GROWS, _ROUNDS = 20.0, 4.0
+_GROWS, _ROUNDS = 20.0, 1.0
 #: The fewest elements that are told by their norm, extremes and exponents.
 _FEWEST = 16
 _BEGIN_TO_EXCEED = "errors begin to exceed rounding"
@@ -222,6 +223,14 @@ def _is_constant(values: Values) -> bool:
     return values.amax == values.min_nonzero and (values.count > 1 or float(values.amax * 1024).is_integer())
 
 
+def _nonzeros(values: Values) -> int:
+    return round(values.count * (1.0 - values.zeros))
+
+
+def _exponents(values: Values) -> dict[Any, float]:
+    return dict(values.exponents) | {"inf": values.infs * values.count, "nan": values.nans * values.count}
+
+
 class _Pairing:
     """The pairs of results of two runs; see NOTE [ How results are paired ]."""
 
@@ -236,6 +245,7 @@ class _Pairing:
         self._tables = [self._table(side, keys) for side, keys in zip((one, other), self._keys, strict=True)]
         self._by_sketch()
         self._by_facts()
+        self._by_parts()
         self._constants()
         self.pairs.sort(key=lambda pair: (pair.one.call < 0, abs(pair.one.call), pair.one.place))
 
@@ -308,20 +318,63 @@ class _Pairing:
                     continue
                 near = ((tables[1 - side] - facts).abs() <= self.tolerance * facts).all(1).nonzero().flatten().tolist()
                 for j in near[:_MOST_PLACES]:
-                    if self._has_the_elements(side, i, j):
+                    if self._is_in_another_order(side, i, j):
                         self._add(side, i, j, float(((tables[1 - side][j] - facts).abs() / facts).max()), False)
                         break
 
-    def _has_the_elements(self, side: int, i: int, j: int) -> bool:
-        one, other = self._values(side, i), self._values(1 - side, j)
-        counts = [
-            dict(values.exponents) | {"inf": values.infs * values.count, "nan": values.nans * values.count}
-            for values in (one, other)
-        ]
-        apart = sum(abs(counts[0].get(key, 0) - counts[1].get(key, 0)) for key in {**counts[0], **counts[1]})
-        if apart > 2 * self.tolerance * one.count + (0 if self.tolerance < 1e-3 else 2):
+    def _by_parts(self) -> None:
+        """Pairs what is left with what a loop of the other run computes in parts, by consecutive calls of a line."""
+        for side in (0, 1):
+            wholes: dict[int, list[int]] = defaultdict(list)  # of the other run, by the number of elements but zeros
+            for j in range(len(self._keys[1 - side])):
+                values = self._values(1 - side, j)
+                if not self._is_paired(1 - side, j) and len(values.exponents) >= 3:
+                    wholes[_nonzeros(values)].append(j)
+            loops: dict[tuple[str, ...], list[_Result]] = defaultdict(list)
+            run = self._sides[side].run
+            for i in filter(run.computes, self._sides[side].own):
+                call = run.calls[i]
+                key = call.op, call.line, call.phase, re.sub(r"\b\d+\b", "", call.module)
+                for place, values in enumerate(run.values(i)):
+                    if not _is_constant(values) and _nonzeros(values):
+                        loops[key].append(_Result(i, place, values, False))
+            for loop in loops.values() if wholes else ():
+                sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
+                ends = {size: end for end, size in enumerate(sums)}
+                for start, size in enumerate(sums):
+                    for count, places in wholes.items():
+                        parts = loop[start : ends.get(size + count, start)]
+                        for j in places if len(parts) > 1 else ():
+                            if self._has_the_elements(self._values(1 - side, j), [one.values for one in parts]):
+                                self._add_parts(side, j, parts)
+                                break
+
+    def _add_parts(self, side: int, j: int, parts: Sequence[_Result]) -> None:
+        for whole in self._sides[1 - side].classes[self._keys[1 - side][j]]:
+            for part in parts:
+                pair = _Pair(*((part, whole) if side == 0 else (whole, part)), 0.0, False)
+                self.pairs.append(pair)
+                self.of[side].setdefault((part.call, part.place), pair)
+                self.of[1 - side].setdefault((whole.call, whole.place), pair)
+
+    def _has_the_elements(self, whole: Values, parts: Sequence[Values]) -> bool:
+        """Whether several tensors have the elements of one but for zeros, by norm, extremes and exponents."""
+        size, most = whole.l2 or 0.0, whole.amax or 0.0
+        if abs(math.hypot(*(one.l2 or 0.0 for one in parts)) - size) > self.tolerance * size:
             return False
-        if abs((one.min_nonzero or 0.0) - (other.min_nonzero or 0.0)) > self.tolerance * (one.amax or 0.0):
+        if abs(max(one.amax or 0.0 for one in parts) - most) > self.tolerance * most:
+            return False
+        least = min((one.min_nonzero for one in parts if one.min_nonzero), default=0.0)
+        if abs(least - (whole.min_nonzero or 0.0)) > self.tolerance * most:
+            return False
+        apart = Counter(_exponents(whole))
+        for one in parts:
+            apart.subtract(_exponents(one))
+        return sum(map(abs, apart.values())) <= 2 * self.tolerance * whole.count + (0 if self.tolerance < 1e-3 else 2)
+
+    def _is_in_another_order(self, side: int, i: int, j: int) -> bool:
+        one, other = self._values(side, i), self._values(1 - side, j)
+        if not self._has_the_elements(one, [other]):
             return False
         if not self._shapes(side, i).isdisjoint(self._shapes(1 - side, j)):  # a permutation, and no layout
             return False
@@ -333,11 +386,11 @@ class _Pairing:
         return one.count != other.count or float((tables[0] + tables[1]).norm()) > 0.1 * float(tables[0].norm())
 
     def _shapes(self, side: int, place: int) -> set[tuple[int, ...]]:
-        """The shapes of the members of a class, without dimensions of one element."""
-        run = self._sides[side].run
+        """The shapes in which a class was computed, or moved, without dimensions of one element."""
+        run, members = self._sides[side].run, self._sides[side].classes[self._keys[side][place]]
         infos = (
             run.calls[one.call].outputs[one.place] if one.call >= 0 else run.sources[-1 - one.call].info
-            for one in self._sides[side].classes[self._keys[side][place]]
+            for one in [one for one in members if not one.is_moved] or members
         )
         return {tuple(size for size in info.shape if size > 1) for info in infos}
 
@@ -684,9 +737,8 @@ class Match(Report):
 
     def content(self) -> Content:
         """Returns the sentence, the near misses, the maps of modules and weights, and the two programs."""
-        return Content(
-            "two implementations", self.answer, list(self._numbers()), list(self._parts()), self.outputs_match
-        )
+        good = None if self.outputs_match and self.near else self.outputs_match
+        return Content("two implementations", self.answer, list(self._numbers()), list(self._parts()), good)
 
     def _numbers(self) -> Iterator[ReportFact]:
         yield "outputs", "match" if self.outputs_match else "differ"
@@ -775,7 +827,7 @@ class _Answer:
             self.weights,
             near,
             self.pairing.tolerance,
-            self._sentence(first, len(paired), len(counted[0])),
+            self._sentence(first, near, len(paired), len(counted[0])),
             self._listed(self.wrong_ends) + self.evidence,
             (len(counted[0]), len(counted[1])),
             sum(not pair.is_same_order for pair in self.pairing.pairs),
@@ -952,13 +1004,20 @@ class _Answer:
                 return None
             if i in self.one.moves or i not in self.one.depends or pairing.pairs_of(0, i):
                 continue
-            for writer in self.one.writers[i]:
-                for pair in pairing.pairs_of(0, writer):
-                    for j in readers.get((self.one.call(i).op, pair.other.call), ()):
-                        error = pairing.error_between(i, j)
-                        if error is not None and pairing.tolerance < error < _MOST_OF_NEAR:
-                            calls = self.one.call(i), other.call(j)
-                            return NearMiss(*calls, error, "the same op on the same inputs, with another result")
+            inputs = [writer for writer in self.one.writers[i] if writer >= 0] or self.one.writers[i]
+            found = [
+                {
+                    j
+                    for pair in pairing.pairs_of(0, writer)
+                    for j in readers.get((self.one.call(i).op, pair.other.call), ())
+                }
+                for writer in inputs
+            ]
+            for j in sorted(set.intersection(*found)) if found else ():
+                error = pairing.error_between(i, j)
+                if error is not None and pairing.tolerance < error < _MOST_OF_NEAR:
+                    calls = self.one.call(i), other.call(j)
+                    return NearMiss(*calls, error, "the same op on the same inputs, with another result")
         return None
 
     def _table(self, starts: Sequence[int | None]) -> NearMiss | None:
@@ -966,14 +1025,14 @@ class _Answer:
         found = []
         for side, start in zip((self.one, self.other), starts, strict=True):
             found.append([] if start is None else self._tables_before(side, start))
+        read = [set() if start is None else self._behind(number, start) for number, start in enumerate(starts)]
         for i in found[0]:
             for j in found[1]:
                 error = self.pairing.error_between(i, j)
                 mine, theirs = self.one.call(i), self.other.call(j)
-                is_near = error is not None and error < _MOST_OF_NEAR
-                # Of masks of integers and bools, only the bits are known.
-                is_other = error is None and mine.op == theirs.op and self._is_discrete(i, j)
-                if is_near or is_other:
+                # Of masks of integers and bools, only the bits are known: those that the calls themselves read.
+                is_other = error is None and i in read[0] and j in read[1] and mine.op == theirs.op
+                if (error is not None and error < _MOST_OF_NEAR) or (is_other and self._is_discrete(i, j)):
                     return NearMiss(
                         mine, theirs, error, "a table that depends on no data, read by the first wrong call"
                     )
@@ -1070,8 +1129,11 @@ class _Answer:
             if path
         }
 
-    def _sentence(self, first: NearMiss | None, paired: int, results: int) -> str:
+    def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss], paired: int, results: int) -> str:
         share = f"{paired:,} of {results:,} results of the reference have a counterpart."
+        if not self.wrong_ends and near:
+            known = f"within the tolerance of {spell_number(self.pairing.tolerance)} (relative L2), but not to rounding"
+            return f"The outputs match {known}. {self._described(near[0])} {share}"
         if not self.wrong_ends:
             return f"The port (B) computes what the reference (A) computes: all outputs match. {share}"
         if first is None:
@@ -1104,7 +1166,7 @@ class _Answer:
             return f"{text}."
         if first.text == _BEGIN_TO_EXCEED and first.relative_l2 is not None:
             error = spell_number(first.relative_l2)
-            return f"In {_place(one)} and {_place(other)}, {first.text}: {error} (relative L2), within the tolerance."
+            return f"In {_place(one)} (B: {_place(other)}), {first.text}: {error}."
         if first.relative_l2 is not None and first.relative_l2 < _MOST_OF_NEAR:
             return f"{text}; nearest: {_place(other)}, off by {spell_number(first.relative_l2)} (relative L2)."
         off = "" if first.relative_l2 is None else f", off by {spell_number(first.relative_l2)} (relative L2)"
