@@ -162,7 +162,7 @@ class Fused(nn.Module):
         weights = [getattr(split, name).weight for name in "qkv"]
         biases = [getattr(split, name).bias for name in "qkv"]
         weight, bias = torch.cat(weights).detach().clone(), torch.cat(biases).detach().clone()
-        if how == "interleaved":  # by head, as in GPT-NeoX
+        if how == "interleaved":
             weight = torch.stack([one.view(H, -1, D) for one in weights], 1).flatten(0, 2).detach().clone()
             bias = torch.stack([one.view(H, -1) for one in biases], 1).flatten().detach().clone()
         self.weight = nn.Parameter(weight.t().contiguous() if how == "transposed" else weight)
@@ -189,7 +189,7 @@ class Fused(nn.Module):
         ("chunk", "weight[32:64]"),
         ("slices", "weight[32:64]"),
         ("transposed", "weight.T[32:64]"),
-        ("interleaved", "weight[8:16, 32:40, 56:64, 80:88]"),
+        ("interleaved", "weight[8:16, 32:40, 56:64, 80:88]"),  # by head, as in GPT-NeoX
     ],
 )
 def test_parts_and_the_map_of_weights(how: str, k: str) -> None:
@@ -246,6 +246,39 @@ def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
         assert "in another order" in str(found)
     wrong = record(torch.sin, x).diff(record(lambda x: LAYOUTS[layout](x * 1.001), x), match=True)
     assert not wrong.outputs_match
+
+
+def test_rows_in_another_order_are_paired() -> None:
+    one, other = nn.Linear(D, D), nn.Linear(D, D)
+    order = torch.arange(D).view(2, -1).t().flatten()  # as of a rotary embedding of another convention
+    other.load_state_dict({name: values[order] for name, values in one.state_dict().items()})
+    x = torch.randn(2, D)
+    found = record(one, x).diff(record(lambda x: other(x).index_select(-1, order.argsort()), x), match=True)
+    assert found.outputs_match
+    assert found.weights["weight"] == "weight[rows in another order]"
+    assert found.alone == []
+
+
+@pytest.mark.parametrize("at", ["", "activation", "product"])
+def test_a_loop_is_paired_with_what_the_other_program_computes_at_once(at: str) -> None:
+    torch.manual_seed(0)
+    x, up, down = torch.randn(6, 5, 16), torch.randn(16, 24), torch.randn(24, 16)
+
+    def whole(x: Tensor) -> Tensor:
+        return F.gelu(x @ up) @ down
+
+    def loop(x: Tensor) -> Tensor:
+        parts = []
+        for one in x.unbind(1):  # such as token by token
+            h = F.gelu(one @ up, approximate="tanh" if at == "activation" else "none")
+            parts.append(h @ (down + 0.01 if at == "product" else down))
+        return torch.stack(parts, 1)
+
+    for one, other in ((whole, loop), (loop, whole)):
+        found = record(one, x).diff(record(other, x), match=True)
+        assert found.outputs_match == (at == "")
+        ops = {"activation": {"aten::gelu"}, "product": {"aten::matmul", "aten::add"}}.get(at, set())
+        assert {call.op for call in (found.first.a, found.first.b)} <= ops if found.first else not at
 
 
 def test_a_negative_and_a_magnitude_are_no_other_layout() -> None:

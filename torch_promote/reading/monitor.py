@@ -311,7 +311,7 @@ class Monitor:
                 self._recordings.last.append((self.steps, look.tracer.report))
                 if alarms:
                     self._recordings.write(keep=True)
-                elif self.looks % _WRITTEN == 1:
+                elif (self.looks - 1) % _WRITTEN == 0:
                     self._recordings.write(1)
                 files = self._recordings.pair()
         with self._safely("to"):
@@ -568,7 +568,7 @@ class _Past:
                 grown[module] = amax, usual
         for module, (amax,) in own.items():
             past = self._amax[module]
-            if grown and past and amax > 2 * max(past):  # it has grown with them, and is not told of later
+            if module in grown or (grown and past and amax > 2 * max(past)):  # told of once, with what grew with it
                 past.clear()
             past.append(amax)
         if not grown:
