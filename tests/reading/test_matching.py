@@ -51,8 +51,8 @@ def matched(model: str, bug: str, backward: bool = False) -> Match:
 def is_named(found: NearMiss | None, bug: str) -> bool:
     """Whether one of the two calls is in a line that computes what the bug changes, or in the next one."""
     calls = [] if found is None else [call for call in (found.a, found.b) if call is not None]
-    lines = [int(call.line.rpartition(":")[2]) for call in calls]
-    return any(abs(line - guilty) <= 1 for line in lines for guilty in guilty_lines(bug))
+    lines = [(Path(file).name, int(line)) for file, _, line in (call.line.rpartition(":") for call in calls)]
+    return any((file, line + off) in guilty_lines(bug) for file, line in lines for off in (-1, 0, 1))
 
 
 # --- the twelve models
@@ -80,7 +80,7 @@ def test_the_call_that_differs_is_named(model: str, bug: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_nine_in_ten_planted_bugs_are_named(backward: bool) -> None:
-    assert {bug for _, bug in CASES} == set(BUGS)
+    assert {bug for _, bug in CASES} >= set(BUGS)
     assert len(CASES) > 110
     unnamed = []
     for model, bug in CASES:
@@ -355,13 +355,13 @@ def test_the_answer_names_both_calls_and_the_error() -> None:
     assert first.a is not None
     assert first.b is not None
     assert first.relative_l2 is not None
-    assert (first.a.op, first.a.module, first.b.module) == ("aten::gelu", "h.1", "blocks.1")
+    assert (first.a.op, first.a.module, first.b.module) == ("aten::gelu", "blocks.1.mlp.1", "layers.1")
     assert 1e-5 < first.relative_l2 < 1e-2
-    for text in ("up to linear in h.1.fc", "gelu in h.1", "nearest: gelu in blocks.1", "(relative L2)"):
+    for text in ("up to linear in blocks.1.mlp.0", "nearest: gelu in layers.1", "(relative L2)"):
         assert text in found.answer
-    assert found.modules["h.1.fc"] == "blocks.1.up"
-    assert found.modules["h.0"] == "blocks.0"
-    assert found.weights["h.1.q.weight"] == "blocks.1.qkv.weight[0:32]"
+    assert found.modules["blocks.1.mlp.0"] == "layers.1.up"
+    assert found.modules["blocks.0"] == "layers.0"
+    assert found.weights["blocks.1.attention.query.weight"] == "layers.1.qkv.weight[0:64]"
     assert found.near[0] == first
 
 
