@@ -311,23 +311,25 @@ class _Pairing:
                 values = self._values(side, i)
                 if values.count < _FEWEST or len(values.exponents) < 3 or self._is_paired(side, i):
                     continue
-                size = values.l2 or 0.0
-                start = bisect.bisect(norms[1 - side], (size * (1 - self.tolerance), -1))
-                for norm, j in norms[1 - side][start : start + _MOST_PLACES]:
-                    if norm > size * (1 + self.tolerance):
-                        break
-                    if self._is_in_another_order(side, i, j):
-                        self._add(side, i, j, 0.0, False)
-                        break
+                fitting = self._of_norm(norms[1 - side], values.l2 or 0.0)
+                j = next((j for j in fitting if self._is_in_another_order(side, i, j)), None)
+                if j is not None:
+                    self._add(side, i, j, 0.0, False)
+
+    def _of_norm(self, norms: Sequence[tuple[float, int]], norm: float) -> list[int]:
+        """Those of classes, sorted by norm, that have a norm."""
+        start = bisect.bisect(norms, (norm * (1 - self.tolerance), -1))
+        return [j for one, j in norms[start : start + _MOST_PLACES] if one <= norm * (1 + self.tolerance)]
 
     def _by_parts(self) -> None:
         """Pairs what is left with what a loop of the other run computes in parts, by consecutive calls of a line."""
         for side in (0, 1):
-            wholes: dict[int, list[int]] = defaultdict(list)  # of the other run, by the number of elements but zeros
+            # Of the other run, with their norms, by the number of elements but zeros.
+            wholes: dict[int, list[tuple[float, int]]] = defaultdict(list)
             for j in range(len(self._keys[1 - side])):
                 values = self._values(1 - side, j)
                 if not self._is_paired(1 - side, j) and len(values.exponents) >= 3:
-                    wholes[_nonzeros(values)].append(j)
+                    bisect.insort(wholes[_nonzeros(values)], (values.l2 or 0.0, j))
             loops: dict[tuple[Any, ...], list[_Result]] = defaultdict(list)
             run = self._sides[side].run
             for i in self._sides[side].own:
@@ -342,11 +344,15 @@ class _Pairing:
                             )
             for loop in loops.values() if wholes else ():
                 sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
+                squares = list(itertools.accumulate(((one.values.l2 or 0.0) ** 2 for one in loop), initial=0.0))
                 ends = {size: end for end, size in enumerate(sums)}
                 for start, size in enumerate(sums):
-                    for count, places in wholes.items():
-                        parts = loop[start : ends.get(size + count, start)]
-                        for j in places if len(parts) > 1 else ():
+                    for count, norms in wholes.items():
+                        end = ends.get(size + count, start)
+                        if end - start < 2:
+                            continue
+                        parts = loop[start:end]
+                        for j in self._of_norm(norms, math.sqrt(squares[end] - squares[start])):
                             if self._has_the_elements(self._values(1 - side, j), [one.values for one in parts]):
                                 self._add_parts(side, j, parts)
                                 break
