@@ -118,6 +118,7 @@ def test_a_port_in_bfloat16_is_compared_by_its_rounding(model: str) -> None:
     found = record(one, *inputs).diff(low, match=True)
     assert found.outputs_match, str(found)
     assert found.tolerance >= 0.05
+    assert "The rounding of bfloat16 may hide a difference that float32 shows." in found.answer
     assert not record(one, *inputs).diff(low, match=True, tolerance=1e-5).outputs_match
 
 
@@ -379,7 +380,7 @@ def test_where_errors_begin_is_told_once_for_all_steps() -> None:
     assert found.outputs_match
     assert len(found.near) > 1
     assert {one.text for one in found.near} == {"errors begin to exceed rounding"}
-    assert found.answer.startswith("The outputs match within the tolerance of 1.2e-5 (relative L2), but not to round")
+    assert found.answer.startswith("All outputs match within 1.2e-5 (relative L2), but not to rounding. In div in")
     assert str(found.content()).replace(found.answer, "").count("errors begin to exceed rounding") == 1
 
 

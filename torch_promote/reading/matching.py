@@ -35,6 +35,7 @@ from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import unpack_projections, unpack_sketch
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Column,
     Content,
@@ -1076,11 +1077,14 @@ class _Answer:
 
     def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss], paired: int, results: int) -> str:
         share = f"{paired:,} of {results:,} results of the reference have a counterpart."
+        within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if not self.wrong_ends and near:
-            known = f"within the tolerance of {spell_number(self.pairing.tolerance)} (relative L2), but not to rounding"
-            return f"The outputs match {known}. {self._described(near[0])} {share}"
+            return f"All outputs match {within}, but not to rounding. {self._described(near[0])} {share}"
         if not self.wrong_ends:
-            return f"The port (B) computes what the reference (A) computes: all outputs match. {share}"
+            coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+            hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
+            more = hides if coarse in (torch.float16, torch.bfloat16) else ""
+            return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
         if first is None:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
         return f"{self._until(first)}{self._described(first)} {share}"
