@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 
+import port_gpt
 import torch_promote as tp
 from helpers.ports import BUGS, PORTS, D, H, T, guilty_lines
 from torch_promote.cli.program import main
@@ -364,6 +365,16 @@ def test_the_answer_names_both_calls_and_the_error() -> None:
     assert found.modules["blocks.0"] == "layers.0"
     assert found.weights["blocks.1.attention.query.weight"] == "layers.1.qkv.weight[0:64]"
     assert found.near[0] == first
+
+
+def test_a_difference_that_the_tolerance_hides_is_told_first() -> None:
+    found = port_gpt.compare("activation")
+    assert found.outputs_match
+    assert found.near[0].a is not None
+    assert found.near[0].a.op == "aten::gelu"
+    assert found.answer.startswith(
+        "All outputs match within 1.2e-5 (relative L2), but not to rounding. gelu in blocks.1"
+    )
 
 
 def test_where_errors_begin_is_told_once_for_all_steps() -> None:

@@ -1008,7 +1008,9 @@ class _Answer:
 
     def _near(self, first: NearMiss | None) -> list[NearMiss]:
         """The first difference, others on right inputs, and where errors begin to exceed rounding."""
-        found = [first] if first is not None and first.relative_l2 is not None else []
+        jumps = self._jumps()
+        start = self._hidden(jumps[0].one.call) if first is None and jumps else first
+        found = [start] if start is not None and start.relative_l2 is not None else []
         wrong = [self.pairing.wrong(side, ("forward", "recompute")) for side in (0, 1)]
         fronts = [[i for i in wrong[side] if self._behind(side, i).isdisjoint(wrong[side])][:_REACH] for side in (0, 1)]
         for i in fronts[0] if first is not None else ():
@@ -1016,7 +1018,7 @@ class _Answer:
             error, j = min(errors, default=(math.inf, -1))
             if error < _MOST_OF_NEAR:
                 found.append(NearMiss(self.one.call(i), self.other.call(j), error, _NO_COUNTERPART))
-        found += [self._jump(pair) for pair in self._jumps()]
+        found += [self._jump(pair) for pair in jumps]
         known: dict[tuple[int, int], NearMiss] = {}
         for one in found:
             known.setdefault((id(one.a), id(one.b)), one)
