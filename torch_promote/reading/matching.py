@@ -961,6 +961,7 @@ class _Answer:
             if i in self.one.moves or i not in self.one.depends or self.pairing.pairs_of(0, i):
                 continue
             inputs = {pair.other.call for writer in self.one.writers[i] for pair in self.pairing.pairs_of(0, writer)}
+            inputs |= {k for j in inputs & self.other.moves for k in self._behind(1, j)}  # a part of what they made
             for j in [j for writer in sorted(inputs) for j in readers.get((self.one.call(i).op, writer), ())]:
                 error = self.pairing.error_between(i, j)
                 is_alike = inputs.issuperset(writer for writer in self.other.writers[j] if writer >= 0)
