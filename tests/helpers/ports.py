@@ -1,4 +1,4 @@
-"""Twelve models, each written twice: a reference, and a port of it in which a bug can be planted.
+"""Eleven models, each written twice: a reference, and a port of it in which a bug can be planted; and the demo's GPT.
 
 A comment `#: eps, scale` marks the line of a call that these bugs change, in the port, and the line of the reference
 that computes the same.
@@ -16,6 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
+
+import port_gpt
+from gpt.model import GPT
 
 __all__ = ["BUGS", "PORTS", "Port", "guilty_lines"]
 
@@ -63,100 +66,6 @@ def load(port: nn.Module, values: dict[str, Tensor], bug: str, at: str, square: 
         name = at.replace("weight", "bias")
         values[name] = values[name].flip(0)
     port.load_state_dict(values)
-
-
-# --- GPT: attention by hand, pre-norm; the port has fused projections and scaled_dot_product_attention
-
-
-class GPTBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.q, self.k, self.v, self.o = (linear() for _ in range(4))
-        self.fc, self.proj = linear(D, 4 * D), linear(4 * D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.ln_1(x)  #: eps, biased
-        q = self.q(h)  #: swapped, bias
-        k, v = self.k(h), self.v(h)  #: swapped
-        scores = heads(q) @ heads(k).transpose(-1, -2)
-        scores = scores / math.sqrt(D // H)  #: scale
-        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~keep, -math.inf)  #: mask
-        a = F.dropout(scores.softmax(-1) @ heads(v), 0.1, self.training)  #: dropout, scale, mask
-        x = x + self.o(joined(a))  #: transposed, norm_order
-        h = self.ln_2(x)
-        h = F.gelu(self.fc(h), approximate="tanh")  #: activation
-        return x + self.proj(h)  #: island
-
-
-class GPTPortBlock(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.qkv, self.out, self.up, self.down = linear(D, 3 * D), linear(), linear(D, 4 * D), linear(4 * D)
-        self.norm = nn.ParameterList(torch.empty(D) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bug == "biased":
-            c = x - x.mean(-1, keepdim=True)
-            h = c / (c.var(-1, keepdim=True) + 1e-5).sqrt() * self.norm[0] + self.norm[1]  #: biased
-        else:
-            h = F.layer_norm(x, (D,), self.norm[0], self.norm[1], self.pick("eps", 1e-5, 1e-3))  #: eps
-        qkv = self.qkv(h)  #: swapped, bias
-        q, k, v = (heads(one) for one in qkv.chunk(3, -1))
-        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(self.pick("mask", 0, 1))
-        a = F.scaled_dot_product_attention(q, k, v, keep, scale=self.pick("scale", None, 1 / D))  #: scale, mask
-        a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
-        x = self.pick("norm_order", x, h) + self.out(joined(a))  #: transposed, norm_order
-        h = self.up(F.layer_norm(x, (D,), self.norm[2], self.norm[3]))
-        h = F.gelu(h, approximate=self.pick("activation", "tanh", "none"))  #: activation
-        return x + (in_bfloat16(self.down, h) if self.bug == "island" else self.down(h))  #: island
-
-
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(50, D), nn.Embedding(T, D)
-        self.h = nn.ModuleList(GPTBlock() for _ in range(2))
-        self.ln_f, self.head = nn.LayerNorm(D), linear(D, 50, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
-        for block in self.h:
-            x = block(x)
-        return self.head(self.ln_f(x))
-
-
-class GPTPort(nn.Module):
-    def __init__(self, bug: str) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(50, D), nn.Embedding(T, D)
-        self.blocks = nn.ModuleList([GPTPortBlock(""), GPTPortBlock(bug)])
-        self.last, self.logits = nn.LayerNorm(D), linear(D, 50, bias=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.places(torch.arange(ids.shape[1])) + self.tokens(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.logits(self.last(x))
-
-
-def port_gpt(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"tokens.weight": known["wte.weight"], "places.weight": known["wpe.weight"]}
-    for i in range(2):
-        old, new = f"h.{i}.", f"blocks.{i}."
-        for end in ("weight", "bias"):
-            values[f"{new}qkv.{end}"] = torch.cat([known[f"{old}{one}.{end}"] for one in "qkv"])
-            for a, b in (("o", "out"), ("fc", "up"), ("proj", "down")):
-                values[f"{new}{b}.{end}"] = known[f"{old}{a}.{end}"]
-        for number, name in enumerate(("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias")):
-            values[f"{new}norm.{number}"] = known[old + name]
-    values |= {"last.weight": known["ln_f.weight"], "last.bias": known["ln_f.bias"]}
-    values["logits.weight"] = known["head.weight"]
-    model = GPTPort(bug)
-    load(model, values, bug, "blocks.1.qkv.weight", "blocks.1.out.weight")
-    return model
 
 
 # --- Llama: the norm, rotary embedding and attention of transformers; the port is fused, with F.rms_norm
@@ -1089,7 +998,12 @@ def all_but(*bugs: str) -> tuple[str, ...]:
 
 
 PORTS = {
-    "gpt": Port(GPT, port_gpt, ids, all_but("base")),
+    "gpt": Port(
+        lambda: GPT(port_gpt.CONFIG),
+        lambda reference, bug: port_gpt.ported(reference, bug or "none"),
+        ids,
+        tuple(port_gpt.BUGS),
+    ),
     "llama": Port(Llama, port_llama, ids, all_but("biased")),
     "bert": Port(Bert, port_bert, words, all_but("base")),
     "t5": Port(T5, port_t5, ids, all_but("bias")),
@@ -1112,11 +1026,12 @@ PORTS = {
 
 
 @functools.cache
-def guilty_lines(bug: str) -> set[int]:
-    """The lines of this file that compute what a bug changes."""
+def guilty_lines(bug: str) -> set[tuple[str, int]]:
+    """The lines, of this file and of the demo, that compute what a bug changes."""
     found = set()
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1):
-        marked = re.search(r"#: ([a-z_, ]+)$", line)
-        if marked and bug in marked[1].split(", "):
-            found.add(number)
+    for file in (__file__, port_gpt.__file__):
+        for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+            marked = re.search(r"#: ([a-z_, ]+)$", line)
+            if marked and bug in marked[1].split(", "):
+                found.add((Path(file).name, number))
     return found

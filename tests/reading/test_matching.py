@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody writes it)
 
+import port_gpt
 import torch_promote as tp
 from helpers.ports import BUGS, PORTS, D, H, T, guilty_lines
 from torch_promote.cli.program import main
@@ -51,8 +52,8 @@ def matched(model: str, bug: str, backward: bool = False) -> Match:
 def is_named(found: NearMiss | None, bug: str) -> bool:
     """Whether one of the two calls is in a line that computes what the bug changes, or in the next one."""
     calls = [] if found is None else [call for call in (found.a, found.b) if call is not None]
-    lines = [int(call.line.rpartition(":")[2]) for call in calls]
-    return any(abs(line - guilty) <= 1 for line in lines for guilty in guilty_lines(bug))
+    lines = [(Path(file).name, int(line)) for file, _, line in (call.line.rpartition(":") for call in calls)]
+    return any((file, line + off) in guilty_lines(bug) for file, line in lines for off in (-1, 0, 1))
 
 
 # --- the twelve models
@@ -80,7 +81,7 @@ def test_the_call_that_differs_is_named(model: str, bug: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_nine_in_ten_planted_bugs_are_named(backward: bool) -> None:
-    assert {bug for _, bug in CASES} == set(BUGS)
+    assert {bug for _, bug in CASES} >= set(BUGS)
     assert len(CASES) > 110
     unnamed = []
     for model, bug in CASES:
@@ -105,7 +106,7 @@ def test_a_training_of_an_equal_port_is_equal(model: str) -> None:
         reports.append(report)
     found = reports[0].diff(reports[1], match=True)
     assert found.outputs_match, str(found)
-    assert sum("loss" in line for line in found.evidence) == 3
+    assert sum(line.startswith("Loss") for line in found.evidence) == 3
     assert any("gradient" in line for line in found.evidence)
 
 
@@ -118,6 +119,7 @@ def test_a_port_in_bfloat16_is_compared_by_its_rounding(model: str) -> None:
     found = record(one, *inputs).diff(low, match=True)
     assert found.outputs_match, str(found)
     assert found.tolerance >= 0.05
+    assert "The rounding of bfloat16 may hide a difference that float32 shows." in found.answer
     assert not record(one, *inputs).diff(low, match=True, tolerance=1e-5).outputs_match
 
 
@@ -162,7 +164,7 @@ class Fused(nn.Module):
         weights = [getattr(split, name).weight for name in "qkv"]
         biases = [getattr(split, name).bias for name in "qkv"]
         weight, bias = torch.cat(weights).detach().clone(), torch.cat(biases).detach().clone()
-        if how == "interleaved":  # by head, as in GPT-NeoX
+        if how == "interleaved":
             weight = torch.stack([one.view(H, -1, D) for one in weights], 1).flatten(0, 2).detach().clone()
             bias = torch.stack([one.view(H, -1) for one in biases], 1).flatten().detach().clone()
         self.weight = nn.Parameter(weight.t().contiguous() if how == "transposed" else weight)
@@ -189,7 +191,7 @@ class Fused(nn.Module):
         ("chunk", "weight[32:64]"),
         ("slices", "weight[32:64]"),
         ("transposed", "weight.T[32:64]"),
-        ("interleaved", "weight[8:16, 32:40, 56:64, 80:88]"),
+        ("interleaved", "weight[8:16, 32:40, 56:64, 80:88]"),  # by head, as in GPT-NeoX
     ],
 )
 def test_parts_and_the_map_of_weights(how: str, k: str) -> None:
@@ -246,6 +248,39 @@ def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
         assert "in another order" in str(found)
     wrong = record(torch.sin, x).diff(record(lambda x: LAYOUTS[layout](x * 1.001), x), match=True)
     assert not wrong.outputs_match
+
+
+def test_rows_in_another_order_are_paired() -> None:
+    one, other = nn.Linear(D, D), nn.Linear(D, D)
+    order = torch.arange(D).view(2, -1).t().flatten()  # as of a rotary embedding of another convention
+    other.load_state_dict({name: values[order] for name, values in one.state_dict().items()})
+    x = torch.randn(2, D)
+    found = record(one, x).diff(record(lambda x: other(x).index_select(-1, order.argsort()), x), match=True)
+    assert found.outputs_match
+    assert found.weights["weight"] == "weight[rows in another order]"
+    assert found.alone == []
+
+
+@pytest.mark.parametrize("at", ["", "activation", "product"])
+def test_a_loop_is_paired_with_what_the_other_program_computes_at_once(at: str) -> None:
+    torch.manual_seed(0)
+    x, up, down = torch.randn(6, 5, 16), torch.randn(16, 24), torch.randn(24, 16)
+
+    def whole(x: Tensor) -> Tensor:
+        return F.gelu(x @ up) @ down
+
+    def loop(x: Tensor) -> Tensor:
+        parts = []
+        for one in x.unbind(1):  # such as token by token
+            h = F.gelu(one @ up, approximate="tanh" if at == "activation" else "none")
+            parts.append(h @ (down + 0.01 if at == "product" else down))
+        return torch.stack(parts, 1)
+
+    for one, other in ((whole, loop), (loop, whole)):
+        found = record(one, x).diff(record(other, x), match=True)
+        assert found.outputs_match == (at == "")
+        ops = {"activation": {"aten::gelu"}, "product": {"aten::matmul", "aten::add"}}.get(at, set())
+        assert {call.op for call in (found.first.a, found.first.b)} <= ops if found.first else not at
 
 
 def test_a_negative_and_a_magnitude_are_no_other_layout() -> None:
@@ -322,14 +357,24 @@ def test_the_answer_names_both_calls_and_the_error() -> None:
     assert first.a is not None
     assert first.b is not None
     assert first.relative_l2 is not None
-    assert (first.a.op, first.a.module, first.b.module) == ("aten::gelu", "h.1", "blocks.1")
+    assert (first.a.op, first.a.module, first.b.module) == ("aten::gelu", "blocks.1.mlp.1", "layers.1")
     assert 1e-5 < first.relative_l2 < 1e-2
-    for text in ("up to linear in h.1.fc", "gelu in h.1", "nearest: gelu in blocks.1", "(relative L2)"):
+    for text in ("up to linear in blocks.1.mlp.0", "nearest: gelu in layers.1", "(relative L2)"):
         assert text in found.answer
-    assert found.modules["h.1.fc"] == "blocks.1.up"
-    assert found.modules["h.0"] == "blocks.0"
-    assert found.weights["h.1.q.weight"] == "blocks.1.qkv.weight[0:32]"
+    assert found.modules["blocks.1.mlp.0"] == "layers.1.up"
+    assert found.modules["blocks.0"] == "layers.0"
+    assert found.weights["blocks.1.attention.query.weight"] == "layers.1.qkv.weight[0:64]"
     assert found.near[0] == first
+
+
+def test_a_difference_that_the_tolerance_hides_is_told_first() -> None:
+    found = port_gpt.compare("activation")
+    assert found.outputs_match
+    assert found.near[0].a is not None
+    assert found.near[0].a.op == "aten::gelu"
+    assert found.answer.startswith(
+        "All outputs match within 1.2e-5 (relative L2), but not to rounding. gelu in blocks.1"
+    )
 
 
 def test_where_errors_begin_is_told_once_for_all_steps() -> None:
@@ -346,7 +391,8 @@ def test_where_errors_begin_is_told_once_for_all_steps() -> None:
     assert found.outputs_match
     assert len(found.near) > 1
     assert {one.text for one in found.near} == {"errors begin to exceed rounding"}
-    assert str(found.content()).count("errors begin to exceed rounding") == 1
+    assert found.answer.startswith("All outputs match within 1.2e-5 (relative L2), but not to rounding. In div in")
+    assert str(found.content()).replace(found.answer, "").count("errors begin to exceed rounding") == 1
 
 
 def test_the_json_and_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

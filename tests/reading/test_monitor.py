@@ -367,46 +367,28 @@ def test_a_loss_that_overflows_in_the_step_that_is_looked_at() -> None:
     assert loss.text.endswith('Try: my_autocast(overrides={"square": "fp32"}).')
 
 
-@pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
-def test_ordinary_trainings_raise_no_alarm(make: Callable[[], Training]) -> None:
-    torch.manual_seed(1)
-    model, step = make()
-    with tp.monitor(model, every=4, to=lambda step, figures: None) as monitor:
-        for _ in range(44):
-            step()
-    assert monitor.looks == 11
-    assert monitor.alarms == []
+LONGER = [pytest.param(*one, marks=pytest.mark.slow) for one in ((80, 2), (300, 10), (1000, 50))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(("steps", "every"), [(80, 2), (300, 10), (1000, 50)])
-def test_ordinary_trainings_for_longer(make: Callable[[], Training], steps: int, every: int) -> None:
-    torch.manual_seed(2)
-    model, step = make()
-    with tp.monitor(model, every=every, to=lambda step, figures: None) as monitor:
-        for _ in range(steps):
-            step()
-    assert monitor.alarms == []
+@pytest.mark.parametrize(("steps", "every"), [(44, 4), *LONGER])
+def test_ordinary_trainings_raise_no_alarm_and_keep_their_bits(
+    make: Callable[[], Training], steps: int, every: int
+) -> None:
+    def run(steps: int, every: int) -> tuple[dict[str, torch.Tensor], tp.types.Monitor]:
+        torch.manual_seed(2)
+        model, step = make()
+        with tp.monitor(model, every=every, to=lambda step, figures: None) as monitor:
+            for _ in range(steps):
+                step()
+        return model.state_dict(), monitor
+
+    (plain, unlooked), (watched, monitor) = run(steps, 10_000), run(steps, every)
+    assert (unlooked.looks, monitor.looks, monitor.alarms) == (0, steps // every, [])
+    assert all(torch.equal(one, watched[name]) for name, one in plain.items())
 
 
 # --- the training does not notice
-
-
-@pytest.mark.parametrize("make", TRAININGS, ids=lambda make: make.__name__)
-def test_the_weights_have_the_same_bits(make: Callable[[], Training], tmp_path: Path) -> None:
-    def run(monitored: bool) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        model, step = make()
-        with contextlib.ExitStack() as block:
-            if monitored:
-                block.enter_context(tp.monitor(model, every=2, to=lambda step, figures: None, looks=tmp_path))
-            for _ in range(5):
-                step()
-        return model.state_dict()
-
-    plain, monitored = run(False), run(True)
-    assert all(torch.equal(one, monitored[name]) for name, one in plain.items())
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -4,8 +4,9 @@ NOTE [ How results are paired ]
 Results with equal bits form a class. Classes of both runs are a pair if the error between them, which their sketches
 tell, is within a tolerance that follows from the dtypes; of several, the nearest. The members of a class are paired in
 the order of the runs. What is left is compared by what does not depend on the order of the elements: their number,
-norm, extremes and exponents, if the shapes differ; zeros count as padding. Constants, of which there are equal ones by
-chance, are paired only if calls of one op made them from inputs that are a pair.
+norm, extremes and exponents, if the shapes differ; zeros count as padding. So is one result with those of consecutive
+calls of one line, as in a loop. Constants, of which there are equal ones by chance, are paired only if calls of one op
+made them from inputs that are a pair.
 
 NOTE [ Where an implementation goes wrong ]
 A call is right if one of its results, or of the views of them, has a counterpart, or if a call that reads it is right:
@@ -18,6 +19,7 @@ a similar one.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import os
 import re
@@ -33,6 +35,7 @@ from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import unpack_projections, unpack_sketch
+from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import (
     Column,
     Content,
@@ -68,10 +71,10 @@ _CALLS_OF_A_DECADE, _SMALLEST = 8.0, 1e-12
 #: The calls behind the first wrong one among which the nearest results are looked for.
 _REACH = 12
 #: A pair whose error is so many times that of its inputs, and of rounding, is where errors begin to grow.
-_GROWS, _ROUNDS = 20.0, 4.0
+_GROWS, _ROUNDS = 20.0, 1.0
 #: The fewest elements that are told by their norm, extremes and exponents.
 _FEWEST = 16
-_BEGIN_TO_EXCEED = "errors begin to exceed rounding"
+_BEGIN_TO_EXCEED, _NO_COUNTERPART = "errors begin to exceed rounding", "no counterpart, on right inputs"
 #: Ops that move elements, besides views and conversions.
 _MOVING = re.compile(
     "aten::(cat|concat|concatenate|hstack|vstack|stack|repeat|repeat_interleave|tile|pad|constant_pad_nd|roll|flip|"
@@ -130,7 +133,7 @@ class _Side:
         # Those that returned their argument, as a dropout does outside of training.
         returns = {i for i in known if run.reads(i) and run.results(i) == (run.reads(i)[0].digest,)}
         self.moves: frozenset[int] = frozenset(i for i in range(len(run.calls)) if i in returns or _moves(run, i))
-        self.classes: dict[tuple[str, int], list[_Result]] = defaultdict(list)
+        self.classes: dict[str, list[_Result]] = defaultdict(list)
         for i, call in enumerate(run.calls):
             if i not in run.undefined and i not in run.initial and call.phase != "optimizer":
                 for place, values in enumerate(run.values(i)):
@@ -156,7 +159,10 @@ class _Side:
 
     def _add(self, result: _Result) -> None:
         if result.values.digest:
-            self.classes[result.values.digest, result.values.count].append(result)
+            found = self.classes[result.values.digest]
+            # Complex numbers have the bits of their real view, which has counts.
+            is_real_view = bool(found) and result.values.count > found[0].values.count
+            found.insert(0 if is_real_view else len(found), result)
 
     def _is_data(self, writer: int) -> bool:
         if writer >= 0:
@@ -169,14 +175,6 @@ class _Side:
 
     def module(self, number: int) -> str | None:
         return self.run.calls[number].module if number >= 0 else None
-
-    @cached_property
-    def of_digest(self) -> Mapping[str, list[_Result]]:
-        """The results by their bits alone."""
-        found: dict[str, list[_Result]] = defaultdict(list)
-        for (digest, _), results in self.classes.items():
-            found[digest] += results
-        return found
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -222,6 +220,14 @@ def _is_constant(values: Values) -> bool:
     return values.amax == values.min_nonzero and (values.count > 1 or float(values.amax * 1024).is_integer())
 
 
+def _nonzeros(values: Values) -> int:
+    return round(values.count * (1.0 - values.zeros))
+
+
+def _exponents(values: Values) -> dict[Any, float]:
+    return dict(values.exponents) | {"inf": values.infs * values.count, "nan": values.nans * values.count}
+
+
 class _Pairing:
     """The pairs of results of two runs; see NOTE [ How results are paired ]."""
 
@@ -236,6 +242,7 @@ class _Pairing:
         self._tables = [self._table(side, keys) for side, keys in zip((one, other), self._keys, strict=True)]
         self._by_sketch()
         self._by_facts()
+        self._by_parts()
         self._constants()
         self.pairs.sort(key=lambda pair: (pair.one.call < 0, abs(pair.one.call), pair.one.place))
 
@@ -264,8 +271,8 @@ class _Pairing:
     def _by_sketch(self) -> None:
         groups: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
         for side in (0, 1):
-            for place, (_, count) in enumerate(self._keys[side]):
-                groups[side][count].append(place)
+            for place in range(len(self._keys[side])):
+                groups[side][self._values(side, place).count].append(place)
         for count in groups[0].keys() & groups[1].keys():
             known = {self._keys[1][j]: j for j in groups[1][count]}
             for i in groups[0][count]:
@@ -296,32 +303,87 @@ class _Pairing:
 
     def _by_facts(self) -> None:
         """Pairs what is left by what does not depend on the order of the elements."""
-        tables = [
-            torch.tensor([[one.l2 or 0.0, one.amax or 0.0] for one in found], dtype=torch.float64).reshape(-1, 2)
+        norms = [
+            sorted((self._values(side, place).l2 or 0.0, place) for place in range(len(self._keys[side])))
             for side in (0, 1)
-            for found in ([self._values(side, place) for place in range(len(self._keys[side]))],)
         ]
         for side in (0, 1):
-            for i in [i for i in range(len(self._keys[side])) if not self._is_paired(side, i)]:
-                values, facts = self._values(side, i), tables[side][i]
+            for i in range(len(self._keys[side])):
+                values = self._values(side, i)
                 if values.count < _FEWEST or len(values.exponents) < 3 or self._is_paired(side, i):
                     continue
-                near = ((tables[1 - side] - facts).abs() <= self.tolerance * facts).all(1).nonzero().flatten().tolist()
-                for j in near[:_MOST_PLACES]:
-                    if self._has_the_elements(side, i, j):
-                        self._add(side, i, j, float(((tables[1 - side][j] - facts).abs() / facts).max()), False)
-                        break
+                fitting = self._of_norm(norms[1 - side], values.l2 or 0.0)
+                j = next((j for j in fitting if self._is_in_another_order(side, i, j)), None)
+                if j is not None:
+                    self._add(side, i, j, 0.0, False)
 
-    def _has_the_elements(self, side: int, i: int, j: int) -> bool:
-        one, other = self._values(side, i), self._values(1 - side, j)
-        counts = [
-            dict(values.exponents) | {"inf": values.infs * values.count, "nan": values.nans * values.count}
-            for values in (one, other)
-        ]
-        apart = sum(abs(counts[0].get(key, 0) - counts[1].get(key, 0)) for key in {**counts[0], **counts[1]})
-        if apart > 2 * self.tolerance * one.count + (0 if self.tolerance < 1e-3 else 2):
+    def _of_norm(self, norms: Sequence[tuple[float, int]], norm: float) -> list[int]:
+        """Those of classes, sorted by norm, that have a norm."""
+        start = bisect.bisect(norms, (norm * (1 - self.tolerance), -1))
+        return [j for one, j in norms[start : start + _MOST_PLACES] if one <= norm * (1 + self.tolerance)]
+
+    def _by_parts(self) -> None:
+        """Pairs what is left with what a loop of the other run computes in parts, by consecutive calls of a line."""
+        for side in (0, 1):
+            # Of the other run, with their norms, by the number of elements but zeros.
+            wholes: dict[int, list[tuple[float, int]]] = defaultdict(list)
+            for j in range(len(self._keys[1 - side])):
+                values = self._values(1 - side, j)
+                if not self._is_paired(1 - side, j) and len(values.exponents) >= 3:
+                    bisect.insort(wholes[_nonzeros(values)], (values.l2 or 0.0, j))
+            loops: dict[tuple[Any, ...], list[_Result]] = defaultdict(list)
+            run = self._sides[side].run
+            for i in self._sides[side].own:
+                call = run.calls[i]
+                # A loop in a module, or over modules, such as experts.
+                modules = dict.fromkeys((call.module, re.sub(r"\b\d+\b", "*", call.module)))
+                for place, values in enumerate(run.values(i)):
+                    if not _is_constant(values) and _nonzeros(values):
+                        for module in modules:
+                            loops[call.op, call.line, call.phase, module, place].append(
+                                _Result(i, place, values, False)
+                            )
+            for loop in loops.values() if wholes else ():
+                sums = list(itertools.accumulate((_nonzeros(one.values) for one in loop), initial=0))
+                squares = list(itertools.accumulate(((one.values.l2 or 0.0) ** 2 for one in loop), initial=0.0))
+                ends = {size: end for end, size in enumerate(sums)}
+                for start, size in enumerate(sums):
+                    for count, norms in wholes.items():
+                        end = ends.get(size + count, start)
+                        if end - start < 2:
+                            continue
+                        parts = loop[start:end]
+                        for j in self._of_norm(norms, math.sqrt(squares[end] - squares[start])):
+                            if self._has_the_elements(self._values(1 - side, j), [one.values for one in parts]):
+                                self._add_parts(side, j, parts)
+                                break
+
+    def _add_parts(self, side: int, j: int, parts: Sequence[_Result]) -> None:
+        for whole in self._sides[1 - side].classes[self._keys[1 - side][j]]:
+            for part in parts:
+                pair = _Pair(*((part, whole) if side == 0 else (whole, part)), 0.0, False)
+                self.pairs.append(pair)
+                self.of[side].setdefault((part.call, part.place), pair)
+                self.of[1 - side].setdefault((whole.call, whole.place), pair)
+
+    def _has_the_elements(self, whole: Values, parts: Sequence[Values]) -> bool:
+        """Whether several tensors have the elements of one but for zeros, by norm, extremes and exponents."""
+        size, most = whole.l2 or 0.0, whole.amax or 0.0
+        if abs(math.hypot(*(one.l2 or 0.0 for one in parts)) - size) > self.tolerance * size:
             return False
-        if abs((one.min_nonzero or 0.0) - (other.min_nonzero or 0.0)) > self.tolerance * (one.amax or 0.0):
+        if abs(max(one.amax or 0.0 for one in parts) - most) > self.tolerance * most:
+            return False
+        least = min((one.min_nonzero for one in parts if one.min_nonzero), default=0.0)
+        if abs(least - (whole.min_nonzero or 0.0)) > self.tolerance * most:
+            return False
+        apart = Counter(_exponents(whole))
+        for one in parts:
+            apart.subtract(_exponents(one))
+        return sum(map(abs, apart.values())) <= 2 * self.tolerance * whole.count + (0 if self.tolerance < 1e-3 else 2)
+
+    def _is_in_another_order(self, side: int, i: int, j: int) -> bool:
+        one, other = self._values(side, i), self._values(1 - side, j)
+        if not self._has_the_elements(one, [other]):
             return False
         if not self._shapes(side, i).isdisjoint(self._shapes(1 - side, j)):  # a permutation, and no layout
             return False
@@ -333,11 +395,11 @@ class _Pairing:
         return one.count != other.count or float((tables[0] + tables[1]).norm()) > 0.1 * float(tables[0].norm())
 
     def _shapes(self, side: int, place: int) -> set[tuple[int, ...]]:
-        """The shapes of the members of a class, without dimensions of one element."""
-        run = self._sides[side].run
+        """The shapes in which a class was computed, or moved, without dimensions of one element."""
+        run, members = self._sides[side].run, self._sides[side].classes[self._keys[side][place]]
         infos = (
             run.calls[one.call].outputs[one.place] if one.call >= 0 else run.sources[-1 - one.call].info
-            for one in self._sides[side].classes[self._keys[side][place]]
+            for one in [one for one in members if not one.is_moved] or members
         )
         return {tuple(size for size in info.shape if size > 1) for info in infos}
 
@@ -397,7 +459,9 @@ class _Pairing:
                     parts += [values.digest for values in mine.run.values(view)]
                 else:
                     whole.update(mine.run.results(view))
-        if any((result.call, result.place) in self.of[side] for digest in whole for result in mine.of_digest[digest]):
+        if any(
+            (result.call, result.place) in self.of[side] for digest in whole for result in mine.classes.get(digest, ())
+        ):
             return True
         for reader in mine.readers.get(i, ()):
             if (
@@ -475,7 +539,6 @@ def _pair_weights(pairing: _Pairing) -> dict[str, str | None]:
     "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
     """
     ones, others = _weights_of(pairing.one), _weights_of(pairing.other)
-    readers = [_readers(side, weights) for side, weights in ((pairing.one, ones), (pairing.other, others))]
     found: dict[str, str | None] = {}
     pools = {
         (kind, size): _Pool([(one.name, getattr(one, kind)) for one in others if getattr(one, across) == size])
@@ -483,38 +546,12 @@ def _pair_weights(pairing: _Pairing) -> dict[str, str | None]:
         for size in {getattr(one, across) for one in others}
     }
     for weight in ones:
-        if _is_constant(weight.source.values):
-            continue
-        rounds = _rounding_of([weight], others)
-        errors = [(relative_error(weight.source.values, one.source.values), one.name) for one in others]
-        error, name = min(((error, name) for error, name in errors if error is not None), default=(math.inf, ""))
-        found[weight.name] = name if error <= rounds else _in_parts(weight, pools, rounds)
-    # Constants, such as biases of zeros, are told by who reads them, or by the weight beside them.
-    left = {weight.name: weight for weight in others if _is_constant(weight.source.values)}
-    for weight in ones:
-        if _is_constant(weight.source.values):
-            partners = {pair.other.call for i in readers[0][weight.name] for pair in pairing.pairs_of(0, i)}
-            alike = [one for one in left.values() if one.source.values.amax == weight.source.values.amax]
-            read = [
-                one.name
-                for one in alike
-                if one.source.values.count == weight.source.values.count
-                and not partners.isdisjoint(readers[1][one.name])
-            ]
-            beside = (found.get(re.sub("bias$", "weight", weight.name)) or "").replace(".T", "")
-            beside = re.sub(r"weight(\[[^,]*\])?$", r"bias\1", beside)
-            is_beside = any(one.name == beside.partition("[")[0] for one in alike)
-            found[weight.name] = read[0] if read else beside if is_beside else None
-    return {weight.name: found[weight.name] for weight in ones}
-
-
-def _readers(side: _Side, weights: Sequence[_Weight]) -> dict[str, list[int]]:
-    numbers = {id(source): -1 - number for number, source in enumerate(side.run.sources)}
-    found = {}
-    for weight in weights:
-        number = numbers[id(weight.source)]
-        inner = [i for view in side.views.get(number, ()) for i in side.readers.get(view, ())]
-        found[weight.name] = [*side.readers.get(number, ()), *inner]
+        found[weight.name] = None
+        if not _is_constant(weight.source.values):
+            rounds = _rounding_of([weight], others)
+            errors = [(relative_error(weight.source.values, one.source.values), one.name) for one in others]
+            error, name = min(((error, name) for error, name in errors if error is not None), default=(math.inf, ""))
+            found[weight.name] = name if error <= rounds else _in_parts(weight, pools, rounds)
     return found
 
 
@@ -556,6 +593,17 @@ class _Pool:
             start += best.size
         return found
 
+    def permuted(self, lines: torch.Tensor, rounds: float) -> str | None:
+        """The weight that has these rows in another order, as rotary embeddings of another convention need them."""
+        tolerance = rounds * float(lines.square().mean().sqrt()) if len(lines) else 0.0
+        for name, start in zip(self._names, self._starts, strict=False):
+            theirs = self._lines[start : start + self.sizes[name]]
+            if 1 < len(theirs) == len(lines) and bool(
+                ((theirs.sort().values - lines.sort().values).abs() <= tolerance).all()
+            ):
+                return name
+        return None
+
 
 def _rounding_of(ones: Sequence[_Weight], others: Sequence[_Weight]) -> float:
     """The relative error up to which weights are equal: that of the coarsest dtype, if their dtypes differ."""
@@ -574,7 +622,9 @@ def _in_parts(weight: _Weight, pools: Mapping[tuple[str, int], _Pool], rounds: f
         segments = pool.cover(lines, rounds) if pool is not None and len(lines) else None
         if pool is not None and segments:
             return _spelled(segments, pool.sizes, form)
-    return None
+    rows = pools.get(("rows", weight.width))
+    name = None if rows is None else rows.permuted(weight.rows, rounds)
+    return None if name is None else f"{name}[rows in another order]"
 
 
 #: Other kernels may sum the product of a row in another order.
@@ -614,7 +664,8 @@ class Match(Report):
         first: Where A goes on without a counterpart in B: a `NearMiss`; None if the outputs match.
         modules: The modules of B that compute what the modules of A compute, by path.
         weights: For each parameter and buffer that A reads, what has its values in B: "name", "name[0:64]" (rows),
-            "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = q, [64:128] = k"; None if nothing has.
+            "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = q, [64:128] = k", "name[rows in another order]";
+            None if nothing has, or if it is a constant.
         near: Calls with right inputs and nearly the same results, and pairs where errors begin to exceed rounding.
         tolerance: The relative L2 error up to which results are a pair.
         answer: What the comparison found, as a sentence.
@@ -677,9 +728,8 @@ class Match(Report):
 
     def content(self) -> Content:
         """Returns the sentence, the near misses, the maps of modules and weights, and the two programs."""
-        return Content(
-            "two implementations", self.answer, list(self._numbers()), list(self._parts()), self.outputs_match
-        )
+        good = None if self.outputs_match and self.near else self.outputs_match
+        return Content("two implementations", self.answer, list(self._numbers()), list(self._parts()), good)
 
     def _numbers(self) -> Iterator[ReportFact]:
         yield "outputs", "match" if self.outputs_match else "differ"
@@ -764,19 +814,13 @@ class _Answer:
             self.weights,
             near,
             self.pairing.tolerance,
-            self._sentence(first, len(paired), len(counted[0])),
-            self._listed(self.wrong_ends) + self.evidence,
+            self._sentence(first, near, len(paired), len(counted[0])),
+            [*reversed(self.wrong_ends), *self.evidence],  # the first outputs are inner ones in many programs
             (len(counted[0]), len(counted[1])),
             sum(not pair.is_same_order for pair in self.pairing.pairs),
             alone,
             self._sides(first),
         )
-
-    @staticmethod
-    def _listed(ends: Sequence[str]) -> list[str]:
-        """The last outputs, losses and gradients that differ: the first ones are inner ones in many programs."""
-        more = [f"So do {len(ends) - _MOST_ENDS:,} more outputs."] if len(ends) > _MOST_ENDS else []
-        return [*ends[-_MOST_ENDS:], *more]
 
     def _results(self, number: int) -> list[tuple[int, int]]:
         """The results of a program's calls that its pairs are counted among: no constants."""
@@ -799,12 +843,9 @@ class _Answer:
         self.wrong_ends += [f"The output of {_place(self.one.call(i))} has no counterpart." for i in lacking[0]]
         if outputs and not lacking[0] and lacking[1] and len(lacking[1]) == len(self.other.outputs):
             self.wrong_ends.append(f"The output of {_place(self.other.call(lacking[1][-1]))} in B has no counterpart.")
-        errors = [pair.error for i in outputs for pair in self.pairing.pairs_of(0, i)]
+        errors = [pair.error for i in outputs for pair in self.pairing.pairs_of(0, i) if pair.is_same_order]
         if errors:
-            self.evidence.append(
-                f"Outputs of A with a counterpart: {len(errors):,} of {len(outputs):,}, with a relative L2 error of at "
-                f"most {spell_number(max(errors))}."
-            )
+            self.evidence.append(f"The outputs of A differ by at most {spell_number(max(errors))} (relative L2).")
         ends = self.one.run.recording.ends, self.other.run.recording.ends
         tolerance = self.pairing.tolerance
         for step, (mine, theirs) in enumerate(zip(*ends, strict=False)):
@@ -835,119 +876,87 @@ class _Answer:
         self, step: int, mine: Mapping[str, Values], theirs: Mapping[str, Values], allowed: float
     ) -> None:
         """Compares gradients of weights that are whole in both, and the norms of those that B joins or splits."""
-        if not (mine and theirs):
-            return
-        largest = max([one.l2 or 0.0 for one in mine.values()], default=0.0)
-        worst: tuple[float, str] = (0.0, "")
-        compared = 0
+        largest = max((one.l2 or 0.0 for one in mine.values()), default=0.0)
         joined: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for name, values in mine.items():
-            text = self.weights.get(name)
-            if text is None:
-                continue
-            if text in theirs:
-                error = relative_error(values, theirs[text])
-                size = max(values.l2 or 0.0, theirs[text].l2 or 0.0)
-                if error is not None and largest:  # a gradient may consist of rounding alone
-                    compared += 1
-                    worst = max(worst, (error * min(1.0, size / (_SMALL_GRADIENT * largest)), name))
-                continue
-            joined[tuple(sorted(set(self._names_in(text))))].append(name)
+        for name in mine:
+            joined[tuple(self._names_in(self.weights.get(name) or ""))].append(name)
+        errors: list[tuple[float, str]] = []
         for others, names in joined.items():
-            if not all(other in theirs for other in others):
+            if not others or not all(other in theirs for other in others):
                 continue
-            sizes = [
-                math.sqrt(sum((one.l2 or 0.0) ** 2 for one in found))
-                for found in ([mine[name] for name in names], [theirs[other] for other in others])
-            ]
-            counts = [
-                sum(one.count for one in (known[n] for n in found))
-                for known, found in ((mine, names), (theirs, others))
-            ]
-            if counts[0] == counts[1] and max(sizes) > _SMALL_GRADIENT * largest:
-                compared += 1
-                worst = max(worst, (abs(sizes[0] - sizes[1]) / max(sizes), names[0]))
-        if compared:
-            what = f"The gradient of {worst[1] or 'every weight'} in step {step}, the worst of {compared:,},"
-            self._tell(what, worst[0], 4 * allowed)
+            ones, twos = [mine[name] for name in names], [theirs[other] for other in others]
+            sizes = [math.hypot(*(one.l2 or 0.0 for one in found)) for found in (ones, twos)]
+            if self.weights[names[0]] == others[0]:
+                error = relative_error(ones[0], twos[0])
+            elif sum(one.count for one in ones) == sum(one.count for one in twos):
+                error = abs(sizes[0] - sizes[1]) / max(*sizes, _SMALLEST)
+            else:
+                error = None
+            if error is not None and largest:  # a gradient may consist of rounding alone
+                errors.append((error * min(1.0, max(sizes) / (_SMALL_GRADIENT * largest)), names[0]))
+        if errors:
+            error, name = max(errors)
+            what = f"The gradient of {name} in step {step}, the worst of {len(errors):,},"
+            self._tell(what, error, 4 * allowed)
 
     def _names_in(self, text: str) -> list[str]:
-        known = self.other.run.named
+        """The weights of B that a value of `weights` names."""
         parts = [part.rpartition(" = ")[2] for part in text.split(", ")]
-        found = []
-        for part in parts:
-            for end in (part, part.partition("[")[0], part.partition("[")[0].removesuffix(".T")):
-                if end in known:
-                    found.append(end)
-                    break
-        return found
+        names = [end for part in parts for end in (part, part.partition("[")[0].removesuffix(".T"))]
+        return sorted({name for name in names if name in self.other.run.named})
 
     # --- where they part
 
     def _first(self) -> NearMiss | None:
         """Where A goes on without a counterpart, and the nearest that B computes there."""
-        wrong: list[list[int]] = []
-        for phases in (("forward", "recompute"), ("backward",)):
-            wrong = [self.pairing.wrong(side, phases) for side in (0, 1)]
-            if any(wrong):
-                break
-            jumps = self._jumps()
-            if jumps:
-                return self._jump(jumps[0])
+        wrong, jumps = [self.pairing.wrong(side, ("forward", "recompute")) for side in (0, 1)], self._jumps()
+        if not any(wrong) and jumps:
+            return self._jump(jumps[0])
+        if not any(wrong):
+            wrong = [self.pairing.wrong(side, ("backward",)) for side in (0, 1)]
         if not any(wrong):
             ends = [i for i in self.one.outputs if not self.pairing.pairs_of(0, i)]
             return NearMiss(self.one.call(ends[0]), None, None, "has no counterpart") if ends else None
-        hidden = self._hidden(wrong[0][0] if wrong[0] else len(self.one.run.calls))
-        if hidden is not None:
-            return hidden
-        starts = [found[0] if found else None for found in wrong]
-        table = self._table(starts)
-        if table is not None:
-            return table
-        windows = [found[:_REACH] for found in wrong]
-        ops = {side.call(found[0]).op for side, found in zip((self.one, self.other), wrong, strict=True) if found}
-        if all(wrong) and len(ops) == 1:
-            windows = [found[:1] for found in wrong]
-        found: list[tuple[float, float, int, int]] = []
-        for rank, i in enumerate(windows[0]):
-            for other_rank, j in enumerate(windows[1]):
-                near = None if rank and other_rank else self.pairing.error_between(i, j)
-                if near is not None and near < _MOST_OF_NEAR:
-                    score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(near, _SMALLEST))
-                    found.append((score, near, i, j))
-        first, partner = starts
-        error: float | None = None
-        if found:
-            _, error, first, partner = min(found)
-        elif first is not None and partner is not None:
-            error = self.pairing.error_between(first, partner)
-        earlier = [pair for pair in self._jumps() if first is not None and pair.one.call < first]
+        first, partner = (found[0] if found else None for found in wrong)
+        other = self._hidden(len(self.one.run.calls) if first is None else first) or self._table((first, partner))
+        if other is not None:
+            return other
+        error = None if first is None or partner is None else self.pairing.error_between(first, partner)
+        if first is None or partner is None or self.one.call(first).op != self.other.call(partner).op:
+            near: list[tuple[float, float, int, int]] = []
+            for rank, i in enumerate(wrong[0][:_REACH]):
+                for other_rank, j in enumerate(wrong[1][:_REACH]):
+                    off = None if rank and other_rank else self.pairing.error_between(i, j)
+                    if off is not None and off < _MOST_OF_NEAR:
+                        score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
+                        near.append((score, off, i, j))
+            if near:
+                _, error, first, partner = min(near)
+        earlier = [pair for pair in jumps if first is not None and pair.one.call < first]
         if earlier and error is not None and error < _GROWS * earlier[0].error:
             return self._jump(earlier[0])
         calls = [None if k is None else side.call(k) for side, k in ((self.one, first), (self.other, partner))]
-        text = "no counterpart, on right inputs"
-        return NearMiss(calls[0], calls[1], error, text)
+        return NearMiss(calls[0], calls[1], error, _NO_COUNTERPART)
 
     def _hidden(self, end: int) -> NearMiss | None:
         """The same op on the same inputs with another result, before a call; what reads it may hide the difference."""
-        pairing, other = self.pairing, self.other
-        readers: dict[tuple[str, int], list[int]] = defaultdict(list)  # of B, by op and input
-        for j in other.computing:
-            if j not in other.moves and not pairing.pairs_of(1, j):
-                for writer in other.writers[j]:
-                    readers[other.call(j).op, writer].append(j)
-        for i in self.one.computing:
+        readers: dict[tuple[str, int], list[int]] = defaultdict(list)  # of B, by op and the last that they read
+        for j in self.other.computing:
+            if not self.pairing.pairs_of(1, j):
+                readers[self.other.call(j).op, max(self.other.writers[j], default=-1)].append(j)
+        for i in self.one.computing if readers else ():
             if i >= end:
-                return None
-            if i in self.one.moves or i not in self.one.depends or pairing.pairs_of(0, i):
+                break
+            if i in self.one.moves or i not in self.one.depends or self.pairing.pairs_of(0, i):
                 continue
-            for writer in self.one.writers[i]:
-                for pair in pairing.pairs_of(0, writer):
-                    for j in readers.get((self.one.call(i).op, pair.other.call), ()):
-                        error = pairing.error_between(i, j)
-                        if error is not None and pairing.tolerance < error < _MOST_OF_NEAR:
-                            calls = self.one.call(i), other.call(j)
-                            return NearMiss(*calls, error, "the same op on the same inputs, with another result")
+            inputs = {pair.other.call for writer in self.one.writers[i] for pair in self.pairing.pairs_of(0, writer)}
+            inputs |= {k for j in inputs & self.other.moves for k in self._behind(1, j)}  # a part of what they made
+            for j in [j for writer in sorted(inputs) for j in readers.get((self.one.call(i).op, writer), ())]:
+                error = self.pairing.error_between(i, j)
+                is_alike = inputs.issuperset(writer for writer in self.other.writers[j] if writer >= 0)
+                if is_alike and error is not None and self.pairing.tolerance < error < _MOST_OF_NEAR:
+                    text = "the same op on the same inputs, with another result"
+                    return NearMiss(self.one.call(i), self.other.call(j), error, text)
         return None
 
     def _table(self, starts: Sequence[int | None]) -> NearMiss | None:
@@ -955,14 +964,14 @@ class _Answer:
         found = []
         for side, start in zip((self.one, self.other), starts, strict=True):
             found.append([] if start is None else self._tables_before(side, start))
+        read = [set() if start is None else self._behind(number, start) for number, start in enumerate(starts)]
         for i in found[0]:
             for j in found[1]:
                 error = self.pairing.error_between(i, j)
                 mine, theirs = self.one.call(i), self.other.call(j)
-                is_near = error is not None and error < _MOST_OF_NEAR
-                # Of masks of integers and bools, only the bits are known.
-                is_other = error is None and mine.op == theirs.op and self._is_discrete(i, j)
-                if is_near or is_other:
+                # Of masks of integers and bools, only the bits are known: those that the calls themselves read.
+                is_other = error is None and i in read[0] and j in read[1] and mine.op == theirs.op
+                if (error is not None and error < _MOST_OF_NEAR) or (is_other and self._is_discrete(i, j)):
                     return NearMiss(
                         mine, theirs, error, "a table that depends on no data, read by the first wrong call"
                     )
@@ -980,31 +989,30 @@ class _Answer:
         waiting, found = [start], set[int]()
         while waiting:
             for writer in side.writers.get(waiting.pop(), ()):
-                if writer >= 0 and writer not in found and writer not in side.depends:
-                    if writer not in self.pairing.right[number] or not self.pairing.pairs_of(number, writer):
-                        found.add(writer)
-                        waiting.append(writer)
-                elif writer >= 0 and writer in side.depends and writer in side.moves and writer not in found:
+                is_right = writer in self.pairing.right[number] and self.pairing.pairs_of(number, writer)
+                is_way = writer in side.moves if writer in side.depends else not is_right
+                if writer >= 0 and writer not in found and is_way:
                     found.add(writer)
                     waiting.append(writer)
         return sorted(i for i in found if i not in side.depends and i not in side.moves)
 
     def _near(self, first: NearMiss | None) -> list[NearMiss]:
         """The first difference, others on right inputs, and where errors begin to exceed rounding."""
-        found = [first] if first is not None and first.relative_l2 is not None else []
-        wrong = [set(self.pairing.wrong(side, ("forward", "recompute"))) for side in (0, 1)]
-        fronts = [
-            [i for i in sorted(found_wrong) if wrong[side].isdisjoint(self._behind(side, i))][:_REACH]
-            for side, found_wrong in enumerate(wrong)
-        ]
+        jumps = self._jumps()
+        start = self._hidden(jumps[0].one.call) if first is None and jumps else first
+        found = [start] if start is not None and start.relative_l2 is not None else []
+        wrong = [self.pairing.wrong(side, ("forward", "recompute")) for side in (0, 1)]
+        fronts = [[i for i in wrong[side] if self._behind(side, i).isdisjoint(wrong[side])][:_REACH] for side in (0, 1)]
         for i in fronts[0] if first is not None else ():
-            known = [(error, j) for j in fronts[1] if (error := self.pairing.error_between(i, j)) is not None]
-            error, j = min(known, default=(math.inf, -1))
-            calls = self.one.call(i), self.other.call(j)
-            if error < _MOST_OF_NEAR and (first is None or calls != (first.a, first.b)):
-                found.append(NearMiss(*calls, error, "no counterpart, on right inputs"))
-        jumps = [self._jump(pair) for pair in self._jumps()]
-        return [*found, *(one for one in jumps if one != first)][:20]
+            errors = [(error, j) for j in fronts[1] if (error := self.pairing.error_between(i, j)) is not None]
+            error, j = min(errors, default=(math.inf, -1))
+            if error < _MOST_OF_NEAR:
+                found.append(NearMiss(self.one.call(i), self.other.call(j), error, _NO_COUNTERPART))
+        found += [self._jump(pair) for pair in jumps]
+        known: dict[tuple[int, int], NearMiss] = {}
+        for one in found:
+            known.setdefault((id(one.a), id(one.b)), one)
+        return list(known.values())[:20]
 
     def _jump(self, pair: _Pair) -> NearMiss:
         calls = self.one.call(pair.one.call), self.other.call(pair.other.call)
@@ -1059,10 +1067,16 @@ class _Answer:
             if path
         }
 
-    def _sentence(self, first: NearMiss | None, paired: int, results: int) -> str:
+    def _sentence(self, first: NearMiss | None, near: Sequence[NearMiss], paired: int, results: int) -> str:
         share = f"{paired:,} of {results:,} results of the reference have a counterpart."
+        within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
+        if not self.wrong_ends and near:
+            return f"All outputs match {within}, but not to rounding. {self._described(near[0])} {share}"
         if not self.wrong_ends:
-            return f"The port (B) computes what the reference (A) computes: all outputs match. {share}"
+            coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+            hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
+            more = hides if coarse in (torch.float16, torch.bfloat16) else ""
+            return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
         if first is None:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
         return f"{self._until(first)}{self._described(first)} {share}"
@@ -1093,7 +1107,7 @@ class _Answer:
             return f"{text}."
         if first.text == _BEGIN_TO_EXCEED and first.relative_l2 is not None:
             error = spell_number(first.relative_l2)
-            return f"In {_place(one)} and {_place(other)}, {first.text}: {error} (relative L2), within the tolerance."
+            return f"In {_place(one)} (B: {_place(other)}), {first.text}: {error}."
         if first.relative_l2 is not None and first.relative_l2 < _MOST_OF_NEAR:
             return f"{text}; nearest: {_place(other)}, off by {spell_number(first.relative_l2)} (relative L2)."
         off = "" if first.relative_l2 is None else f", off by {spell_number(first.relative_l2)} (relative L2)"
@@ -1103,42 +1117,32 @@ class _Answer:
 
     def _sides(self, first: NearMiss | None) -> Sides:
         """The calls of both programs that compute, around the first difference if there are many."""
-        shown: list[list[int]] = []
+        rows: list[list[tuple[str, str, str]]] = []
+        places: list[dict[int, int]] = []
+        marked: list[int | None] = []
         for side, call in ((self.one, first and first.a), (self.other, first and first.b)):
             own = [i for i in side.computing if side.run.steps[i] == side.run.steps[side.computing[0]]]
-            place = next((k for k, i in enumerate(own) if side.call(i) is call), 0)
-            start = max(0, min(place - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
-            shown.append(own[start : start + _MOST_SHOWN])
-        rows = [
-            [
-                (
-                    f"{side.call(i).op.removeprefix('aten::')}",
-                    module_name(side.call(i).module),
-                    short_line(side.call(i).line),
-                )
-                for i in calls
-            ]
-            for side, calls in zip((self.one, self.other), shown, strict=True)
-        ]
-        places = [{i: place for place, i in enumerate(calls)} for calls in shown]
+            place = next((k for k, i in enumerate(own) if side.call(i) is call), None)
+            start = max(0, min((place or 0) - _MOST_SHOWN // 2, len(own) - _MOST_SHOWN))
+            shown = own[start : start + _MOST_SHOWN]
+            marked.append(None if place is None else place - start)
+            places.append({i: k for k, i in enumerate(shown)})
+            calls = [side.call(i) for i in shown]
+            rows.append(
+                [(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in calls]
+            )
         links: dict[tuple[int, int], str] = {}
         for pair in self.pairing.pairs:
             ends = [
                 next((known[i] for i in (call, *side.writers.get(call, ())) if i in known), None)  # views are not shown
-                for side, call, known in (
-                    (self.one, pair.one.call, places[0]),
-                    (self.other, pair.other.call, places[1]),
+                for side, call, known in zip(
+                    (self.one, self.other), (pair.one.call, pair.other.call), places, strict=True
                 )
             ]
             if ends[0] is not None and ends[1] is not None:
                 links.setdefault((ends[0], ends[1]), "same" if pair.is_same_order else "reordered")
-        if first is not None:
-            marked = [
-                next((places[k][i] for i in shown[k] if side.call(i) is call), None)
-                for k, (side, call) in enumerate(((self.one, first.a), (self.other, first.b)))
-            ]
-            if marked[0] is not None and marked[1] is not None:
-                links[marked[0], marked[1]] = "wrong"
+        if marked[0] is not None and marked[1] is not None:
+            links[marked[0], marked[1]] = "wrong"
         wrong = [
             [place for i, place in places[k].items() if i not in self.pairing.right[k] and i in side.depends]
             for k, side in enumerate((self.one, self.other))
@@ -1155,7 +1159,6 @@ class _Answer:
 #: A gradient below this share of the largest one may consist of rounding.
 _SMALL_GRADIENT = 3e-2
 _MOST_SHOWN = 300
-_MOST_ENDS = 5
 
 
 def _ancestors(path: str) -> list[str]:

@@ -309,8 +309,10 @@ class Monitor:
         with self._safely("recordings"):
             if self._recordings is not None:
                 self._recordings.last.append((self.steps, look.tracer.report))
-                if alarms or (self.looks - 1) % _WRITTEN == 0:
-                    self._recordings.write(keep=bool(alarms))
+                if alarms:
+                    self._recordings.write(keep=True)
+                elif (self.looks - 1) % _WRITTEN == 0:
+                    self._recordings.write(1)
                 files = self._recordings.pair()
         with self._safely("to"):
             counted = {"training/skipped_steps": self.skipped_steps, "training/alarms": len(self.alarms)}
@@ -566,7 +568,7 @@ class _Past:
                 grown[module] = amax, usual
         for module, (amax,) in own.items():
             past = self._amax[module]
-            if grown and past and amax > 2 * max(past):  # it has grown with them, and is not told of later
+            if module in grown or (grown and past and amax > 2 * max(past)):  # told of once, with what grew with it
                 past.clear()
             past.append(amax)
         if not grown:
@@ -697,10 +699,10 @@ class _Recordings:
         self._written: deque[Path] = deque()  # the oldest first
         self._for_alarms: set[Path] = set()
 
-    def write(self, keep: bool = False) -> None:
-        """Writes what is in memory; `keep` it for an alarm, if there is room."""
+    def write(self, number: int = 2, keep: bool = False) -> None:
+        """Writes the last ones in memory; `keep` them for an alarm, if there is room."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for step, report in self.last:
+        for step, report in list(self.last)[-number:]:
             path = self._path(step)
             if path not in self._written and path not in self._for_alarms:
                 report.save(path)

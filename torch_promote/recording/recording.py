@@ -484,7 +484,9 @@ class Recording:
 
     def used_policies(self) -> set[tuple[str, str, str]]:
         """Returns the ops of the calls that had a policy, with the policies and their sources; for the tracer."""
-        texts = ((op, text) for (op, _, _), group in self.groups().items() for text in group.policies)
+        texts = {(op, text) for (op, _, _), group in self._by_place.items() for text in group.policies}
+        waiting = (call for call in self.calls[self._summed :] if call.policy is not None)
+        texts |= {(call.name, f"{call.policy_name}: {call.reason}") for call in waiting}
         split = ((op, *text.partition(": ")[::2]) for op, text in texts)
         return {(op, policy, reason.partition(FALLBACK)[0]) for op, policy, reason in split}
 
