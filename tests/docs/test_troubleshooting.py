@@ -191,7 +191,7 @@ def test_other_errors(code: str, cure: str) -> None:
 NAN = [
     "torch.multinomial(x[0] * float('nan'), 1)",
     "torch.linalg.svd(x * float('nan'))",
-    "torch.distributions.Normal(x * float('nan'), 1.0)",
+    "torch.distributions.Normal(x * float('nan'), 1.0, validate_args=True)",
     "with torch.autograd.detect_anomaly(): (torch.zeros(2, requires_grad=True).sqrt() * 0).sum().backward()",
     "model.weight.grad = x / 0; nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
     "int((x[0, 0] * float('nan')).item())",
