@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -751,8 +752,10 @@ PLANTED: dict[str, Planted] = {
     "a schedule at another epoch": Planted(
         a_schedule_at_another_epoch, "state", phase="optimizer", says="last_epoch of StepLR is 0 in A and 1 in B"
     ),
-    "a seed of compiled code": Planted(
-        compiled_alone("seed"), "input", "torch.compile", state="generator cpu", never=("other results",)
+    "a seed of compiled code": (
+        Planted(compiled_alone("seed"), "op", says="compiled code has computed")  # the call of a lambda is not seen
+        if torch.__version__.startswith("2.11")
+        else Planted(compiled_alone("seed"), "input", "torch.compile", state="generator cpu", never=("other results",))
     ),
     "a compiled optimizer": Planted(compiled_alone("step"), "op", says="compiled code has computed"),
     "a weight of compiled code": Planted(compiled("weight"), "weight", parameter="2.weight"),
@@ -922,7 +925,9 @@ def test_the_error_that_ended_a_run_is_said() -> None:
         program(1)
     difference = whole.diff(ended)
     assert not difference.equal
-    assert "B ended with an error: RuntimeError: mat1 and mat2 shapes" in " ".join(str(difference).split())
+    assert re.search(
+        "B ended with an error: RuntimeError: (mm: )?mat1 and mat2 shapes", " ".join(str(difference).split())
+    )
 
 
 @torch.no_grad()
