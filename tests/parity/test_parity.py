@@ -66,13 +66,11 @@ def test_every_row_agrees_and_is_reached_where_it_has_a_policy(device: str, lowe
     results = {row: run_entry(Entry(row.name, "row"), options) for row in ROWS}
     with_policy = [row for row in ROWS if listed(row, options.device_type)]
     assert [row.name for row in with_policy if row.name not in results[row].rows] == []
-    # On fake tensors of other versions, some functions of PyTorch infer other dtypes than the reference: stft in bfloat16,
-    # grid_sampler of two dtypes.
-    compared = (
-        ("ours against stock",) if device.startswith("fake-") and not torch.__version__.startswith("2.13") else ()
-    )
     mismatches = [one for found in results.values() for one in found.mismatches]
-    assert [one.text for one in mismatches if not compared or one.what in compared] == []
+    if device.startswith("fake-") and not torch.__version__.startswith("2.13"):
+        # There, some functions of PyTorch infer other dtypes than the reference: stft, grid_sampler of two dtypes.
+        mismatches = [one for one in mismatches if one.what == "ours against stock"]
+    assert [one.text for one in mismatches] == []
 
 
 @pytest.mark.parametrize(
