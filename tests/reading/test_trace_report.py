@@ -27,7 +27,6 @@ from torch_promote.reading.findings import (
     module_tree,
     savings,
     time_in_casts,
-    unchanged_weights,
 )
 from torch_promote.reading.trace import trace
 from torch_promote.reading.trace_report import TraceReport
@@ -192,26 +191,25 @@ def test_losses_are_read_always(values: bool, factor: float, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rate", "factor", "said"),
+    ("dtype", "rates", "factor", "is_said"),
     [
-        (BF16, 1e-4, 1.0, "1 of 1 parameters in 16 bits have the same bits after each step"),
-        (BF16, 1.0, 1.0, ""),
-        (BF16, 0.0, 1.0, ""),  # a warm-up
-        (BF16, 1e-4, 0.0, ""),
-        (F32, 1e-4, 1.0, ""),
+        (BF16, (1e-4, 1e-4), 1.0, True),
+        (BF16, (0.0, 1e-4), 1.0, True),  # a warm-up
+        (BF16, (1.0, 0.0), 1.0, False),
+        (BF16, (1e-4, 1.0), 1.0, False),
+        (BF16, (1e-4, 1e-4), 0.0, False),
+        (F32, (1e-4, 1e-4), 1.0, False),
     ],
 )
-def test_updates_that_are_rounded_away(dtype: torch.dtype, rate: float, factor: float, said: str) -> None:
+def test_updates_that_are_rounded_away(dtype: Any, rates: tuple[float, ...], factor: float, is_said: bool) -> None:
     weight = torch.nn.Parameter(torch.ones(4, dtype=dtype))
-    optimizer = torch.optim.SGD([weight], rate)
+    optimizer = torch.optim.SGD([weight])
     with tp.trace(values=True) as report:
-        for _ in range(3):
+        for optimizer.param_groups[0]["lr"] in rates:
             (weight.sum() * factor).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert unchanged_weights(report).startswith(said)
-    assert bool(unchanged_weights(report)) == bool(said)
-    assert said in report.content().verdict
+    assert ("1 of 1 parameters in 16 bits have the same bits" in report.content().verdict) == is_said
 
 
 def test_losses_of_other_devices_are_read_together() -> None:

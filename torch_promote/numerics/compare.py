@@ -31,7 +31,6 @@ from torch_promote.numerics.impacts import (
     loss_of,
     watch_gradients,
 )
-from torch_promote.numerics.recent_calls import LOWER
 from torch_promote.numerics.step_runs import Ranks, Results, StepRuns, current_policy, distances, norm_of, show_progress
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe_dispatch
@@ -39,7 +38,7 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import module_name, spell_number
 
 #: The policy of the reference "fp32": the step without casts.
@@ -423,7 +422,7 @@ class ComparedRuns:
             dict.fromkeys(
                 f"{kept.call.name} in {module_name(kept.call.module)}, {shorten(kept.call.line) or 'line unknown'}"
                 for key, kept in calls.items()
-                if any(info.dtype in LOWER for info in kept.call.outputs)
+                if any(info.dtype in LOWER_DTYPES for info in kept.call.outputs)
                 and _dtypes(kept.call) == _dtypes(candidate.get(key, kept.call))
                 and not facts_of(kept.call.name).is_view
             )
@@ -466,7 +465,7 @@ def _only_converts(call: Call) -> bool:
 def _dtypes(call: Call) -> Iterator[str] | tuple[str, ...]:
     """The floating point dtypes that a call ran in, and those of its results if they are lower."""
     of_arguments = [info.dtype for info in call.ran_with if info.dtype.is_floating_point or info.dtype.is_complex]
-    lower = [info.dtype for info in call.outputs if info.dtype in (torch.float16, torch.bfloat16)]
+    lower = [info.dtype for info in call.outputs if info.dtype in LOWER_DTYPES]
     return tuple(dict.fromkeys(map(dtype_name, [*of_arguments, *lower])))
 
 

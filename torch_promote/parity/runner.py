@@ -28,14 +28,13 @@ from torch_promote.parity.entry_run import EntryRun
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch, command_for, on_device
 from torch_promote.parity.samples import PAIRS, NotGenerated, op_database, sample_dtypes, samples
 from torch_promote.policy.op_table import DEVICE_TYPES, op_table, schema_of
+from torch_promote.reference.dtypes import LOWER_DTYPES
 
 #: `RunEntry` runs one entry. `Prepare` runs before the first entry, so that its time is not counted. A worker imports
 #: both by name.
 RunEntry = Callable[[Entry, Options], EntryResult]
 Prepare = Callable[[Options], object]
 
-#: Other dtypes disable a region on the CPU, stock's and ours.
-_LOWER_DTYPES = (torch.bfloat16, torch.float16)
 #: The number of last lines that a crash shows of a dead process's output, or of a traceback.
 _LAST_LINES = 16
 
@@ -89,7 +88,7 @@ def _check_dtypes(chosen: list[Entry], options: Options) -> None:
         raise OptionError(
             f"the autocast dtype {options.autocast_dtype!r} is not a floating dtype. Use bfloat16 or float16."
         )
-    if options.device_type != "cuda" and options.lower not in _LOWER_DTYPES:
+    if options.device_type != "cuda" and options.lower not in LOWER_DTYPES:
         raise OptionError(
             f"autocast on {options.device_type} does not support {options.autocast_dtype!r}: regions would be "
             f"disabled. Legal: bfloat16, float16."

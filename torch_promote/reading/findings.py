@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,14 +17,13 @@ from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
 from torch_promote.recording.values import EMPTY, Values
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
 if TYPE_CHECKING:
     from torch_promote.recording.recording import Recording
 
 OTHER = "other"
-_AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 _LOWER = ("bfloat16", "float16", "float8", "float4")
 _BINS = 80
 
@@ -125,15 +124,13 @@ def savings(calls: Sequence[Call]) -> list[Saving]:
 
 
 def promoted(calls: Iterable[Call]) -> Iterator[tuple[Call, TensorInfo, TensorInfo]]:
-    """Yields calls of forwards that return float32 because of a smaller operand, with it and the lower one.
-
-    The policy "lower" is legal for their ops.
-    """
+    """Yields calls of forwards that return float32 for a smaller operand, with both; "lower" is legal for their ops."""
     for call in calls:
-        if call.phase != "forward" or not call.autocast or call.policy is not None or not call.outputs:
+        if call.phase != "forward" or call.policy is not None or not call.outputs:
             continue
-        dtypes = {one.dtype for one in call.inputs}
-        lower = next((one for one in call.inputs if one.dtype in _AUTOCAST_DTYPES), None)
+        dtypes, devices = {one.dtype for one in call.inputs}, tuple(device for device, _ in call.autocast)
+        lowers = (one for one in call.inputs if one.dtype in LOWER_DTYPES and one.device.startswith(devices))
+        lower = next(lowers, None)
         if lower is None or call.outputs[0].dtype is not torch.float32 or not facts_of(call.name).promotes(dtypes):
             continue
         found = (one for one in call.inputs if one.dtype is torch.float32)
@@ -222,22 +219,23 @@ def zero_gradients(report: Recording) -> tuple[str, Call | None]:
 
 def unchanged_weights(report: Recording) -> str:
     """What is said of parameters in 16 bits that no step has changed although their gradients are not 0; or ""."""
-    rates = [rate for one in report.states for name, rate in one.numbers.items() if name.startswith("lr of group ")]
-    asked: set[str] = set()
-    changed: set[str] = set()
-    for before, end in pairwise(report.ends if any(rates) else ()):
+    states = {state.step: state.numbers for state in report.states}
+    rates, last = dict[str, Any](), dict[str, str]()
+    same, changed = set[str](), set[str]()
+    for step, end in enumerate(report.ends):
+        rates |= {name: rate for name, rate in states.get(step, {}).items() if name.startswith("lr of group ")}
         for name, values in end.parameters.items():
             gradient = end.gradients.get(name, EMPTY)
-            if values.in_16_bits and gradient.count and gradient.zeros < 1 and gradient.is_finite:
-                asked.add(name)
-                changed |= {name} if before.parameters.get(name, EMPTY).digest != values.digest else set()
-    same = len(asked - changed)
-    if not same:
+            moves = gradient.count and gradient.zeros < 1 and gradient.is_finite and rates and all(rates.values())
+            if name in last and values.in_16_bits and moves:
+                (same if last[name] == values.digest else changed).add(name)
+            last[name] = values.digest
+    if same <= changed:
         return ""
     return (
-        f"{same:,} of {len(asked):,} parameters in 16 bits have the same bits after each step, although their "
-        "gradients are not 0: an update below half the distance to the next number is rounded away. Parameters in "
-        "float32, under autocast, keep it."
+        f"{len(same - changed):,} of {len(same | changed):,} parameters in 16 bits have the same bits after each step, "
+        "although their gradients are not 0: an update below half the distance to the next number is rounded away. "
+        "Parameters in float32, under autocast, keep it."
     )
 
 

@@ -26,7 +26,7 @@ import torch
 
 from torch_promote import _C
 from torch_promote.observe.ops import can_be_read, stored_values, unnoticed
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.codec import decode
 
 #: The number of projections of a sketch.
@@ -303,7 +303,7 @@ class Values(_Lazy):
     def in_16_bits(self) -> bool:
         """Whether the tensor was float16 or bfloat16."""
         measured = getattr(self, "_measured", None)
-        return measured is not None and measured[1] in (torch.float16, torch.bfloat16)
+        return measured is not None and measured[1] in LOWER_DTYPES
 
     @property
     def overflows(self) -> float:

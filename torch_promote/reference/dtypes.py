@@ -53,6 +53,8 @@ _FAMILIES = (
     (r"qu?int\w+", Family.QUANTIZED, Kind.OPAQUE),
 )
 
+#: The dtypes in which autocast computes.
+LOWER_DTYPES = (torch.bfloat16, torch.float16)
 #: Pairs of a floating dtype and the complex dtype whose parts have it.
 _PARTS = (
     ("bfloat16", "bcomplex32"),
