@@ -160,11 +160,13 @@ def test_memory_is_bounded() -> None:
         try:
             for _ in range(2_600):
                 x.exp()
-            before = tracemalloc.get_traced_memory()[0]
-            for _ in range(3_000):
-                x.exp()
-            grown = tracemalloc.get_traced_memory()[0] - before
+            grown = []
+            for _ in range(3):  # a thread of the test runner may allocate in one of them
+                before = tracemalloc.get_traced_memory()[0]
+                for _ in range(3_000):
+                    x.exp()
+                grown.append(tracemalloc.get_traced_memory()[0] - before)
         finally:
             tracemalloc.stop()
-    assert (len(report.calls), report.dropped, report.total.calls) == (100, 5_500, 5_600)
-    assert grown < 5_000
+    assert (len(report.calls), report.dropped, report.total.calls) == (100, 11_500, 11_600)
+    assert min(grown) < 5_000

@@ -540,7 +540,7 @@ class CallObserver:
             path = "" if found.module is None else self.modules.path_at(found.module)
             where = Origin(path, found.line)
         else:
-            where = Origin(recorded.module, recorded.line or found.line)
+            where = Origin(recorded.module, found.line or recorded.line)
         origin = self._origins.get(where)  # there are as many as the program has lines in modules
         if origin is None:
             origin = self._origins[where] = where._replace(line=shown_line(where.line))

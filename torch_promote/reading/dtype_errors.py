@@ -98,7 +98,8 @@ _BY_TEXT = {
     r"expected target dtype to be Long|expected scalar type Long but found": (
         "Indices of classes are integers: target.long()."
     ),
-    r"following scalar types: Long, Int|\"bincount|tensors used as indices must be|only applicable to index tensor": (
+    r"following scalar types: Long, Int|\"bincount|tensors used as indices must be|only applicable to index tensor|"
+    r"int32/int64 for index": (
         "Indices are integers: indices.long(). A conversion of the whole batch, such as batch.to(dtype), has to leave "
         "them out."
     ),
@@ -128,6 +129,8 @@ _NEEDS_FLOAT32 = re.compile(
     r"descriptor|other than float and double|of float, double|Half, Float or Double|half, float and double|is banned|"
     r"unsafe to autocast|support tensors of type"
 )
+#: The backward of an autograd.Function that custom_bwd decorates.
+_DECORATED = "custom_bwd.<locals>."
 #: The most elements of the tensors of a call that is made again.
 _MOST_ELEMENTS = 1 << 24
 #: The ops of operators, by the class of the syntax tree.
@@ -200,7 +203,7 @@ def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
     if known:
         return Cure(known, {})
     in_function = "" if failure is None else failure.function
-    if call.phase == "backward" and not call.autocast:
+    if call.phase == "backward" and not call.autocast and not in_function.startswith(_DECORATED):
         return Cure(_of_a_backward(raised.first.inputs, in_function), {})
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
@@ -474,8 +477,9 @@ def _of_error(error: BaseException) -> str:
         return known and f"{where}: {known}"
     ask = "`torch-promote trace` names the call, with its dtypes, and tries the cure."
     frames = [one for one, _ in steps]
-    if any(one.f_code.co_name == "_engine_run_backward" for one in frames):
-        return f"{where}, backward: {_of_a_backward((), _custom_function(frames)) or ask}"
+    function = _custom_function(frames)
+    if any(one.f_code.co_name == "_engine_run_backward" for one in frames) and not function.startswith(_DECORATED):
+        return f"{where}, backward: {_of_a_backward((), function) or ask}"
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
