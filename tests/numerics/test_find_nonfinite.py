@@ -671,6 +671,30 @@ def test_the_attempts_run_and_the_narrowest_comes_first() -> None:
     tp.remove_module_policy(model)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_backward_in_a_region_has_policies_of_its_own(inside: bool) -> None:
+    model = Body(head=400.0)
+
+    def step(**options: Any) -> None:
+        x = torch.full((1, 4), 2.0**-8, requires_grad=True)
+        with tp.my_autocast("cpu", HALF, **options):
+            loss = model(x).sum() * 400
+            if inside:
+                torch.autograd.grad(loss, x)
+        if not inside:
+            loss.backward()
+
+    report = find(step, model=model)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.phase) == ("aten::mm", "backward")
+    both = {"mm.default": "fp32", "linear": "fp32"} if inside else {"linear": "fp32"}
+    options = " ".join(f"--override {name}=fp32" for name in both)
+    assert report.attempts[-1].option == options
+    assert len(report.attempts) == 2 - inside  # a module's policy ends with its forward
+    assert find(lambda: step(overrides={"linear": "fp32"}), model=model).found == inside
+    assert not find(lambda: step(overrides=both), model=model).found
+
+
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool) -> None:
     x = big(6e4, HALF).requires_grad_()

@@ -107,7 +107,8 @@ class NonfiniteReport(Report):
             found = found or {exact_key(name): one for name, one in suspects if may_have_override(name, one)}
         if not found or (fault.nonfinite is not None and len(found) < len(fault.cures)):
             return []
-        names, modules = list(found), {one.module for one in found.values()}
+        # A module's policy ends with its forward.
+        names, modules = list(found), {one.module * (one.phase != "backward") for one in found.values()}
         module = modules.pop() if len(modules) == 1 else ""
         module = "" if module[:1].isupper() else module  # the class of a module that is not in the model
         overrides = {_short(name): "fp32" for name in names}
@@ -375,9 +376,11 @@ def _suspects(
     elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]
+        own = [fault.call] if fault.call.policy is not None and _lower(fault.call, None) else []  # of an open region
         for names in (of_node, list(ops)):
-            calls = [_lower(*ops[name]) for name in names]
-            yield [(one.name, one) for one in calls if one is not None]
+            calls = [one for name in names if (one := _lower(*ops[name])) is not None]
+            yield [(one.name, one) for one in (*own, *calls)] if calls else []
+        yield [(one.name, one) for one in own]
     elif fault.call.autocast:  # a region was open
         yield [(fault.call.name, fault.call)]
         if fault.inner != fault.call.name:
