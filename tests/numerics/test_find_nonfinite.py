@@ -836,6 +836,46 @@ def test_an_optimizer_that_steps_with_gradients_that_the_scaler_refused(skips: b
         assert "scaler.step(optimizer) skips such a step" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("unscale", "found"),
+    [
+        (lambda gradient, scale: gradient, True),
+        (lambda gradient, scale: gradient.abs() * 2, True),
+        (lambda gradient, scale: gradient / scale, False),
+        (lambda gradient, scale: gradient * (1 / scale), False),
+    ],
+)
+def test_a_penalty_on_scaled_gradients(unscale: Callable[[Tensor, float], Tensor], found: bool) -> None:
+    """If it is divided by the scale, GradScaler skips the step, as after any overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def step() -> None:
+        x = torch.ones(4, requires_grad=True)
+        out = (weight * x).half().float().sum()
+        (gradient,) = torch.autograd.grad(scaler.scale(out), x, create_graph=True)
+        loss = (unscale(gradient, scaler.get_scale()).norm() - 1) ** 2 + out
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    report = find(lambda: [step() for _ in range(2)])
+    assert report.found == found, str(report)
+    assert report.attempts == []
+    if report.origin is None:
+        assert (report.scaler.skipped, report.scaler.count) == (1, 2)
+        return
+    assert (report.origin.op, report.origin.kind, report.origin.phase) == (
+        "aten::_to_copy",
+        "scaled gradient",
+        "backward",
+    )
+    assert "6.554e+04 with the scale 65536, 1 without." in str(report)
+    assert "Divide such gradients by scaler.get_scale()" in str(report)
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize(("unscales", "enabled"), [(False, True), (True, True), (False, False)])
 def test_clipping_of_scaled_gradients(unscales: bool, enabled: bool, foreach: bool) -> None:

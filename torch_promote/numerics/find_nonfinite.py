@@ -94,13 +94,13 @@ class NonfiniteReport(Report):
     def attempts(self) -> list[Attempt]:
         """What to try, the narrowest first: the op in float32 in its module, and everywhere.
 
-        Empty if no override can change the result: the kind of the origin is "mathematics", "data" or "optimizer step",
-        the op has no policy, or no region was open. An override that is in force is not among them.
+        Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
+        or "optimizer step", the op has no policy, or no region was open. An override in force is not among them.
         """
         if self._attempts is not None:
             return self._attempts
         fault = self.origin or (self._seen.scaled if self.scaler.skipped else None)
-        if fault is None or fault.kind in ("mathematics", "data", "optimizer step"):
+        if fault is None or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step"):
             return []
         found: dict[str, Call] = {}
         for suspects in _suspects(fault, self._seen.forward_ops):

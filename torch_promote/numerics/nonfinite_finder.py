@@ -18,7 +18,8 @@ values into a NaN is at fault, and so is one that makes more values infinite in 
 If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
 result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
 that result from those infinite gradients are benign as well. If they get into a parameter, an optimizer has stepped
-with them although GradScaler has skipped the step, or would have.
+with them although GradScaler has skipped the step, or would have. If they get into a loss, as those of a gradient
+penalty do, the program has to divide them by the scale first; if it did, GradScaler skips the step.
 
 A call that is not finite in float32 either may lack a number that another call lost: see NOTE [ Which call lost a
 number ] in recent_calls.py.
@@ -64,7 +65,14 @@ from torch_promote.report.base import module_name
 from torch_promote.report.codec import encode
 
 NonfiniteKind = Literal[
-    "overflow in the op", "overflow in a cast", "underflow", "rounding", "mathematics", "data", "optimizer step"
+    "overflow in the op",
+    "overflow in a cast",
+    "underflow",
+    "rounding",
+    "mathematics",
+    "data",
+    "scaled gradient",
+    "optimizer step",
 ]
 """Why a result is not finite.
 
@@ -74,6 +82,7 @@ NonfiniteKind = Literal[
 - "rounding": the same with a number that was rounded to another one, such as 1.
 - "mathematics": the call is not finite in float32 either.
 - "data": an argument contained a NaN that no observed call made.
+- "scaled gradient": a gradient that only GradScaler's scale made infinite went into a loss, without division by it.
 - "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
 """
 
@@ -211,6 +220,7 @@ _WHY = {
     "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
     "mathematics": "The same call in float32 is not finite either.",
     "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
+    "scaled gradient": "Divide such gradients by scaler.get_scale() before the program computes with them.",
     "optimizer step": "The optimizer stepped with gradients that are not finite because of GradScaler's scale. "
     "scaler.step(optimizer) skips such a step; a call of optimizer.step() does not.",
 }
@@ -317,6 +327,26 @@ class Propagation:
     def ended_well(self) -> bool:
         """Whether the values were only converted to integers, or replaced."""
         return not self._unread
+
+
+class Sources:
+    """The benign calls that the non-finite values of tensors come from."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[StorageWeakRef, BenignNonfinite]] = {}
+        self._most = 1000
+
+    def add(self, tensors: Iterable[torch.Tensor], source: BenignNonfinite) -> None:
+        """Adds tensors with such values."""
+        self._known |= {one.cdata: (one, source) for one in map(_storage, tensors) if one is not None}
+        if len(self._known) > self._most:
+            self._known = {key: one for key, one in list(self._known.items()) if not one[0].expired()}
+            self._most = 1000 + 2 * len(self._known)
+
+    def of(self, tensors: Iterable[torch.Tensor]) -> BenignNonfinite | None:
+        """Returns the call that the values of the first tensor come from of which it is known."""
+        known = (self._known.get(one.cdata) for one in map(_storage, tensors) if one is not None)
+        return next((one[1] for one in known if one is not None), None)
 
 
 #: Stands for the storage of a tensor that cannot be followed, such as a sparse one.
@@ -529,6 +559,7 @@ class NonfiniteFinder:
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
+        self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
@@ -550,7 +581,9 @@ class NonfiniteFinder:
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
             watched.scales = True
-            self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
+            source = self._sources.of(args[:1])
+            self._scaled_overflow &= source is not None and source.kind == "GradScaler" and source.scale is None
+            self._scale = extremes([args[1]])[0][1]
             self._is_unscaled = self._scale == 1
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
@@ -648,17 +681,40 @@ class NonfiniteFinder:
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
                 spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
+            if (source := self._source(watched)) is not None:
+                is_divided = source.kind == "GradScaler" and self._divides(watched)
+                self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source)
             self._settle()
         elif self._is_allowed(call):
             self._nan_is_known = True
-            self._add_benign("allowed", call)
+            self._add_benign("allowed", watched)
         elif parent is not None:
             parent.verdict = parent.verdict or _in_terms_of(parent, watched, verdict)
         else:
             self._report(watched, verdict)
 
+    def _source(self, watched: WatchedCall) -> BenignNonfinite | None:
+        """The benign call that the non-finite values of the arguments come from, if it is known."""
+        found = zip(watched.tensors, watched.inputs, strict=True)
+        return self._sources.of(tensor for (_, tensor), one in found if not is_finite(one))
+
+    def _divides(self, watched: WatchedCall) -> bool:
+        """Whether a call of the forward divides by GradScaler's scale."""
+        factor = {"aten::div": self._scale, "aten::mul": 1 / (self._scale or 1)}.get(watched.call.op.removesuffix("_"))
+        with unnoticed():
+            numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
+        return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
+
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text = watched.call, verdict.text
+        if verdict.kind == "scaled gradient" and (source := self._source(watched)) is not None:
+            text = (
+                f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
+                f"{source.unscaled:.4g} without.",
+                f"Its values went into the loss that GradScaler scaled next, {shorten(call.line) or 'line unknown'}.",
+                _WHY[verdict.kind],
+            )
+            return NonfiniteOrigin(source.call, verdict.kind, source.op, (), (), "", "", text=text, step=self._steps)
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         name = "" if node is None else node.name()
         if text and not call.autocast and call.phase == "forward":
@@ -787,6 +843,9 @@ class NonfiniteFinder:
         if watched.is_partial and watched.depends_on_old():
             return None
         call, inputs = watched.call, watched.inputs
+        source = self._source(watched) if watched.scales else None
+        if source is not None and source.kind == "GradScaler" and source.scale is not None:
+            return Verdict("scaled gradient", call.name)
         unfit = self._scaled_overflow or any(not one.expired() for one in self._unfit)
         if call.phase == "optimizer" and unfit and not all(map(is_finite, inputs)):
             steps = any(isinstance(one, torch.nn.Parameter) for one in watched.nonfinite)
@@ -810,7 +869,7 @@ class NonfiniteFinder:
                     return self._kind(watched, finite=True)
                 return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
             if self._is_mask(watched):
-                self._add_benign("mask", call)
+                self._add_benign("mask", watched)
                 return None
         return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
@@ -855,7 +914,7 @@ class NonfiniteFinder:
         if not self._scaled_overflow:
             self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled_overflow = True
-        self._add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
+        self._add_benign("GradScaler", watched, self._scale, max(size for size, _ in sizes))
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -896,16 +955,20 @@ class NonfiniteFinder:
         return None
 
     def _add_benign(
-        self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None
+        self, kind: BenignKind, of: WatchedCall | Call, scale: float | None = None, scaled: float | None = None
     ) -> None:
+        call = of.call if isinstance(of, WatchedCall) else of
         key = (kind, call.name, call.module, call.line)
         unscaled = None if scale is None or scaled is None else scaled / scale
+        new = BenignNonfinite(call, kind, scale=scale, scaled=scaled, unscaled=unscaled)
+        if isinstance(of, WatchedCall):
+            self._sources.add(of.nonfinite, new)
         with self._lock:
-            if key in self.seen.benign or len(self.seen.benign) < _MOST_BENIGN:
-                new = BenignNonfinite(call, kind, count=0)
-                known = self.seen.benign.get(key, new)
-                count = known.count + 1
-                self.seen.benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
+            known = self.seen.benign.get(key)
+            if known is not None:
+                new = replace(new, call=known.call, count=known.count + 1)
+            if known is not None or len(self.seen.benign) < _MOST_BENIGN:
+                self.seen.benign[key] = new
 
 
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:
