@@ -302,6 +302,46 @@ def test_what_the_program_replaces_is_benign(compute: Callable[[Tensor], Tensor]
         assert not report.found, str(report)
 
 
+def marked(index: Any) -> Tensor:
+    y = torch.arange(16.0).view(4, 4)
+    y[index] = NAN
+    return y
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 3), 1, torch.eye(4) > 0])
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (lambda z, y: (z[~y.isnan()] - y[~y.isnan()]).square().mean(), False),
+        (lambda z, y: z.sum() * torch.nanmean((z.detach() - y).square()), False),
+        (lambda z, y: ((z - y.nan_to_num()) ** 2).mean(), False),
+        (lambda z, y: torch.where(y.isnan(), 0.0, z.detach() - y).mean() + z.mean(), False),
+        (lambda z, y: ((z - y) ** 2).mean(), True),
+        (lambda z, y: (z[:, :1] - y[~y.isnan()][:4]).mean() + (z - y).mean(), True),
+        (lambda z, y: torch.where(y.isnan(), 0.0, (z - y) ** 2).mean(), True),  # the backward multiplies 0 by NaN
+    ],
+)
+def test_a_nan_that_the_program_writes(loss: Callable[[Tensor, Tensor], Tensor], found: bool, index: Any) -> None:
+    """It marks what a selection leaves out. In data that the program loads, a NaN is an alarm."""
+    weight = nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def program() -> None:
+        y = marked(index)
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(loss(weight * 2, y))
+            losses[-1].backward()
+            optimizer.step()
+
+    losses: list[Tensor] = []
+    report = find(program)
+    assert report.found == found, str(report)
+    assert bool(losses[-1].isfinite() and weight.isfinite().all()) != found
+    if report.origin is not None:
+        assert "The program itself passes NaN." in str(report)
+
+
 def test_values_that_every_step_replaces_cost_few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(RecentCalls, "find_loss", lambda *args: looks.append(args) or ("told",))

@@ -89,8 +89,8 @@ NonfiniteKind = Literal[
 BenignKind = Literal["mask", "GradScaler", "integers", "replaced", "allowed"]
 """Why a non-finite value is benign.
 
-- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does; or the lowest number of a dtype,
-  which stands for -inf in masks, became -inf.
+- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does, or for a NaN that it replaces or
+  leaves out before it uses the rest; or the lowest number of a dtype, which stands for -inf in masks, became -inf.
 - "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
 - "integers": the program only converts the infinite values to integers, as T5 does with log(0).
 - "replaced": a call of a backward made them, and a later call of the same autograd node replaced them, as the backward
@@ -295,10 +295,13 @@ class Propagation:
     T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. The backward of a norm divides by a
     norm of 0, and puts 0 in place of the result. A program puts 0 in place of 1 / 0. So the values are benign if each
     tensor that contains some was passed on, cast to integers or replaced, and the last ones were cast or replaced.
+
+    A NaN that the program writes itself may be a marker: a selection or nanmean leaves it out, so that its result is
+    finite although an argument is not.
     """
 
-    def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool) -> None:
-        self.in_backward = in_backward
+    def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool, is_marker: bool) -> None:
+        self.in_backward, self.is_marker = in_backward, is_marker
         self.is_replaced = False
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
@@ -322,6 +325,11 @@ class Propagation:
     def knows(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors contains such values."""
         return any(one is not None and one.cdata in self._known for one in map(_storage, tensors))
+
+    @property
+    def is_marking(self) -> bool:
+        """Whether a tensor that is alive may contain NaNs that the program wrote."""
+        return self.is_marker and not all(one.expired() for one in self._known.values())
 
     @property
     def ended_well(self) -> bool:
@@ -425,6 +433,11 @@ class WatchedCall:
     def nonfinite(self) -> list[torch.Tensor]:
         """The outputs that are not finite."""
         return [tensor for tensor, found in zip(self.results, self.outputs, strict=True) if not is_finite(found)]
+
+    @property
+    def nonfinite_inputs(self) -> list[torch.Tensor]:
+        """The arguments that were not finite before the call."""
+        return [tensor for (_, tensor), found in zip(self.tensors, self.inputs, strict=True) if not is_finite(found)]
 
     @functools.cached_property
     def inputs(self) -> list[Extremes]:
@@ -665,10 +678,20 @@ class NonfiniteFinder:
                 self._look_for_zeros(watched)
             # The backward of nan_to_num compares its input; a program that does so may look for the values.
             casts = call.op == "aten::_to_copy" or call.phase == "backward"
-            casts = casts and bool(results) and not (results[0].is_floating_point() or results[0].is_complex())
-            if self._provisional and (casts or call.op in _REPLACING):
-                for _, spread in self._provisional:
+            has_numbers = bool(results) and (results[0].is_floating_point() or results[0].is_complex())
+            casts = casts and bool(results) and not has_numbers
+            replaces, is_like = call.op in _REPLACING, call.op.endswith("_like")  # of which only the shape counts
+            for _, spread in self._provisional:
+                if casts or replaces:
                     spread.is_replaced |= spread.read(tensor for _, tensor in watched.tensors) and not casts
+                elif (
+                    spread.is_marker
+                    and has_numbers
+                    and not is_like
+                    and spread.knows(tensor for _, tensor in watched.tensors)
+                ):
+                    spread.read(watched.nonfinite_inputs)
+            if self._provisional:
                 self._settle()
             return
         if parent is not None:
@@ -695,8 +718,7 @@ class NonfiniteFinder:
 
     def _source(self, watched: WatchedCall) -> BenignNonfinite | None:
         """The benign call that the non-finite values of the arguments come from, if it is known."""
-        found = zip(watched.tensors, watched.inputs, strict=True)
-        return self._sources.of(tensor for (_, tensor), one in found if not is_finite(one))
+        return self._sources.of(watched.nonfinite_inputs)
 
     def _divides(self, watched: WatchedCall) -> bool:
         """Whether a call of the forward divides by GradScaler's scale."""
@@ -717,9 +739,9 @@ class NonfiniteFinder:
             return NonfiniteOrigin(source.call, verdict.kind, source.op, (), (), "", "", text=text, step=self._steps)
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         name = "" if node is None else node.name()
-        if text and not call.autocast and call.phase == "forward":
+        if text and verdict.kind != "mathematics" and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
-        if verdict.kind == "mathematics":
+        if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
             found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
@@ -798,7 +820,7 @@ class NonfiniteFinder:
             if self.observer.is_done:
                 return
             if verdict.kind == "mathematics":
-                spread = Propagation(watched.nonfinite, watched.call.phase == "backward")
+                spread = Propagation(watched.nonfinite, watched.call.phase == "backward", bool(verdict.text))
                 self._provisional.append((origin, spread))
                 self._settle()
             else:
@@ -820,15 +842,16 @@ class NonfiniteFinder:
             self._found(first, first is not None and first.phase != "backward")
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended(_MOST_PROVISIONAL // 2)
-        self.observer.is_done |= sum(not spread.ended_well for _, spread in self._provisional) > _MOST_LEFT
+        left = sum(not (spread.ended_well or spread.is_marker) for _, spread in self._provisional)
+        self.observer.is_done |= left > _MOST_LEFT
 
     def _drop_ended(self, most: int | None = None) -> None:
         """Counts benign origins, of all or of the first ones, whose values no call will use any more."""
         first, last = self._provisional[:most], [] if most is None else self._provisional[most:]
         for origin, spread in first:
-            if spread.ended_well:
+            if spread.ended_well and not spread.is_marker:
                 self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
-        self._provisional = [pair for pair in first if not pair[1].ended_well] + last
+        self._provisional = [pair for pair in first if pair[1].is_marking or not pair[1].ended_well] + last
 
     def finish(self) -> None:
         """Called after the block."""
@@ -857,6 +880,9 @@ class NonfiniteFinder:
             tensors = [tensor for _, tensor in watched.tensors]
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
+        if makes_nan and _asks_for_nan(watched):
+            self._add_benign("mask", watched)
+            return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
             return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
@@ -969,6 +995,15 @@ class NonfiniteFinder:
                 new = replace(new, call=known.call, count=known.count + 1)
             if known is not None or len(self.seen.benign) < _MOST_BENIGN:
                 self.seen.benign[key] = new
+
+
+def _asks_for_nan(watched: WatchedCall) -> bool:
+    """Whether the program passed NaN as a number, which PyTorch may make a tensor: `x[mask] = nan`."""
+    numbers = [one for one in watched.args if isinstance(one, float)]
+    if watched.call.op in _REPLACING | {"aten::fill_"}:
+        tensors = zip(watched.tensors, watched.inputs, strict=True)
+        numbers += [low for (_, one), (low, _) in tensors if one.dim() == 0 and not one.requires_grad]
+    return any(map(math.isnan, numbers))
 
 
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:
