@@ -173,7 +173,7 @@ def gradient(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -
     return torch.autograd.grad(compute(x).sum(), x)[0]
 
 
-INF, ROW = float("inf"), "1 of 1 rows are -inf throughout: a mask leaves nothing of them."
+INF, MASK, ROW = float("inf"), torch.zeros(2), "1 of 1 rows are -inf throughout: a mask leaves nothing of them."
 TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call before it ran in a lower dtype"
 
 
@@ -195,6 +195,16 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
         ),
         (lambda: masked(linear(1)).softmax(-1), "mathematics", [ROW, "values were made by aten::masked_fill.Scalar"]),
         (lambda: padded(linear(1)), "mathematics", [ROW, "Its infinite values were made by aten::masked_fill_.Scalar"]),
+        (
+            lambda: (linear(1) + MASK.masked_fill(MASK == 0, -INF)[None].mul(2)).softmax(-1),
+            "mathematics",
+            [ROW, TRIED, "Its infinite values were made by aten::masked_fill.Scalar"],
+        ),
+        (
+            lambda: MASK.masked_fill(MASK == 0, -INF).softmax(0),
+            "mathematics",
+            [NOTHING, "does not help", "Its infinite values were made by aten::masked_fill.Scalar"],
+        ),
         (
             lambda: F.layer_norm(linear(1) + torch.tensor([-INF, 1]), (2,)),
             "mathematics",

@@ -44,7 +44,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
-from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls
+from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, tell_where
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -757,6 +757,8 @@ class NonfiniteFinder:
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
+            if (source := self._source(watched)) is not None:
+                text = (*text, f"Its infinite values were made by {tell_where(source.call)}.")
         inputs = tuple(
             TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
             for path, tensor in watched.tensors
@@ -806,7 +808,8 @@ class NonfiniteFinder:
         try:
             kept = watched.kept or self._recent.keep(watched.args, watched.copies, watched.call.phase)
             args = self._recent.with_arguments(kept, watched.args)
-            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by)
+            is_known = self._source(watched) is not None
+            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by, is_known)
         except Exception as error:  # the program goes on
             why = str(error).partition("\n")[0] or type(error).__name__
             return (

@@ -261,9 +261,17 @@ class RecentCalls:
     # --- which call lost a number
 
     def find_loss(
-        self, facts: OpFacts, args: list[Any], call: Call, is_cured: Callable[[list[torch.Tensor]], bool]
+        self,
+        facts: OpFacts,
+        args: list[Any],
+        call: Call,
+        is_cured: Callable[[list[torch.Tensor]], bool],
+        is_known: bool,
     ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
+
+        `is_known` says whether the caller knows which call made the infinite values among the arguments.
+        """
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
@@ -323,11 +331,9 @@ class RecentCalls:
                 "float32: another dtype does not help."
             )
         overflow = self._find_overflow(before)
-        if overflow is None:
-            return text, *made, *_tell_data(before)
-        if asks_for_infinity(overflow.args):
-            return text, f"Its infinite values were made by {_where(overflow)[:-1]}."
-        texts = f"Its arguments are finite, its result is not. Therefore {_where(target)} is not finite.", text
+        if overflow is None or asks_for_infinity(overflow.args):
+            return text, *made, *(() if is_known else _tell_data(before))
+        texts = f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
 
     @staticmethod
@@ -346,8 +352,7 @@ class RecentCalls:
         maker = self.maker_of(target.args)
         if maker is None:
             return []
-        text = f"Its argument was made by {maker.name}, {maker.phase}, {shorten(maker.line) or 'line unknown'}."
-        return [text, *tell_idiom(maker, target.call)]
+        return [f"Its argument was made by {tell_where(maker)}.", *tell_idiom(maker, target.call)]
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
         """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
@@ -385,7 +390,7 @@ class RecentCalls:
         for one, values in singles:
             _, texts = _compare(one, values[one.number])
             if texts:
-                return [f"So it is with {_where(one)} alone in float32, where {texts[0]}"]
+                return [f"So it is with {tell_where(one.call)}, alone in float32, where {texts[0]}"]
         return []
 
     def _loss(
@@ -415,7 +420,7 @@ class RecentCalls:
             names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         texts = [*_tell_constants(recent), *texts]
-        texts.append(f"Therefore {_where(target)} is not finite; repeated with {how} in float32, it is.")
+        texts.append(f"Therefore {tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
@@ -456,13 +461,14 @@ def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
         for name, kept in zip(recent.facts.arguments, recent.args, strict=False):
             tensor = kept.known if isinstance(kept, _Kept) and kept.maker is None else None
             if tensor is not None and not is_finite(extremes([tensor])[0]):
-                text = f"Before it, {name} of {_where(recent)} contained infinite values"
+                text = f"Before it, {name} of {tell_where(recent.call)}, contained infinite values"
                 return [f"{text}; which call made them is not known: check the data, and the masks."]
     return []
 
 
-def _where(recent: RecentCall) -> str:
-    return f"{recent.call.name}, {recent.call.phase}, {shorten(recent.call.line) or 'line unknown'},"
+def tell_where(call: Call) -> str:
+    """The op, the phase and the line."""
+    return f"{call.name}, {call.phase}, {shorten(call.line) or 'line unknown'}"
 
 
 def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
