@@ -342,6 +342,14 @@ def test_a_nan_that_the_program_writes(loss: Callable[[Tensor, Tensor], Tensor],
         assert "The program itself passes NaN." in str(report)
 
 
+def test_a_call_is_not_the_origin_and_benign() -> None:
+    """The first division by 0 gets into a sum, those of later steps are replaced."""
+    report = find(lambda: [f(torch.zeros(2) / torch.zeros(2)) for f in (torch.sum, torch.nan_to_num) for _ in range(2)])
+    assert report.origin is not None
+    assert report.origin.op == "aten::div"
+    assert report.benign == []
+
+
 def test_values_that_every_step_replaces_cost_few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(RecentCalls, "find_loss", lambda *args: looks.append(args) or ("told",))

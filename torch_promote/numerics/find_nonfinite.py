@@ -77,8 +77,12 @@ class NonfiniteReport(Report):
 
     @property
     def benign(self) -> list[BenignNonfinite]:
-        """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names."""
-        return list(self._seen.benign.values())
+        """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names.
+
+        What a call of the origin's place has made is not among them.
+        """
+        place = self.origin and (self.origin.call.name, self.origin.module, self.origin.line)
+        return [one for one in self._seen.benign.values() if (one.op, one.module, one.line) != place]
 
     @property
     def scaler(self) -> ScalerSteps:
@@ -254,7 +258,7 @@ class NonfiniteReport(Report):
         dtypes = [one.dtype for one in (() if first is None else first.outputs) if one.dtype.is_floating_point]
         return self.scaler.explain(
             first=where,
-            size=max((one.unscaled for one in self.benign if one.unscaled), default=0.0),
+            size=max((one.unscaled for one in self._seen.benign.values() if one.unscaled), default=0.0),
             largest=max((torch.finfo(dtype).max for dtype in dtypes), default=0.0),
             codes=[one.code for one in self.attempts],
         )

@@ -746,7 +746,6 @@ class NonfiniteFinder:
             self._looks[here] += 1
             found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, Loss):
-                self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
                 return NonfiniteOrigin(
                     *(found.call, found.kind, found.call.name, found.inputs, found.outputs, "", ""),
                     nonfinite=None if found.call is call else call,
