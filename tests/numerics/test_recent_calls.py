@@ -134,6 +134,23 @@ def test_without_a_region_the_code_is_to_change() -> None:
     own_softmax(torch.full((1, 2), -20.0).double())
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-4])
+def test_a_backward_that_loses_a_number(value: float) -> None:
+    """Its calls keep no results alive: what the call lost is known from its repetition."""
+    x = torch.tensor([value], dtype=HALF, requires_grad=True)
+    with tp.find_nonfinite() as report:
+        x.norm(3).backward()
+    if not value:  # PyTorch replaces 0 / 0
+        assert not report.found
+        return
+    origin = report.origin
+    assert origin is not None
+    assert (origin.op, origin.kind, origin.phase) == ("aten::pow", "underflow", "backward")
+    assert origin.why[0].startswith("1 of 1 values became 0 in float16;")
+    assert origin.why[1].startswith("Therefore aten::div.Tensor, backward, ")
+    assert [(one.min, one.max) for one in origin.outputs] == [(0, 0)]
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_an_optimizer_of_weights_in_half(foreach: bool) -> None:
     """Adam's eps of 1e-8 is 0 in float16, and so is the moment of a gradient of 0."""
@@ -153,6 +170,7 @@ def test_an_op_that_loses_a_number_inside() -> None:
     report = find(lambda: F.cosine_similarity(linear(0), linear(0)), HALF)
     assert report.origin is not None
     assert (report.origin.op, report.origin.nonfinite) == ("aten::cosine_similarity", None)
+    assert [one.nans for one in report.origin.outputs] == [1]
     assert report.attempts[-1].option == "--override cosine_similarity=fp32"
     assert not find(
         lambda: F.cosine_similarity(linear(0), linear(0)), HALF, overrides={"cosine_similarity": "fp32"}

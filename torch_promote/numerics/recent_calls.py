@@ -157,6 +157,13 @@ class Loss:
     text: tuple[str, ...]  # what was compared, a sentence each
 
 
+class Repeated(NamedTuple):
+    """The results of a call that was repeated in float32, and as its region would run it."""
+
+    wide: list[torch.Tensor]
+    low: list[torch.Tensor]
+
+
 class RecentCalls:
     """The recent calls of a block."""
 
@@ -287,20 +294,21 @@ class RecentCalls:
             )
         unknown = ""
 
-        def cures(some: Sequence[RecentCall]) -> dict[int, list[torch.Tensor]] | None:
+        def cures(some: Sequence[RecentCall]) -> dict[int, Repeated] | None:
             nonlocal unknown
             numbers = {one.number for one in some}
             try:
                 wide = _repeated(before, target, numbers, numbers)
                 if is_cured(wide[target.number]):
-                    return None if is_cured(_repeated(before, target, numbers, set())[target.number]) else wide
+                    low = _repeated(before, target, numbers, set())
+                    return None if is_cured(low[target.number]) else {n: Repeated(wide[n], low[n]) for n in wide}
             except Exception as error:  # an op may refuse the dtype, or the memory may not suffice
                 unknown = str(error).partition("\n")[0]
             return None
 
-        if is_lower and not facts.writes and cures([target]):  # ops inside of it lose the number
+        if is_lower and not facts.writes and (values := cures([target])):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
-            return self._told(target, "rounding", (call,), [text])
+            return self._told(target, "rounding", (call,), [text], values[target.number].low)
         singles = [(one, values) for one in tried[:_MOST_TRIED] if (values := cures([one]))]
         for one, values in singles[:1]:
             return self._loss([one], values, target, self._tell_other(singles[1:]))
@@ -385,7 +393,7 @@ class RecentCalls:
         )
 
     @staticmethod
-    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, list[torch.Tensor]]]]) -> list[str]:
+    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> list[str]:
         """Names the nearest of the calls each of which cures, too, that has lost values itself."""
         for one, values in singles:
             _, texts = _compare(one, values[one.number])
@@ -396,18 +404,18 @@ class RecentCalls:
     def _loss(
         self,
         found: Sequence[RecentCall],
-        values: dict[int, list[torch.Tensor]],
+        values: dict[int, Repeated],
         target: RecentCall,
         other: Sequence[str] = (),
     ) -> Loss:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
-        told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
+        told = [(self._calls[one], _compare(self._calls[one], again)) for one, again in values.items() if one >= 0]
         kind: LossKind
         outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
-        for number, wide in reversed(values.items()):
+        for number, again in reversed(values.items()):
             if number < 0 or self._calls[number].facts.is_view:
                 continue
-            pairs = _pairs(self._calls[number], wide)
+            pairs = _pairs(self._calls[number], again)
             texts = list(filter(None, (tell_outside(*pair, target.call.op) for pair in pairs)))[:1]
             if outside and not texts:
                 break
@@ -420,19 +428,29 @@ class RecentCalls:
             names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         texts = [*_tell_constants(recent), *texts]
-        texts.append(f"Therefore {tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
+        therefore = "Therefore " if texts else ""
+        texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
         texts += [*other, *tell_idiom(found[0].call, target.call, between)]
-        return self._told(recent, kind, tuple(cures), texts)
+        return self._told(recent, kind, tuple(cures), texts, values[recent.number].low)
 
     @staticmethod
-    def _told(recent: RecentCall, kind: LossKind, cures: tuple[Call, ...], texts: Iterable[str]) -> Loss:
+    def _told(
+        recent: RecentCall,
+        kind: LossKind,
+        cures: tuple[Call, ...],
+        texts: Iterable[str],
+        low: Sequence[torch.Tensor] = (),
+    ) -> Loss:
         call = recent.call
-        inputs, outputs = _ranges(call.inputs, _kept_in(recent.args)), _ranges(call.outputs, recent.results)
+        known = (kept.known for kept in recent.results)
+        results = [again if kept is None else kept for kept, again in itertools.zip_longest(known, low)]
+        inputs = _ranges(call.inputs, (kept.known for kept in _kept_in(recent.args)))
+        outputs = _ranges(call.outputs, results)
         return Loss(call, kind, cures, inputs, outputs, tuple(texts))
 
 
@@ -471,24 +489,25 @@ def tell_where(call: Call) -> str:
     return f"{call.name}, {call.phase}, {shorten(call.line) or 'line unknown'}"
 
 
-def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
+def _ranges(infos: Iterable[TensorInfo], tensors: Iterable[torch.Tensor | None]) -> tuple[TensorRange, ...]:
     return tuple(
         TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
-        for info, tensor in zip(infos, (one.known for one in kept), strict=False)
+        for info, tensor in zip(infos, tensors, strict=False)
     )
 
 
-def _pairs(recent: RecentCall, wide: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The results of a call in a lower dtype, and in float32."""
-    for kept, exact in zip(recent.results, wide, strict=False):
+def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The results of a call in a lower dtype, repeated if they are no longer known, and in float32."""
+    for kept, repeated, exact in zip(recent.results, again.low, again.wide, strict=False):
         low = kept.known
-        if low is not None and low.dtype in LOWER and low.shape == exact.shape:
+        low = repeated if low is None else low
+        if low.dtype in LOWER and low.shape == exact.shape:
             yield low, exact.float()
 
 
-def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
+def _compare(recent: RecentCall, again: Repeated) -> tuple[LossKind, list[str]]:
     """What a call lost, given its results in float32; no text if it only rounded."""
-    for low, exact in _pairs(recent, wide):
+    for low, exact in _pairs(recent, again):
         is_cast = recent.facts.is_copy or recent.facts.is_cast
         became: dict[LossKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
