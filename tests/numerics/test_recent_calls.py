@@ -124,6 +124,26 @@ def test_what_else_cures(dtype: torch.dtype, program: Callable[[], Any], texts: 
     assert "logsumexp" not in str(report)
 
 
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    x[:, 0] += -1e6
+    return x * 0
+
+
+@pytest.mark.parametrize(
+    ("program", "op", "text"),
+    [
+        (in_rows, "aten::add_", "other -1e+06 is -inf in float16: write -1e4, or torch.finfo(torch.float16).min, "),
+        (lambda x: (x - 1_000_000) * 0, "aten::sub", "other 1e+06 is inf in float16: write 1e4, or"),
+        (lambda x: torch.where(x > 0, -1e6, x) * 0, "aten::where", "self -1e+06 is -inf in float16: write -1e4"),
+    ],
+)
+def test_a_number_that_the_dtype_cannot_hold(program: Callable[[torch.Tensor], Any], op: str, text: str) -> None:
+    report = find(lambda: program(linear(1)), HALF)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.kind) == (op, "overflow in the op")
+    assert text in str(report)
+
+
 def test_without_a_region_the_code_is_to_change() -> None:
     with tp.find_nonfinite() as report:
         own_softmax(torch.full((1, 2), -20.0))
@@ -186,6 +206,11 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return (x + mask).softmax(-1)
 
 
+def in_cells(x: torch.Tensor) -> torch.Tensor:
+    x[x > 0] = -1e6  # PyTorch passes -inf
+    return x
+
+
 def gradient(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     x.requires_grad_()
     return torch.autograd.grad(compute(x).sum(), x)[0]
@@ -212,6 +237,11 @@ TRIED, NOTHING = "repeated in float32: another dtype does not help", "no call be
             ["Therefore aten::softmax.int", TRIED],
         ),
         (lambda: masked(linear(1)).softmax(-1), "mathematics", [ROW, "values were made by aten::masked_fill.Scalar"]),
+        (
+            lambda: in_cells(linear(1)) * 0,
+            "mathematics",
+            ["Its infinite values were made by aten::index_put_, forward"],
+        ),
         (lambda: padded(linear(1)), "mathematics", [ROW, "Its infinite values were made by aten::masked_fill_.Scalar"]),
         (
             lambda: (linear(1) + MASK.masked_fill(MASK == 0, -INF)[None].mul(2)).softmax(-1),

@@ -44,7 +44,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
-from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, tell_where
+from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, tell_constants, tell_where
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -882,7 +882,8 @@ class NonfiniteFinder:
             tensors = [tensor for _, tensor in watched.tensors]
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
-        if makes_nan and _asks_for_nan(watched):
+        numbers = _written_numbers(watched)
+        if makes_nan and any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float)):
             self._add_benign("mask", watched)
             return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
@@ -893,6 +894,8 @@ class NonfiniteFinder:
             if has_nan:
                 return None
             if has_inf:
+                if any(map(math.isinf, numbers)) and self._source(watched) is None:
+                    self._add_benign("mask", watched)
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
                 return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
@@ -966,7 +969,9 @@ class NonfiniteFinder:
         text = _WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        return Verdict("overflow in the op", call.name, text=(text,))
+        dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER), torch.float32)
+        constants = tell_constants(watched.facts, watched.kept or (), dtype)
+        return Verdict("overflow in the op", call.name, text=(text, *constants))
 
     @staticmethod
     def _earlier_cast(watched: WatchedCall) -> Verdict | None:
@@ -999,13 +1004,12 @@ class NonfiniteFinder:
                 self.seen.benign[key] = new
 
 
-def _asks_for_nan(watched: WatchedCall) -> bool:
-    """Whether the program passed NaN as a number, which PyTorch may make a tensor: `x[mask] = nan`."""
-    numbers = [one for one in watched.args if isinstance(one, float)]
-    if watched.call.op in _REPLACING | {"aten::fill_"}:
-        tensors = zip(watched.tensors, watched.inputs, strict=True)
-        numbers += [low for (_, one), (low, _) in tensors if one.dim() == 0 and not one.requires_grad]
-    return any(map(math.isnan, numbers))
+def _written_numbers(watched: WatchedCall) -> list[float]:
+    """The numbers that the program writes to a tensor and PyTorch has made tensors: `x[mask] = nan`."""
+    if watched.call.op not in _REPLACING | {"aten::fill_"}:
+        return []
+    tensors = zip(watched.tensors, watched.inputs, strict=True)
+    return [low for (_, one), (low, _) in tensors if one.dim() == 0 and not one.requires_grad]
 
 
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:

@@ -45,6 +45,8 @@ LOWER = (torch.float16, torch.bfloat16)
 _KEEPING = ("forward", "recompute")
 #: Of the results of recent calls, so many bytes are kept alive; of the calls, so many.
 MOST_BYTES, MOST_CALLS = 512 * 2**20, 4_000
+#: The dtypes of the tensors that PyTorch makes of numbers.
+_NUMBERS = (torch.float32, torch.float64, torch.int64)
 #: So many calls are tried one by one.
 _MOST_TRIED = 64
 
@@ -427,7 +429,8 @@ class RecentCalls:
         if len(found) > 1 or found[0] is not recent:
             names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
-        texts = [*_tell_constants(recent), *texts]
+        dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
+        texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
         therefore = "Therefore " if texts else ""
         texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
@@ -525,23 +528,25 @@ def _compare(recent: RecentCall, again: Repeated) -> tuple[LossKind, list[str]]:
     return "rounding", []
 
 
-def _tell_constants(recent: RecentCall) -> Iterator[str]:
-    """Names the numbers among the arguments that a lower dtype rounds to 0, 1 or infinity."""
-    dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
-    for name, number in _constants(recent):
+def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> Iterator[str]:
+    """Names the numbers among the arguments, from `keep`, that a lower dtype rounds to 0, 1 or infinity."""
+    for name, number in _constants(facts, args):
         rounded = torch.tensor(number, dtype=torch.float64).to(dtype).item()
-        if rounded != number and (rounded in (0, 1, -1) or math.isinf(rounded)):
-            yield f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
+        told = f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}"
+        if math.isinf(rounded) and not math.isinf(number):
+            sign, limit = ("-", "min") if number < 0 else ("", "max")
+            yield f"{told}: write {sign}1e4, or torch.finfo(torch.{dtype_name(dtype)}).{limit}, in place of it."
+        elif rounded != number and rounded in (0, 1, -1):
+            yield f"{told}."
 
 
-def _constants(recent: RecentCall) -> Iterator[tuple[str, float]]:
-    for argument, value in zip(recent.facts.arguments, recent.args, strict=False):
-        if isinstance(value, float):
-            yield argument, value
-        elif isinstance(value, _Kept) and value.maker is None and value.dtype in (torch.float32, torch.float64):
-            tensor = value.known
-            if tensor is not None and tensor.dim() == 0:
-                yield argument, float(tensor.item())
+def _constants(facts: OpFacts, args: Sequence[Any]) -> Iterator[tuple[str, float]]:
+    for argument, value in zip(facts.arguments, args, strict=False):
+        tensor = value.known if isinstance(value, _Kept) and value.maker is None else None
+        if isinstance(value, float) or (type(value) is int and argument in ("other", "value")):
+            yield argument, float(value)
+        elif tensor is not None and tensor.dim() == 0 and tensor.dtype in _NUMBERS:
+            yield argument, float(tensor.item())
 
 
 def _repeated(
