@@ -290,8 +290,8 @@ class RecentCalls:
         made = self._tell_maker(target)
         if not lower and not self._is_cut(before, target):
             return (
-                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: another "
-                "dtype does not help.",
+                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: autocast "
+                "is not the cause.",
                 *made,
             )
         unknown = ""
@@ -338,7 +338,7 @@ class RecentCalls:
         else:
             text = (
                 f"It is not finite in float32 either, also with the {count} that ran in a lower dtype repeated in "
-                "float32: another dtype does not help."
+                "float32: float32 does not help."
             )
         overflow = self._find_overflow(before)
         if overflow is None or asks_for_infinity(overflow.args):
