@@ -132,9 +132,17 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("program", "op", "text"),
     [
-        (in_rows, "aten::add_", "other -1e+06 is -inf in float16: write -1e4, or torch.finfo(torch.float16).min, "),
-        (lambda x: (x - 1_000_000) * 0, "aten::sub", "other 1e+06 is inf in float16: write 1e4, or"),
-        (lambda x: torch.where(x > 0, -1e6, x) * 0, "aten::where", "self -1e+06 is -inf in float16: write -1e4"),
+        (
+            in_rows,
+            "aten::add_",
+            "other -1e+06 is -inf in float16. In a mask, write -1e4, or torch.finfo(torch.float16).min.",
+        ),
+        (lambda x: (x - 1_000_000) * 0, "aten::sub", "other 1e+06 is inf in float16. In a mask, write 1e4, or"),
+        (
+            lambda x: torch.where(x > 0, -1e6, x) * 0,
+            "aten::where",
+            "self -1e+06 is -inf in float16. In a mask, write -1e4",
+        ),
     ],
 )
 def test_a_number_that_the_dtype_cannot_hold(program: Callable[[torch.Tensor], Any], op: str, text: str) -> None:

@@ -21,7 +21,7 @@ from torch_promote.numerics.nonfinite_finder import (
     NonfiniteOrigin,
     Vanished,
 )
-from torch_promote.numerics.recent_calls import LOWER, may_have_override
+from torch_promote.numerics.recent_calls import LOWER, may_have_override, tell_line
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
@@ -245,7 +245,7 @@ class NonfiniteReport(Report):
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
         if self._seen.clipped is not None:
             clean = (
-                f"gradients were clipped while they were scaled, {shorten(self._seen.clipped.line) or 'line unknown'}: "
+                f"gradients were clipped while they were scaled, {tell_line(self._seen.clipped)}: "
                 f"call scaler.unscale_(optimizer) before clip_grad_norm_; otherwise {clean}"
             )
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
@@ -253,8 +253,7 @@ class NonfiniteReport(Report):
     def _about_scaler(self) -> list[str]:
         first, where = self._seen.scaled, ""
         if first is not None:
-            line = shorten(first.line) or "line unknown"
-            where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {line}"
+            where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {tell_line(first.call)}"
         dtypes = [one.dtype for one in (() if first is None else first.outputs) if one.dtype.is_floating_point]
         return self.scaler.explain(
             first=where,

@@ -44,7 +44,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
-from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls, tell_constants, tell_where
+from torch_promote.numerics.recent_calls import (
+    LOWER,
+    WITHOUT_REGION,
+    Loss,
+    RecentCalls,
+    tell_constants,
+    tell_line,
+    tell_where,
+)
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -58,7 +66,7 @@ from torch_promote.observe.ops import (
     unnoticed,
     written,
 )
-from torch_promote.observe.places import RunningModules, is_ours, shorten
+from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name
@@ -174,10 +182,7 @@ class NonfiniteOrigin(_OfCall):
     def __str__(self) -> str:
         inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
         module = f'module "{self.module}"' if self.module else module_name("")
-        lines = [
-            f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {shorten(self.line) or 'line unknown'}",
-            *self.why,
-        ]
+        lines = [f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {tell_line(self.call)}", *self.why]
         if self.call.policy is not None:
             lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
         if self.node:
@@ -193,7 +198,7 @@ class NonfiniteOrigin(_OfCall):
     @property
     def where(self) -> str:
         """The op, the module and the line."""
-        return f"{self.call.name} in {module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+        return f"{self.call.name} in {module_name(self.module)}, {tell_line(self.call)}"
 
     @property
     def shown(self) -> list[tuple[str, TensorRange]]:
@@ -254,7 +259,7 @@ class BenignNonfinite(_OfCall):
         return self.call.name
 
     def __str__(self) -> str:
-        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {shorten(self.line)}, "
+        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {tell_line(self.call)}, "
         text += f"{self.count:,} call{'s' * (self.count > 1)}"
         if self.scale is None:
             return text
@@ -282,9 +287,9 @@ class Vanished(_OfCall):
     _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls", "call")
 
     def __str__(self) -> str:
-        where = f"{module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+        where = f"{self.phase}, {module_name(self.module)}, {tell_line(self.call)}"
         return (
-            f"{self.call.name}, {self.phase}, {where}: {self.count:,} of {self.total:,} values became 0 in "
+            f"{self.call.name}, {where}: {self.count:,} of {self.total:,} values became 0 in "
             f"{dtype_name(self.call.outputs[0].dtype)}; the largest of them is {self.largest:.3g} in float32"
         )
 
@@ -680,16 +685,11 @@ class NonfiniteFinder:
             casts = call.op == "aten::_to_copy" or call.phase == "backward"
             has_numbers = bool(results) and (results[0].is_floating_point() or results[0].is_complex())
             casts = casts and bool(results) and not has_numbers
-            replaces, is_like = call.op in _REPLACING, call.op.endswith("_like")  # of which only the shape counts
+            drops = has_numbers and not call.op.endswith("_like")  # of which only the shape counts
             for _, spread in self._provisional:
-                if casts or replaces:
+                if casts or call.op in _REPLACING:
                     spread.is_replaced |= spread.read(tensor for _, tensor in watched.tensors) and not casts
-                elif (
-                    spread.is_marker
-                    and has_numbers
-                    and not is_like
-                    and spread.knows(tensor for _, tensor in watched.tensors)
-                ):
+                elif spread.is_marker and drops and spread.knows(tensor for _, tensor in watched.tensors):
                     spread.read(watched.nonfinite_inputs)
             if self._provisional:
                 self._settle()
@@ -704,7 +704,7 @@ class NonfiniteFinder:
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
                 spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
-            if (source := self._source(watched)) is not None:
+            if not call.composite and (source := self._source(watched)) is not None:
                 is_divided = source.kind == "GradScaler" and self._divides(watched)
                 self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source)
             self._settle()
@@ -733,7 +733,7 @@ class NonfiniteFinder:
             text = (
                 f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
                 f"{source.unscaled:.4g} without.",
-                f"Its values went into the loss that GradScaler scaled next, {shorten(call.line) or 'line unknown'}.",
+                f"Its values went into the loss that GradScaler scaled next, {tell_line(call)}.",
                 _WHY[verdict.kind],
             )
             return NonfiniteOrigin(source.call, verdict.kind, source.op, (), (), "", "", text=text, step=self._steps)
@@ -883,11 +883,13 @@ class NonfiniteFinder:
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
         numbers = _written_numbers(watched)
-        if makes_nan and any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float)):
+        is_known = self._nan_is_known or self._scaled_overflow
+        passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
+        if makes_nan and passes_nan and not is_known:
             self._add_benign("mask", watched)
             return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
-            return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
+            return None if is_known else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None
         if not makes_nan:

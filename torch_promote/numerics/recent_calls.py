@@ -275,12 +275,9 @@ class RecentCalls:
         args: list[Any],
         call: Call,
         is_cured: Callable[[list[torch.Tensor]], bool],
-        is_known: bool,
+        mask_is_known: bool,
     ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
-
-        `is_known` says whether the caller knows which call made the infinite values among the arguments.
-        """
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
@@ -342,7 +339,7 @@ class RecentCalls:
             )
         overflow = self._find_overflow(before)
         if overflow is None or asks_for_infinity(overflow.args):
-            return text, *made, *(() if is_known else _tell_data(before))
+            return text, *made, *(() if mask_is_known else _tell_data(before))
         texts = f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
 
@@ -427,7 +424,7 @@ class RecentCalls:
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
         if len(found) > 1 or found[0] is not recent:
-            names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
+            names = ", ".join(f"{one.name} ({tell_line(one)})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
         texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
@@ -489,7 +486,12 @@ def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
 
 def tell_where(call: Call) -> str:
     """The op, the phase and the line."""
-    return f"{call.name}, {call.phase}, {shorten(call.line) or 'line unknown'}"
+    return f"{call.name}, {call.phase}, {tell_line(call)}"
+
+
+def tell_line(call: Call) -> str:
+    """The line, or that it is unknown."""
+    return shorten(call.line) or "line unknown"
 
 
 def _ranges(infos: Iterable[TensorInfo], tensors: Iterable[torch.Tensor | None]) -> tuple[TensorRange, ...]:
@@ -530,23 +532,18 @@ def _compare(recent: RecentCall, again: Repeated) -> tuple[LossKind, list[str]]:
 
 def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> Iterator[str]:
     """Names the numbers among the arguments, from `keep`, that a lower dtype rounds to 0, 1 or infinity."""
-    for name, number in _constants(facts, args):
-        rounded = torch.tensor(number, dtype=torch.float64).to(dtype).item()
-        told = f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}"
-        if math.isinf(rounded) and not math.isinf(number):
-            sign, limit = ("-", "min") if number < 0 else ("", "max")
-            yield f"{told}: write {sign}1e4, or torch.finfo(torch.{dtype_name(dtype)}).{limit}, in place of it."
-        elif rounded != number and rounded in (0, 1, -1):
-            yield f"{told}."
-
-
-def _constants(facts: OpFacts, args: Sequence[Any]) -> Iterator[tuple[str, float]]:
-    for argument, value in zip(facts.arguments, args, strict=False):
+    for name, value in zip(facts.arguments, args, strict=False):
+        number = value if isinstance(value, float) or (type(value) is int and name in ("other", "value")) else None
         tensor = value.known if isinstance(value, _Kept) and value.maker is None else None
-        if isinstance(value, float) or (type(value) is int and argument in ("other", "value")):
-            yield argument, float(value)
-        elif tensor is not None and tensor.dim() == 0 and tensor.dtype in _NUMBERS:
-            yield argument, float(tensor.item())
+        if tensor is not None and tensor.dim() == 0 and tensor.dtype in _NUMBERS:
+            number = tensor.item()
+        rounded = 0.0 if number is None else torch.tensor(number, dtype=torch.float64).to(dtype).item()
+        if number is None or rounded == number or not (rounded in (0, 1, -1) or math.isinf(rounded)):
+            continue
+        told = f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
+        finite = ("-1e4", "min") if number < 0 else ("1e4", "max")
+        mask = f" In a mask, write {finite[0]}, or torch.finfo(torch.{dtype_name(dtype)}).{finite[1]}."
+        yield told + mask * math.isinf(rounded)
 
 
 def _repeated(
