@@ -710,7 +710,7 @@ class NonfiniteFinder:
             self._settle()
         elif self._is_allowed(call):
             self._nan_is_known = True
-            self._add_benign("allowed", watched)
+            self._add_benign("allowed", call, watched.nonfinite)
         elif parent is not None:
             parent.verdict = parent.verdict or _in_terms_of(parent, watched, verdict)
         else:
@@ -807,8 +807,8 @@ class NonfiniteFinder:
         try:
             kept = watched.kept or self._recent.keep(watched.args, watched.copies, watched.call.phase)
             args = self._recent.with_arguments(kept, watched.args)
-            is_known = self._source(watched) is not None
-            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by, is_known)
+            source = None if (known := self._source(watched)) is None else known.call
+            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by, source)
         except Exception as error:  # the program goes on
             why = str(error).partition("\n")[0] or type(error).__name__
             return (
@@ -832,8 +832,8 @@ class NonfiniteFinder:
     def _is_final(self, watched: WatchedCall, call: Call) -> bool:
         """Whether the values of an origin can no longer be replaced: the backward is over, or they are used."""
         if call.phase == "optimizer" or call.op == "aten::_local_scalar_dense":
-            tensors = [tensor for _, tensor in watched.tensors]
-            return any(spread.knows(tensors) for _, spread in self._provisional if not spread.ended_well)
+            used = watched.nonfinite_inputs
+            return any(spread.knows(used) for _, spread in self._provisional if not spread.ended_well)
         return call.phase == "forward" and any(one.in_backward and not one.ended_well for _, one in self._provisional)
 
     def _settle(self) -> None:
@@ -886,7 +886,7 @@ class NonfiniteFinder:
         is_known = self._nan_is_known or self._scaled_overflow
         passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
         if makes_nan and passes_nan and not is_known:
-            self._add_benign("mask", watched)
+            self._add_benign("mask", call, watched.nonfinite)
             return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
             return None if is_known else Verdict("data", call.name)
@@ -897,12 +897,12 @@ class NonfiniteFinder:
                 return None
             if has_inf:
                 if any(map(math.isinf, numbers)) and self._source(watched) is None:
-                    self._add_benign("mask", watched)
+                    self._add_benign("mask", call, watched.nonfinite)
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
                 return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
             if self._is_mask(watched):
-                self._add_benign("mask", watched)
+                self._add_benign("mask", call, watched.nonfinite)
                 return None
         return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
@@ -947,7 +947,8 @@ class NonfiniteFinder:
         if not self._scaled_overflow:
             self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled_overflow = True
-        self._add_benign("GradScaler", watched, self._scale, max(size for size, _ in sizes))
+        largest = max(size for size, _ in sizes)
+        self._add_benign("GradScaler", watched.call, watched.nonfinite, self._scale, largest)
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -990,20 +991,22 @@ class NonfiniteFinder:
         return None
 
     def _add_benign(
-        self, kind: BenignKind, of: WatchedCall | Call, scale: float | None = None, scaled: float | None = None
+        self,
+        kind: BenignKind,
+        call: Call,
+        made: Iterable[torch.Tensor] = (),
+        scale: float | None = None,
+        scaled: float | None = None,
     ) -> None:
-        call = of.call if isinstance(of, WatchedCall) else of
         key = (kind, call.name, call.module, call.line)
         unscaled = None if scale is None or scaled is None else scaled / scale
         new = BenignNonfinite(call, kind, scale=scale, scaled=scaled, unscaled=unscaled)
-        if isinstance(of, WatchedCall):
-            self._sources.add(of.nonfinite, new)
+        self._sources.add(made, new)
         with self._lock:
-            known = self.seen.benign.get(key)
-            if known is not None:
-                new = replace(new, call=known.call, count=known.count + 1)
-            if known is not None or len(self.seen.benign) < _MOST_BENIGN:
-                self.seen.benign[key] = new
+            known = self.seen.benign.get(key, new)
+            if known is not new or len(self.seen.benign) < _MOST_BENIGN:
+                count = known.count + (known is not new)
+                self.seen.benign[key] = replace(new, call=known.call, count=count)
 
 
 def _written_numbers(watched: WatchedCall) -> list[float]:

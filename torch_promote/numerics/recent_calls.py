@@ -275,9 +275,12 @@ class RecentCalls:
         args: list[Any],
         call: Call,
         is_cured: Callable[[list[torch.Tensor]], bool],
-        mask_is_known: bool,
+        source: Call | None,
     ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
+
+        `source` is the call that made the infinite values among the arguments, if it is known.
+        """
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
@@ -337,23 +340,13 @@ class RecentCalls:
                 f"It is not finite in float32 either, also with the {count} that ran in a lower dtype repeated in "
                 "float32: float32 does not help."
             )
-        overflow = self._find_overflow(before)
-        if overflow is None or asks_for_infinity(overflow.args):
-            return text, *made, *(() if mask_is_known else _tell_data(before))
+        overflow = next((one for one in before.values() if one.call is source), None)
+        given = [kept.known for kept in _kept_in(overflow.args)] if overflow else [None]
+        finite = [is_finite(found) for found in extremes([one for one in given if one is not None])]
+        if overflow is None or asks_for_infinity(overflow.args) or len(finite) < len(given) or not all(finite):
+            return text, *made, *(_tell_data(before) if source is None else ())
         texts = f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
-
-    @staticmethod
-    def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
-        """The last call that made an infinite value of finite arguments, or because the program asked for one."""
-        for one in reversed(before.values()):
-            arguments = () if asks_for_infinity(one.args) else _kept_in(one.args)
-            *inputs, last = [kept.known for kept in (*arguments, *one.results[:1])] or [None]
-            if last is None or any(tensor is None for tensor in inputs) or is_finite(extremes([last])[0]):
-                continue
-            if all(map(is_finite, extremes([tensor for tensor in inputs if tensor is not None]))):
-                return one
-        return None
 
     def _tell_maker(self, target: RecentCall) -> list[str]:
         maker = self.maker_of(target.args)
