@@ -168,6 +168,26 @@ def test_find_nan_prefers_the_module_and_tells_of_skipped_steps(script: Path, ca
     assert (data["scaler"]["skipped"], data["origin"]) == (3, None)
 
 
+MOVED = """\
+import torch
+x = torch.zeros(2).half().requires_grad_()
+with torch.autocast("cpu", torch.float16):
+    y = (torch.nn.Linear(2, 2, bias=False)(x).relu() / x.clamp(1e-16)).sum()
+y.backward()
+"""
+
+
+def test_find_nan_points_to_fix_where_a_cure_moves_the_origin(script: Path, capfd: Capture) -> None:
+    (script / "moved.py").write_text(MOVED)
+    _, _, err = command_run(capfd, "find-nan", "moved.py")
+    assert err.endswith("if there is one: torch-promote find-nan --fix mine.toml moved.py\n")
+    _, _, err = command_run(capfd, "find-nan", "--override", "clamp.default=fp32", "moved.py")
+    assert "backward, step 0" in err
+    status, _, err = command_run(capfd, "find-nan", "--fix", "mine.toml", "moved.py")
+    assert status == 0, err
+    assert len(tp.Policy.load(script / "mine.toml").changes) > 1
+
+
 FIXED = """\
 import torch
 x = torch.zeros(2)

@@ -302,6 +302,55 @@ def test_what_the_program_replaces_is_benign(compute: Callable[[Tensor], Tensor]
         assert not report.found, str(report)
 
 
+def marked(index: Any) -> Tensor:
+    y = torch.arange(16.0).view(4, 4)
+    y[index] = NAN
+    return y
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 3), 1, torch.eye(4) > 0])
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (lambda z, y: (z[~y.isnan()] - y[~y.isnan()]).square().mean(), False),
+        (lambda z, y: z.sum() * torch.nanmean((z.detach() - y).square()), False),
+        (lambda z, y: ((z - y.nan_to_num()) ** 2).mean(), False),
+        (lambda z, y: torch.where(y.isnan(), 0.0, z.detach() - y).mean() + z.mean(), False),
+        (lambda z, y: z.sum() * y[2, 0].item() + y[~y.isnan()].mean(), False),
+        (lambda z, y: ((z - y) ** 2).mean(), True),
+        (lambda z, y: (z[:, :1] - y[~y.isnan()][:4]).mean() + (z - y).mean(), True),
+        (lambda z, y: torch.where(y.isnan(), 0.0, (z - y) ** 2).mean(), True),  # the backward multiplies 0 by NaN
+    ],
+)
+def test_a_nan_that_the_program_writes(loss: Callable[[Tensor, Tensor], Tensor], found: bool, index: Any) -> None:
+    """It marks what a selection leaves out. In data that the program loads, a NaN is an alarm."""
+    weight = nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def program() -> None:
+        y = marked(index)
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(loss(weight * 2, y))
+            losses[-1].backward()
+            optimizer.step()
+
+    losses: list[Tensor] = []
+    report = find(program)
+    assert report.found == found, str(report)
+    assert bool(losses[-1].isfinite() and weight.isfinite().all()) != found
+    if report.origin is not None:
+        assert "The program itself passes NaN." in str(report)
+
+
+def test_a_call_is_not_the_origin_and_benign() -> None:
+    """The first division by 0 gets into a sum, those of later steps are replaced."""
+    report = find(lambda: [f(torch.zeros(2) / torch.zeros(2)) for f in (torch.sum, torch.nan_to_num) for _ in range(2)])
+    assert report.origin is not None
+    assert report.origin.op == "aten::div"
+    assert report.benign == []
+
+
 def test_values_that_every_step_replaces_cost_few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(RecentCalls, "find_loss", lambda *args: looks.append(args) or ("told",))
@@ -671,6 +720,30 @@ def test_the_attempts_run_and_the_narrowest_comes_first() -> None:
     tp.remove_module_policy(model)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_backward_in_a_region_has_policies_of_its_own(inside: bool) -> None:
+    model = Body(head=400.0)
+
+    def step(**options: Any) -> None:
+        x = torch.full((1, 4), 2.0**-8, requires_grad=True)
+        with tp.my_autocast("cpu", HALF, **options):
+            loss = model(x).sum() * 400
+            if inside:
+                torch.autograd.grad(loss, x)
+        if not inside:
+            loss.backward()
+
+    report = find(step, model=model)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.phase) == ("aten::mm", "backward")
+    both = {"mm.default": "fp32", "linear": "fp32"} if inside else {"linear": "fp32"}
+    options = " ".join(f"--override {name}=fp32" for name in both)
+    assert report.attempts[-1].option == options
+    assert len(report.attempts) == 2 - inside  # a module's policy ends with its forward
+    assert find(lambda: step(overrides={"linear": "fp32"}), model=model).found == inside
+    assert not find(lambda: step(overrides=both), model=model).found
+
+
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool) -> None:
     x = big(6e4, HALF).requires_grad_()
@@ -810,6 +883,46 @@ def test_an_optimizer_that_steps_with_gradients_that_the_scaler_refused(skips: b
     if report.origin is not None:
         assert (report.origin.kind, report.origin.phase, report.attempts) == ("optimizer step", "optimizer", [])
         assert "scaler.step(optimizer) skips such a step" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("unscale", "found"),
+    [
+        (lambda gradient, scale: gradient, True),
+        (lambda gradient, scale: gradient.abs() * 2, True),
+        (lambda gradient, scale: gradient / scale, False),
+        (lambda gradient, scale: gradient * (1 / scale), False),
+    ],
+)
+def test_a_penalty_on_scaled_gradients(unscale: Callable[[Tensor, float], Tensor], found: bool) -> None:
+    """If it is divided by the scale, GradScaler skips the step, as after any overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def step() -> None:
+        x = torch.ones(4, requires_grad=True)
+        out = (weight * x).half().float().sum()
+        (gradient,) = torch.autograd.grad(scaler.scale(out), x, create_graph=True)
+        loss = (unscale(gradient, scaler.get_scale()).norm() - 1) ** 2 + out
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    report = find(lambda: [step() for _ in range(2)])
+    assert report.found == found, str(report)
+    assert report.attempts == []
+    if report.origin is None:
+        assert (report.scaler.skipped, report.scaler.count) == (1, 2)
+        return
+    assert (report.origin.op, report.origin.kind, report.origin.phase) == (
+        "aten::_to_copy",
+        "scaled gradient",
+        "backward",
+    )
+    assert "6.554e+04 with the scale 65536, 1 without." in str(report)
+    assert "Divide such gradients by scaler.get_scale()" in str(report)
 
 
 @pytest.mark.parametrize("foreach", [True, False])

@@ -84,6 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.fix is None:
             for cure in cures:
                 say(f"torch-promote: to see whether it cures it: torch-promote find-nan {cure} {_program(arguments)}")
+            if cures:
+                what = "to try it, and then what cures the next origin, if there is one"
+                say(f"torch-promote: {what}: torch-promote find-nan --fix mine.toml {_program(arguments)}")
             return status
         if found and cures and len(tried) < _MOST_TRIED:
             tried.append(cures[0])

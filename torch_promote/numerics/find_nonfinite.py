@@ -21,7 +21,7 @@ from torch_promote.numerics.nonfinite_finder import (
     NonfiniteOrigin,
     Vanished,
 )
-from torch_promote.numerics.recent_calls import LOWER, may_have_override
+from torch_promote.numerics.recent_calls import LOWER, may_have_override, tell_line
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
@@ -77,8 +77,12 @@ class NonfiniteReport(Report):
 
     @property
     def benign(self) -> list[BenignNonfinite]:
-        """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names."""
-        return list(self._seen.benign.values())
+        """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names.
+
+        What a call of the origin's place has made is not among them.
+        """
+        place = self.origin and (self.origin.call.name, self.origin.module, self.origin.line)
+        return [one for one in self._seen.benign.values() if (one.op, one.module, one.line) != place]
 
     @property
     def scaler(self) -> ScalerSteps:
@@ -94,20 +98,21 @@ class NonfiniteReport(Report):
     def attempts(self) -> list[Attempt]:
         """What to try, the narrowest first: the op in float32 in its module, and everywhere.
 
-        Empty if no override can change the result: the kind of the origin is "mathematics", "data" or "optimizer step",
-        the op has no policy, or no region was open. An override that is in force is not among them.
+        Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
+        or "optimizer step", the op has no policy, or no region was open. An override in force is not among them.
         """
         if self._attempts is not None:
             return self._attempts
         fault = self.origin or (self._seen.scaled if self.scaler.skipped else None)
-        if fault is None or fault.kind in ("mathematics", "data", "optimizer step"):
+        if fault is None or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step"):
             return []
         found: dict[str, Call] = {}
         for suspects in _suspects(fault, self._seen.forward_ops):
             found = found or {exact_key(name): one for name, one in suspects if may_have_override(name, one)}
         if not found or (fault.nonfinite is not None and len(found) < len(fault.cures)):
             return []
-        names, modules = list(found), {one.module for one in found.values()}
+        # A module's policy ends with its forward.
+        names, modules = list(found), {one.module * (one.phase != "backward") for one in found.values()}
         module = modules.pop() if len(modules) == 1 else ""
         module = "" if module[:1].isupper() else module  # the class of a module that is not in the model
         overrides = {_short(name): "fp32" for name in names}
@@ -126,11 +131,8 @@ class NonfiniteReport(Report):
             "found": self.found,
             "origin": encode(self.origin),
             "benign": encode(self.benign),
-            "scaler": encode(self.scaler),
-            "scaled": encode(self._seen.scaled),
-            "clipped": encode(self._seen.clipped),
+            **{name: encode(getattr(self._seen, name)) for name in ("scaler", "scaled", "clipped", "zero_gradients")},
             "vanished": encode(list(self._seen.vanished.values())),
-            "zero_gradients": encode(self._seen.zero_gradients),
             "attempts": encode(self.attempts),
             "not_seen": encode(self.not_seen),
             "checked": self.checked,
@@ -240,7 +242,7 @@ class NonfiniteReport(Report):
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
         if self._seen.clipped is not None:
             clean = (
-                f"gradients were clipped while they were scaled, {shorten(self._seen.clipped.line) or 'line unknown'}: "
+                f"gradients were clipped while they were scaled, {tell_line(self._seen.clipped)}: "
                 f"call scaler.unscale_(optimizer) before clip_grad_norm_; otherwise {clean}"
             )
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
@@ -248,12 +250,11 @@ class NonfiniteReport(Report):
     def _about_scaler(self) -> list[str]:
         first, where = self._seen.scaled, ""
         if first is not None:
-            line = shorten(first.line) or "line unknown"
-            where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {line}"
+            where = f"{first.call.name}, {first.phase}, {module_name(first.module)}, {tell_line(first.call)}"
         dtypes = [one.dtype for one in (() if first is None else first.outputs) if one.dtype.is_floating_point]
         return self.scaler.explain(
             first=where,
-            size=max((one.unscaled for one in self.benign if one.unscaled), default=0.0),
+            size=max((one.unscaled for one in self._seen.benign.values() if one.unscaled), default=0.0),
             largest=max((torch.finfo(dtype).max for dtype in dtypes), default=0.0),
             codes=[one.code for one in self.attempts],
         )
@@ -375,9 +376,11 @@ def _suspects(
     elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]
+        own = [fault.call] if fault.call.policy is not None and _lower(fault.call, None) else []  # of an open region
         for names in (of_node, list(ops)):
-            calls = [_lower(*ops[name]) for name in names]
-            yield [(one.name, one) for one in calls if one is not None]
+            calls = [one for name in names if (one := _lower(*ops[name])) is not None]
+            yield [(one.name, one) for one in (*own, *calls)] if calls else []
+        yield [(one.name, one) for one in own]
     elif fault.call.autocast:  # a region was open
         yield [(fault.call.name, fault.call)]
         if fault.inner != fault.call.name:

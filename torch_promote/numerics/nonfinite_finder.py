@@ -18,7 +18,8 @@ values into a NaN is at fault, and so is one that makes more values infinite in 
 If GradScaler has scaled the loss and a call of the backward overflows, the call is repeated in a wider dtype. If its
 result fits after division by the scale, only the scaled gradients overflow. Until GradScaler updates its scale, NaNs
 that result from those infinite gradients are benign as well. If they get into a parameter, an optimizer has stepped
-with them although GradScaler has skipped the step, or would have.
+with them although GradScaler has skipped the step, or would have. If they get into a loss, as those of a gradient
+penalty do, the program has to divide them by the scale first; if it did, GradScaler skips the step.
 
 A call that is not finite in float32 either may lack a number that another call lost: see NOTE [ Which call lost a
 number ] in recent_calls.py.
@@ -43,7 +44,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
-from torch_promote.numerics.recent_calls import LOWER, WITHOUT_REGION, Loss, RecentCalls
+from torch_promote.numerics.recent_calls import (
+    LOWER,
+    WITHOUT_REGION,
+    Loss,
+    RecentCalls,
+    tell_constants,
+    tell_line,
+    tell_where,
+)
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase
@@ -57,14 +66,21 @@ from torch_promote.observe.ops import (
     unnoticed,
     written,
 )
-from torch_promote.observe.places import RunningModules, is_ours, shorten
+from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import dtype_name
 from torch_promote.report.base import module_name
 from torch_promote.report.codec import encode
 
 NonfiniteKind = Literal[
-    "overflow in the op", "overflow in a cast", "underflow", "rounding", "mathematics", "data", "optimizer step"
+    "overflow in the op",
+    "overflow in a cast",
+    "underflow",
+    "rounding",
+    "mathematics",
+    "data",
+    "scaled gradient",
+    "optimizer step",
 ]
 """Why a result is not finite.
 
@@ -74,14 +90,15 @@ NonfiniteKind = Literal[
 - "rounding": the same with a number that was rounded to another one, such as 1.
 - "mathematics": the call is not finite in float32 either.
 - "data": an argument contained a NaN that no observed call made.
+- "scaled gradient": a gradient that only GradScaler's scale made infinite went into a loss, without division by it.
 - "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
 """
 
 BenignKind = Literal["mask", "GradScaler", "integers", "replaced", "allowed"]
 """Why a non-finite value is benign.
 
-- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does; or the lowest number of a dtype,
-  which stands for -inf in masks, became -inf.
+- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does, or for a NaN that it replaces or
+  leaves out before it uses the rest; or the lowest number of a dtype, which stands for -inf in masks, became -inf.
 - "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
 - "integers": the program only converts the infinite values to integers, as T5 does with log(0).
 - "replaced": a call of a backward made them, and a later call of the same autograd node replaced them, as the backward
@@ -165,10 +182,7 @@ class NonfiniteOrigin(_OfCall):
     def __str__(self) -> str:
         inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
         module = f'module "{self.module}"' if self.module else module_name("")
-        lines = [
-            f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {shorten(self.line) or 'line unknown'}",
-            *self.why,
-        ]
+        lines = [f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {tell_line(self.call)}", *self.why]
         if self.call.policy is not None:
             lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
         if self.node:
@@ -184,7 +198,7 @@ class NonfiniteOrigin(_OfCall):
     @property
     def where(self) -> str:
         """The op, the module and the line."""
-        return f"{self.call.name} in {module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+        return f"{self.call.name} in {module_name(self.module)}, {tell_line(self.call)}"
 
     @property
     def shown(self) -> list[tuple[str, TensorRange]]:
@@ -211,6 +225,7 @@ _WHY = {
     "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
     "mathematics": "The same call in float32 is not finite either.",
     "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
+    "scaled gradient": "Divide such gradients by scaler.get_scale() before the program computes with them.",
     "optimizer step": "The optimizer stepped with gradients that are not finite because of GradScaler's scale. "
     "scaler.step(optimizer) skips such a step; a call of optimizer.step() does not.",
 }
@@ -244,7 +259,7 @@ class BenignNonfinite(_OfCall):
         return self.call.name
 
     def __str__(self) -> str:
-        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {shorten(self.line)}, "
+        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {tell_line(self.call)}, "
         text += f"{self.count:,} call{'s' * (self.count > 1)}"
         if self.scale is None:
             return text
@@ -272,9 +287,9 @@ class Vanished(_OfCall):
     _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls", "call")
 
     def __str__(self) -> str:
-        where = f"{module_name(self.module)}, {shorten(self.line) or 'line unknown'}"
+        where = f"{self.phase}, {module_name(self.module)}, {tell_line(self.call)}"
         return (
-            f"{self.call.name}, {self.phase}, {where}: {self.count:,} of {self.total:,} values became 0 in "
+            f"{self.call.name}, {where}: {self.count:,} of {self.total:,} values became 0 in "
             f"{dtype_name(self.call.outputs[0].dtype)}; the largest of them is {self.largest:.3g} in float32"
         )
 
@@ -285,10 +300,13 @@ class Propagation:
     T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. The backward of a norm divides by a
     norm of 0, and puts 0 in place of the result. A program puts 0 in place of 1 / 0. So the values are benign if each
     tensor that contains some was passed on, cast to integers or replaced, and the last ones were cast or replaced.
+
+    A NaN that the program writes itself may be a marker: a selection or nanmean leaves it out, so that its result is
+    finite although an argument is not.
     """
 
-    def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool) -> None:
-        self.in_backward = in_backward
+    def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool, is_marker: bool) -> None:
+        self.in_backward, self.is_marker = in_backward, is_marker
         self.is_replaced = False
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
@@ -314,9 +332,34 @@ class Propagation:
         return any(one is not None and one.cdata in self._known for one in map(_storage, tensors))
 
     @property
+    def is_marking(self) -> bool:
+        """Whether a tensor that is alive may contain NaNs that the program wrote."""
+        return self.is_marker and not all(one.expired() for one in self._known.values())
+
+    @property
     def ended_well(self) -> bool:
         """Whether the values were only converted to integers, or replaced."""
         return not self._unread
+
+
+class Sources:
+    """The benign calls that the non-finite values of tensors come from."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[StorageWeakRef, BenignNonfinite]] = {}
+        self._most = 1000
+
+    def add(self, tensors: Iterable[torch.Tensor], source: BenignNonfinite) -> None:
+        """Adds tensors with such values."""
+        self._known |= {one.cdata: (one, source) for one in map(_storage, tensors) if one is not None}
+        if len(self._known) > self._most:
+            self._known = {key: one for key, one in list(self._known.items()) if not one[0].expired()}
+            self._most = 1000 + 2 * len(self._known)
+
+    def of(self, tensors: Iterable[torch.Tensor]) -> BenignNonfinite | None:
+        """Returns the call that the values of the first tensor come from of which it is known."""
+        known = (self._known.get(one.cdata) for one in map(_storage, tensors) if one is not None)
+        return next((one[1] for one in known if one is not None), None)
 
 
 #: Stands for the storage of a tensor that cannot be followed, such as a sparse one.
@@ -395,6 +438,11 @@ class WatchedCall:
     def nonfinite(self) -> list[torch.Tensor]:
         """The outputs that are not finite."""
         return [tensor for tensor, found in zip(self.results, self.outputs, strict=True) if not is_finite(found)]
+
+    @property
+    def nonfinite_inputs(self) -> list[torch.Tensor]:
+        """The arguments that were not finite before the call."""
+        return [tensor for (_, tensor), found in zip(self.tensors, self.inputs, strict=True) if not is_finite(found)]
 
     @functools.cached_property
     def inputs(self) -> list[Extremes]:
@@ -529,6 +577,7 @@ class NonfiniteFinder:
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
+        self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._steps = 0
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
@@ -550,7 +599,9 @@ class NonfiniteFinder:
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
         if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
             watched.scales = True
-            self._scale, self._scaled_overflow = extremes([args[1]])[0][1], False
+            source = self._sources.of(args[:1])
+            self._scaled_overflow &= source is not None and source.kind == "GradScaler" and source.scale is None
+            self._scale = extremes([args[1]])[0][1]
             self._is_unscaled = self._scale == 1
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
@@ -632,10 +683,15 @@ class NonfiniteFinder:
                 self._look_for_zeros(watched)
             # The backward of nan_to_num compares its input; a program that does so may look for the values.
             casts = call.op == "aten::_to_copy" or call.phase == "backward"
-            casts = casts and bool(results) and not (results[0].is_floating_point() or results[0].is_complex())
-            if self._provisional and (casts or call.op in _REPLACING):
-                for _, spread in self._provisional:
+            has_numbers = bool(results) and (results[0].is_floating_point() or results[0].is_complex())
+            casts = casts and bool(results) and not has_numbers
+            drops = has_numbers and not call.op.endswith("_like")  # of which only the shape counts
+            for _, spread in self._provisional:
+                if casts or call.op in _REPLACING:
                     spread.is_replaced |= spread.read(tensor for _, tensor in watched.tensors) and not casts
+                elif spread.is_marker and drops and spread.knows(tensor for _, tensor in watched.tensors):
+                    spread.read(watched.nonfinite_inputs)
+            if self._provisional:
                 self._settle()
             return
         if parent is not None:
@@ -648,27 +704,48 @@ class NonfiniteFinder:
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
                 spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
+            if not call.composite and (source := self._source(watched)) is not None:
+                is_divided = source.kind == "GradScaler" and self._divides(watched)
+                self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source)
             self._settle()
         elif self._is_allowed(call):
             self._nan_is_known = True
-            self._add_benign("allowed", call)
+            self._add_benign("allowed", call, watched.nonfinite)
         elif parent is not None:
             parent.verdict = parent.verdict or _in_terms_of(parent, watched, verdict)
         else:
             self._report(watched, verdict)
 
+    def _source(self, watched: WatchedCall) -> BenignNonfinite | None:
+        """The benign call that the non-finite values of the arguments come from, if it is known."""
+        return self._sources.of(watched.nonfinite_inputs)
+
+    def _divides(self, watched: WatchedCall) -> bool:
+        """Whether a call of the forward divides by GradScaler's scale."""
+        factor = {"aten::div": self._scale, "aten::mul": 1 / (self._scale or 1)}.get(watched.call.op.removesuffix("_"))
+        with unnoticed():
+            numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
+        return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
+
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text = watched.call, verdict.text
+        if verdict.kind == "scaled gradient" and (source := self._source(watched)) is not None:
+            text = (
+                f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
+                f"{source.unscaled:.4g} without.",
+                f"Its values went into the loss that GradScaler scaled next, {tell_line(call)}.",
+                _WHY[verdict.kind],
+            )
+            return NonfiniteOrigin(source.call, verdict.kind, source.op, (), (), "", "", text=text, step=self._steps)
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         name = "" if node is None else node.name()
-        if text and not call.autocast and call.phase == "forward":
+        if text and verdict.kind != "mathematics" and not call.autocast and call.phase == "forward":
             text = (*text, WITHOUT_REGION)
-        if verdict.kind == "mathematics":
+        if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
             found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, Loss):
-                self.seen.benign.pop(("mask", found.call.name, found.call.module, found.call.line), None)
                 return NonfiniteOrigin(
                     *(found.call, found.kind, found.call.name, found.inputs, found.outputs, "", ""),
                     nonfinite=None if found.call is call else call,
@@ -679,6 +756,8 @@ class NonfiniteFinder:
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
+            if (source := self._source(watched)) is not None:
+                text = (*text, f"Its infinite values were made by {tell_where(source.call)}.")
         inputs = tuple(
             TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
             for path, tensor in watched.tensors
@@ -728,7 +807,8 @@ class NonfiniteFinder:
         try:
             kept = watched.kept or self._recent.keep(watched.args, watched.copies, watched.call.phase)
             args = self._recent.with_arguments(kept, watched.args)
-            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by)
+            source = None if (known := self._source(watched)) is None else known.call
+            return self._recent.find_loss(watched.facts, args, watched.call, watched.is_cured_by, source)
         except Exception as error:  # the program goes on
             why = str(error).partition("\n")[0] or type(error).__name__
             return (
@@ -742,7 +822,7 @@ class NonfiniteFinder:
             if self.observer.is_done:
                 return
             if verdict.kind == "mathematics":
-                spread = Propagation(watched.nonfinite, watched.call.phase == "backward")
+                spread = Propagation(watched.nonfinite, watched.call.phase == "backward", bool(verdict.text))
                 self._provisional.append((origin, spread))
                 self._settle()
             else:
@@ -752,8 +832,8 @@ class NonfiniteFinder:
     def _is_final(self, watched: WatchedCall, call: Call) -> bool:
         """Whether the values of an origin can no longer be replaced: the backward is over, or they are used."""
         if call.phase == "optimizer" or call.op == "aten::_local_scalar_dense":
-            tensors = [tensor for _, tensor in watched.tensors]
-            return any(spread.knows(tensors) for _, spread in self._provisional if not spread.ended_well)
+            used = watched.nonfinite_inputs
+            return any(spread.knows(used) for _, spread in self._provisional if not spread.ended_well)
         return call.phase == "forward" and any(one.in_backward and not one.ended_well for _, one in self._provisional)
 
     def _settle(self) -> None:
@@ -764,15 +844,16 @@ class NonfiniteFinder:
             self._found(first, first is not None and first.phase != "backward")
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended(_MOST_PROVISIONAL // 2)
-        self.observer.is_done |= sum(not spread.ended_well for _, spread in self._provisional) > _MOST_LEFT
+        left = sum(not (spread.ended_well or spread.is_marker) for _, spread in self._provisional)
+        self.observer.is_done |= left > _MOST_LEFT
 
     def _drop_ended(self, most: int | None = None) -> None:
         """Counts benign origins, of all or of the first ones, whose values no call will use any more."""
         first, last = self._provisional[:most], [] if most is None else self._provisional[most:]
         for origin, spread in first:
-            if spread.ended_well:
+            if spread.ended_well and not spread.is_marker:
                 self._add_benign("replaced" if spread.is_replaced else "integers", origin.call)
-        self._provisional = [pair for pair in first if not pair[1].ended_well] + last
+        self._provisional = [pair for pair in first if pair[1].is_marking or not pair[1].ended_well] + last
 
     def finish(self) -> None:
         """Called after the block."""
@@ -787,6 +868,9 @@ class NonfiniteFinder:
         if watched.is_partial and watched.depends_on_old():
             return None
         call, inputs = watched.call, watched.inputs
+        source = self._source(watched) if watched.scales else None
+        if source is not None and source.kind == "GradScaler" and source.scale is not None:
+            return Verdict("scaled gradient", call.name)
         unfit = self._scaled_overflow or any(not one.expired() for one in self._unfit)
         if call.phase == "optimizer" and unfit and not all(map(is_finite, inputs)):
             steps = any(isinstance(one, torch.nn.Parameter) for one in watched.nonfinite)
@@ -798,19 +882,27 @@ class NonfiniteFinder:
             tensors = [tensor for _, tensor in watched.tensors]
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
+        numbers = _written_numbers(watched)
+        is_known = self._nan_is_known or self._scaled_overflow
+        passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
+        if makes_nan and passes_nan and not is_known:
+            self._add_benign("mask", call, watched.nonfinite)
+            return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
-            return None if self._nan_is_known or self._scaled_overflow else Verdict("data", call.name)
+            return None if is_known else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled_overflow:
             return None
         if not makes_nan:
             if has_nan:
                 return None
             if has_inf:
+                if any(map(math.isinf, numbers)) and self._source(watched) is None:
+                    self._add_benign("mask", call, watched.nonfinite)
                 if call.op in _EXPONENTIALS and inputs[0][1] != math.inf:  # exp turns a mask's -inf into 0
                     return self._kind(watched, finite=True)
                 return Verdict("overflow in the op", call.name) if self._exceeds_float32(watched) else None
             if self._is_mask(watched):
-                self._add_benign("mask", call)
+                self._add_benign("mask", call, watched.nonfinite)
                 return None
         return None if self._only_scaled(watched) else self._kind(watched, all(map(is_finite, inputs)))
 
@@ -855,7 +947,8 @@ class NonfiniteFinder:
         if not self._scaled_overflow:
             self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
         self._scaled_overflow = True
-        self._add_benign("GradScaler", watched.call, self._scale, max(size for size, _ in sizes))
+        largest = max(size for size, _ in sizes)
+        self._add_benign("GradScaler", watched.call, watched.nonfinite, self._scale, largest)
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
@@ -879,7 +972,9 @@ class NonfiniteFinder:
         text = _WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        return Verdict("overflow in the op", call.name, text=(text,))
+        dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER), torch.float32)
+        constants = tell_constants(watched.facts, watched.kept or (), dtype)
+        return Verdict("overflow in the op", call.name, text=(text, *constants))
 
     @staticmethod
     def _earlier_cast(watched: WatchedCall) -> Verdict | None:
@@ -896,16 +991,30 @@ class NonfiniteFinder:
         return None
 
     def _add_benign(
-        self, kind: BenignKind, call: Call, scale: float | None = None, scaled: float | None = None
+        self,
+        kind: BenignKind,
+        call: Call,
+        made: Iterable[torch.Tensor] = (),
+        scale: float | None = None,
+        scaled: float | None = None,
     ) -> None:
         key = (kind, call.name, call.module, call.line)
         unscaled = None if scale is None or scaled is None else scaled / scale
+        new = BenignNonfinite(call, kind, scale=scale, scaled=scaled, unscaled=unscaled)
+        self._sources.add(made, new)
         with self._lock:
-            if key in self.seen.benign or len(self.seen.benign) < _MOST_BENIGN:
-                new = BenignNonfinite(call, kind, count=0)
-                known = self.seen.benign.get(key, new)
-                count = known.count + 1
-                self.seen.benign[key] = replace(known, count=count, scale=scale, scaled=scaled, unscaled=unscaled)
+            known = self.seen.benign.get(key, new)
+            if known is not new or len(self.seen.benign) < _MOST_BENIGN:
+                count = known.count + (known is not new)
+                self.seen.benign[key] = replace(new, call=known.call, count=count)
+
+
+def _written_numbers(watched: WatchedCall) -> list[float]:
+    """The numbers that the program writes to a tensor and PyTorch has made tensors: `x[mask] = nan`."""
+    if watched.call.op not in _REPLACING | {"aten::fill_"}:
+        return []
+    tensors = zip(watched.tensors, watched.inputs, strict=True)
+    return [low for (_, one), (low, _) in tensors if one.dim() == 0 and not one.requires_grad]
 
 
 def _in_terms_of(parent: WatchedCall, watched: WatchedCall, verdict: Verdict) -> Verdict:

@@ -45,6 +45,8 @@ LOWER = (torch.float16, torch.bfloat16)
 _KEEPING = ("forward", "recompute")
 #: Of the results of recent calls, so many bytes are kept alive; of the calls, so many.
 MOST_BYTES, MOST_CALLS = 512 * 2**20, 4_000
+#: The dtypes of the tensors that PyTorch makes of numbers.
+_NUMBERS = (torch.float32, torch.float64, torch.int64)
 #: So many calls are tried one by one.
 _MOST_TRIED = 64
 
@@ -157,6 +159,13 @@ class Loss:
     text: tuple[str, ...]  # what was compared, a sentence each
 
 
+class Repeated(NamedTuple):
+    """The results of a call that was repeated in float32, and as its region would run it."""
+
+    wide: list[torch.Tensor]
+    low: list[torch.Tensor]
+
+
 class RecentCalls:
     """The recent calls of a block."""
 
@@ -261,9 +270,17 @@ class RecentCalls:
     # --- which call lost a number
 
     def find_loss(
-        self, facts: OpFacts, args: list[Any], call: Call, is_cured: Callable[[list[torch.Tensor]], bool]
+        self,
+        facts: OpFacts,
+        args: list[Any],
+        call: Call,
+        is_cured: Callable[[list[torch.Tensor]], bool],
+        source: Call | None,
     ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
+
+        `source` is the call that made the infinite values among the arguments, if it is known.
+        """
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
@@ -273,26 +290,27 @@ class RecentCalls:
         made = self._tell_maker(target)
         if not lower and not self._is_cut(before, target):
             return (
-                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: another "
-                "dtype does not help.",
+                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: autocast "
+                "is not the cause.",
                 *made,
             )
         unknown = ""
 
-        def cures(some: Sequence[RecentCall]) -> dict[int, list[torch.Tensor]] | None:
+        def cures(some: Sequence[RecentCall]) -> dict[int, Repeated] | None:
             nonlocal unknown
             numbers = {one.number for one in some}
             try:
                 wide = _repeated(before, target, numbers, numbers)
                 if is_cured(wide[target.number]):
-                    return None if is_cured(_repeated(before, target, numbers, set())[target.number]) else wide
+                    low = _repeated(before, target, numbers, set())
+                    return None if is_cured(low[target.number]) else {n: Repeated(wide[n], low[n]) for n in wide}
             except Exception as error:  # an op may refuse the dtype, or the memory may not suffice
                 unknown = str(error).partition("\n")[0]
             return None
 
-        if is_lower and not facts.writes and cures([target]):  # ops inside of it lose the number
+        if is_lower and not facts.writes and (values := cures([target])):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
-            return self._told(target, "rounding", (call,), [text])
+            return self._told(target, "rounding", (call,), [text], values[target.number].low)
         singles = [(one, values) for one in tried[:_MOST_TRIED] if (values := cures([one]))]
         for one, values in singles[:1]:
             return self._loss([one], values, target, self._tell_other(singles[1:]))
@@ -320,34 +338,21 @@ class RecentCalls:
         else:
             text = (
                 f"It is not finite in float32 either, also with the {count} that ran in a lower dtype repeated in "
-                "float32: another dtype does not help."
+                "float32: float32 does not help."
             )
-        overflow = self._find_overflow(before)
-        if overflow is None:
-            return text, *made, *_tell_data(before)
-        if asks_for_infinity(overflow.args):
-            return text, f"Its infinite values were made by {_where(overflow)[:-1]}."
-        texts = f"Its arguments are finite, its result is not. Therefore {_where(target)} is not finite.", text
+        overflow = next((one for one in before.values() if one.call is source), None)
+        given = [kept.known for kept in _kept_in(overflow.args)] if overflow else [None]
+        finite = [is_finite(found) for found in extremes([one for one in given if one is not None])]
+        if overflow is None or asks_for_infinity(overflow.args) or len(finite) < len(given) or not all(finite):
+            return text, *made, *(_tell_data(before) if source is None else ())
+        texts = f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text
         return self._told(overflow, "overflow in the op", (), texts)
-
-    @staticmethod
-    def _find_overflow(before: dict[int, RecentCall]) -> RecentCall | None:
-        """The last call that made an infinite value of finite arguments, or because the program asked for one."""
-        for one in reversed(before.values()):
-            arguments = () if asks_for_infinity(one.args) else _kept_in(one.args)
-            *inputs, last = [kept.known for kept in (*arguments, *one.results[:1])] or [None]
-            if last is None or any(tensor is None for tensor in inputs) or is_finite(extremes([last])[0]):
-                continue
-            if all(map(is_finite, extremes([tensor for tensor in inputs if tensor is not None]))):
-                return one
-        return None
 
     def _tell_maker(self, target: RecentCall) -> list[str]:
         maker = self.maker_of(target.args)
         if maker is None:
             return []
-        text = f"Its argument was made by {maker.name}, {maker.phase}, {shorten(maker.line) or 'line unknown'}."
-        return [text, *tell_idiom(maker, target.call)]
+        return [f"Its argument was made by {tell_where(maker)}.", *tell_idiom(maker, target.call)]
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
         """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
@@ -380,29 +385,29 @@ class RecentCalls:
         )
 
     @staticmethod
-    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, list[torch.Tensor]]]]) -> list[str]:
+    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> list[str]:
         """Names the nearest of the calls each of which cures, too, that has lost values itself."""
         for one, values in singles:
             _, texts = _compare(one, values[one.number])
             if texts:
-                return [f"So it is with {_where(one)} alone in float32, where {texts[0]}"]
+                return [f"So it is with {tell_where(one.call)}, alone in float32, where {texts[0]}"]
         return []
 
     def _loss(
         self,
         found: Sequence[RecentCall],
-        values: dict[int, list[torch.Tensor]],
+        values: dict[int, Repeated],
         target: RecentCall,
         other: Sequence[str] = (),
     ) -> Loss:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
-        told = [(self._calls[one], _compare(self._calls[one], wide)) for one, wide in values.items() if one >= 0]
+        told = [(self._calls[one], _compare(self._calls[one], again)) for one, again in values.items() if one >= 0]
         kind: LossKind
         outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
-        for number, wide in reversed(values.items()):
+        for number, again in reversed(values.items()):
             if number < 0 or self._calls[number].facts.is_view:
                 continue
-            pairs = _pairs(self._calls[number], wide)
+            pairs = _pairs(self._calls[number], again)
             texts = list(filter(None, (tell_outside(*pair, target.call.op) for pair in pairs)))[:1]
             if outside and not texts:
                 break
@@ -412,22 +417,33 @@ class RecentCalls:
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
         if len(found) > 1 or found[0] is not recent:
-            names = ", ".join(f"{one.name} ({shorten(one.line) or 'line unknown'})" for one in cures)
+            names = ", ".join(f"{one.name} ({tell_line(one)})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
-        texts = [*_tell_constants(recent), *texts]
-        texts.append(f"Therefore {_where(target)} is not finite; repeated with {how} in float32, it is.")
+        dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
+        texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
+        therefore = "Therefore " if texts else ""
+        texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
             texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
         texts += [*other, *tell_idiom(found[0].call, target.call, between)]
-        return self._told(recent, kind, tuple(cures), texts)
+        return self._told(recent, kind, tuple(cures), texts, values[recent.number].low)
 
     @staticmethod
-    def _told(recent: RecentCall, kind: LossKind, cures: tuple[Call, ...], texts: Iterable[str]) -> Loss:
+    def _told(
+        recent: RecentCall,
+        kind: LossKind,
+        cures: tuple[Call, ...],
+        texts: Iterable[str],
+        low: Sequence[torch.Tensor] = (),
+    ) -> Loss:
         call = recent.call
-        inputs, outputs = _ranges(call.inputs, _kept_in(recent.args)), _ranges(call.outputs, recent.results)
+        known = (kept.known for kept in recent.results)
+        results = [again if kept is None else kept for kept, again in itertools.zip_longest(known, low)]
+        inputs = _ranges(call.inputs, (kept.known for kept in _kept_in(recent.args)))
+        outputs = _ranges(call.outputs, results)
         return Loss(call, kind, cures, inputs, outputs, tuple(texts))
 
 
@@ -456,33 +472,40 @@ def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
         for name, kept in zip(recent.facts.arguments, recent.args, strict=False):
             tensor = kept.known if isinstance(kept, _Kept) and kept.maker is None else None
             if tensor is not None and not is_finite(extremes([tensor])[0]):
-                text = f"Before it, {name} of {_where(recent)} contained infinite values"
+                text = f"Before it, {name} of {tell_where(recent.call)}, contained infinite values"
                 return [f"{text}; which call made them is not known: check the data, and the masks."]
     return []
 
 
-def _where(recent: RecentCall) -> str:
-    return f"{recent.call.name}, {recent.call.phase}, {shorten(recent.call.line) or 'line unknown'},"
+def tell_where(call: Call) -> str:
+    """The op, the phase and the line."""
+    return f"{call.name}, {call.phase}, {tell_line(call)}"
 
 
-def _ranges(infos: Iterable[TensorInfo], kept: Iterable[_Kept]) -> tuple[TensorRange, ...]:
+def tell_line(call: Call) -> str:
+    """The line, or that it is unknown."""
+    return shorten(call.line) or "line unknown"
+
+
+def _ranges(infos: Iterable[TensorInfo], tensors: Iterable[torch.Tensor | None]) -> tuple[TensorRange, ...]:
     return tuple(
         TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
-        for info, tensor in zip(infos, (one.known for one in kept), strict=False)
+        for info, tensor in zip(infos, tensors, strict=False)
     )
 
 
-def _pairs(recent: RecentCall, wide: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The results of a call in a lower dtype, and in float32."""
-    for kept, exact in zip(recent.results, wide, strict=False):
+def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The results of a call in a lower dtype, repeated if they are no longer known, and in float32."""
+    for kept, repeated, exact in zip(recent.results, again.low, again.wide, strict=False):
         low = kept.known
-        if low is not None and low.dtype in LOWER and low.shape == exact.shape:
+        low = repeated if low is None else low
+        if low.dtype in LOWER and low.shape == exact.shape:
             yield low, exact.float()
 
 
-def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind, list[str]]:
+def _compare(recent: RecentCall, again: Repeated) -> tuple[LossKind, list[str]]:
     """What a call lost, given its results in float32; no text if it only rounded."""
-    for low, exact in _pairs(recent, wide):
+    for low, exact in _pairs(recent, again):
         is_cast = recent.facts.is_copy or recent.facts.is_cast
         became: dict[LossKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
@@ -500,23 +523,20 @@ def _compare(recent: RecentCall, wide: Sequence[torch.Tensor]) -> tuple[LossKind
     return "rounding", []
 
 
-def _tell_constants(recent: RecentCall) -> Iterator[str]:
-    """Names the numbers among the arguments that a lower dtype rounds to 0, 1 or infinity."""
-    dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
-    for name, number in _constants(recent):
-        rounded = torch.tensor(number, dtype=torch.float64).to(dtype).item()
-        if rounded != number and (rounded in (0, 1, -1) or math.isinf(rounded)):
-            yield f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
-
-
-def _constants(recent: RecentCall) -> Iterator[tuple[str, float]]:
-    for argument, value in zip(recent.facts.arguments, recent.args, strict=False):
-        if isinstance(value, float):
-            yield argument, value
-        elif isinstance(value, _Kept) and value.maker is None and value.dtype in (torch.float32, torch.float64):
-            tensor = value.known
-            if tensor is not None and tensor.dim() == 0:
-                yield argument, float(tensor.item())
+def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> Iterator[str]:
+    """Names the numbers among the arguments, from `keep`, that a lower dtype rounds to 0, 1 or infinity."""
+    for name, value in zip(facts.arguments, args, strict=False):
+        number = value if isinstance(value, float) or (type(value) is int and name in ("other", "value")) else None
+        tensor = value.known if isinstance(value, _Kept) and value.maker is None else None
+        if tensor is not None and tensor.dim() == 0 and tensor.dtype in _NUMBERS:
+            number = tensor.item()
+        rounded = 0.0 if number is None else torch.tensor(number, dtype=torch.float64).to(dtype).item()
+        if number is None or rounded == number or not (rounded in (0, 1, -1) or math.isinf(rounded)):
+            continue
+        told = f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
+        finite = ("-1e4", "min") if number < 0 else ("1e4", "max")
+        mask = f" In a mask, write {finite[0]}, or torch.finfo(torch.{dtype_name(dtype)}).{finite[1]}."
+        yield told + mask * math.isinf(rounded)
 
 
 def _repeated(
