@@ -122,11 +122,16 @@ def _one_value(arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) ->
         yield "It is taken of one value, and divides by the number of values less 1. Pass correction=0, or skip it."
 
 
-def _no_alignment(_: Any, __: Any) -> Iterator[str]:
-    yield (
-        "The CTC loss is inf where the target, with a blank between equal labels, is longer than the input. "
-        "zero_infinity=True makes such losses and their gradients 0."
-    )
+def _no_alignment(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    inputs, lengths = (torch.as_tensor(arguments[f"{name}_lengths"]).flatten().tolist() for name in ("input", "target"))
+    targets = arguments["targets"].cpu()
+    rows = targets.split(lengths) if targets.dim() == 1 else [row[:n] for row, n in zip(targets, lengths, strict=True)]
+    blanks = (int((row[1:] == row[:-1]).sum()) for row in rows)
+    if count := sum(n + more > most for n, more, most in zip(lengths, blanks, inputs, strict=True)):
+        yield (
+            f"{count:,} of {len(rows):,} targets, with a blank between equal labels, are longer than their inputs, so "
+            "that their losses are inf. zero_infinity=True makes such losses and their gradients 0."
+        )
 
 
 def _zeros(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:

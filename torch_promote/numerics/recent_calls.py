@@ -337,8 +337,8 @@ class RecentCalls:
             )
         else:
             text = (
-                f"It is not finite in float32 either, also with the {count} that ran in a lower dtype repeated in "
-                "float32: float32 does not help."
+                f"It is not finite in float32 either, also with the {count} that ran in a lower dtype in float32: "
+                "autocast is not the cause."
             )
         overflow = next((one for one in before.values() if one.call is source), None)
         given = [kept.known for kept in _kept_in(overflow.args)] if overflow else [None]
