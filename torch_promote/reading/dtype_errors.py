@@ -107,7 +107,9 @@ _BY_TEXT = {
     r"not implemented for '(Long|Int|Short|Char|Byte)'|could not infer output dtype": (
         "The op takes floating numbers: x.float()."
     ),
-    r"expected condition to be a boolean tensor": "A condition is a tensor of bools: mask.bool().",
+    r"expected condition to be a boolean tensor|got attn_mask\.dtype: (long|int|short|char|signed|unsigned)": (
+        "A condition or a mask is a tensor of bools: mask.bool()."
+    ),
     r"not implemented for 'Float8|not supported for Float8": (
         "PyTorch stores numbers in float8, and this op does not compute in it: x.to(torch.bfloat16) first."
     ),
