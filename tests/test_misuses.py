@@ -37,6 +37,10 @@ def step() -> Any:
         return model(x).square().mean()
 
 
+def region(**options: Any) -> Callable[[], object]:
+    return lambda: api.my_autocast("cpu", **options)
+
+
 def in_block(use: Callable[[Any], object]) -> None:
     with tp.trace() as report:
         pass
@@ -54,34 +58,26 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: api.GradScaler, AttributeError, "module 'torch_promote' has no attribute 'GradScaler'."),
     # arguments of regions
     (
-        lambda: api.my_autocast("cpu", override={"mm": "fp32"}),
+        region(override={"mm": "fp32"}),
         e.ArgumentError,
         f"my_autocast() has no argument 'override'. Closest: overrides. {ARGUMENTS_OF_REGIONS}",
     ),
-    (lambda: api.my_autocast("cpu", overides={}), e.ArgumentError, "'overides'. Closest: overrides."),
+    (region(overides={}), e.ArgumentError, "'overides'. Closest: overrides."),
     (lambda: api.my_autocast(device="cpu"), e.ArgumentError, "'device'. Closest: device_type."),
-    (lambda: api.my_autocast("cpu", precision="bf16"), e.ArgumentError, f"'precision'. {ARGUMENTS_OF_REGIONS}"),
-    (lambda: api.my_autocast("cpu", polices="fp32"), e.ArgumentError, "'polices'. Closest: policy."),
+    (region(precision="bf16"), e.ArgumentError, f"'precision'. {ARGUMENTS_OF_REGIONS}"),
+    (region(polices="fp32"), e.ArgumentError, "'polices'. Closest: policy."),
     (lambda: api.my_autocast(torch.bfloat16), e.DeviceTypeError, "The dtype is the second argument: dtype=..."),
-    (lambda: api.my_autocast("cpu", enabled="False"), e.FlagError, "Legal: True, False. Compare the str"),
+    (region(enabled="False"), e.FlagError, "Legal: True, False. Compare the str"),
     (
-        lambda: api.my_autocast("cpu", overrides=["mm"]),
+        region(overrides=["mm"]),
         e.PolicyError,
         'overrides must be a mapping of ops to policies, got list. Write {op: policy}, such as {"softmax": "fp32"}.',
     ),
-    (lambda: api.my_autocast("cpu", overrides={nn.Linear: "fp32"}), e.PolicyError, "set_module_policy(model, {nn"),
-    (lambda: api.my_autocast("cpu", overrides={"mm": "fp_32"}), e.PolicyError, "'fp_32'. Closest: fp32. Legal: "),
-    (
-        lambda: api.my_autocast("cpu", overrides={"mmm": "fp32"}),
-        e.PolicyError,
-        "no op is called 'mmm'. Closest: mm",
-    ),
-    (
-        lambda: api.my_autocast("cpu", policy={"mm": "fp32"}),
-        e.PolicyError,
-        "Policy.stock().override({op: policy})",
-    ),
-    (lambda: api.my_autocast("cpu", policy="cuuda"), e.PolicyError, "'cuuda'. Closest: cuda. Legal: stock, cpu,"),
+    (region(overrides={nn.Linear: "fp32"}), e.PolicyError, "set_module_policy(model, {nn"),
+    (region(overrides={"mm": "fp_32"}), e.PolicyError, "'fp_32'. Closest: fp32. Legal: "),
+    (region(overrides={"mmm": "fp32"}), e.PolicyError, "no op is called 'mmm'. Closest: mm"),
+    (region(policy={"mm": "fp32"}), e.PolicyError, "Policy.stock().override({op: policy})"),
+    (region(policy="cuuda"), e.PolicyError, "'cuuda'. Closest: cuda. Legal: stock, cpu,"),
     (lambda: api.promotion("jaxx"), e.RuleDefinitionError, "'jaxx'. Legal: torch, jax, numpy, array_api, strict."),
     (
         lambda: api.promotion("jax", on_promote="warn"),
@@ -286,28 +282,16 @@ MISUSES: list[tuple[Callable[[], object], type[Exception], str]] = [
         e.DtypeError,
         "dtype is a torch.dtype, such as torch.bfloat16, its name, or",
     ),
-    (lambda: api.my_autocast("cpu", overrides={"exp": None}), e.PolicyError, "a policy is a str, a CastPolicy or a"),
+    (region(overrides={"exp": None}), e.PolicyError, "a policy is a str, a CastPolicy or a"),
+    (region(overrides={"exp": torch.int8}), e.PolicyError, "torch.int8 is not a floating dtype."),
+    (region(overrides={"Linear": "fp32"}), e.PolicyError, "nn.Linear is a module, and overrides"),
+    (region(overrides={"sdpa": "fp32"}), e.PolicyError, "Closest: scaled_dot_product_attention"),
     (
-        lambda: api.my_autocast("cpu", overrides={"exp": torch.int8}),
-        e.PolicyError,
-        "torch.int8 is not a floating dtype.",
-    ),
-    (
-        lambda: api.my_autocast("cpu", overrides={"Linear": "fp32"}),
-        e.PolicyError,
-        "nn.Linear is a module, and overrides",
-    ),
-    (
-        lambda: api.my_autocast("cpu", overrides={"sdpa": "fp32"}),
-        e.PolicyError,
-        "Closest: scaled_dot_product_attention",
-    ),
-    (
-        lambda: api.my_autocast("cpu", overrides={"softmax": "lower", "softmax.int": "fp32"}),
+        region(overrides={"softmax": "lower", "softmax.int": "fp32"}),
         e.PolicyError,
         "'fp32' from 'softmax.int'. Name each overload once.",
     ),
-    (lambda: api.my_autocast("cpu", policy=tp.CastPolicy.fp32), e.PolicyError, "For every op, write 'fp32'."),
+    (region(policy=tp.CastPolicy.fp32), e.PolicyError, "For every op, write 'fp32'."),
     (lambda: api.trace()(lambda: (yield)), e.DecoratorError, "a generator function: the block would end before its"),
     (lambda: api.crosscheck("bits"), e.ArgumentError, "got 1: str. Give the others by name. Legal: level, raise_on"),
     (lambda: api.why("f4[2]", dtype=torch.half), e.OptionError, 'pass autocast="cpu" or another device type, too.'),

@@ -267,7 +267,8 @@ def test_errors_while_torch_compile_traces(
         execute(Row("", "", code, ""), code)
     monkeypatch.setattr("sys.last_value", error.value, raising=False)
     say_at_exit()
-    *_, said = capsys.readouterr().err.splitlines()  # PyTorch 2.15 logs the error before
+    # PyTorch 2.15 logs the error before.
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("torch-promote: "))
     assert said.startswith(f"torch-promote: aten::{op} of ")
     assert "program.py:3, compiled: RuntimeError(" in said
     for text in (said, report.content().verdict):

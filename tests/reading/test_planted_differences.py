@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 import random
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -921,13 +920,11 @@ def test_the_error_that_ended_a_run_is_said() -> None:
         batch(2).matmul(batch(3, 8 - k, 8))
 
     whole = recorded(program, 0)
-    with pytest.raises(RuntimeError, match="shapes"), tp.trace(values=True) as ended:
+    with pytest.raises(RuntimeError, match="shapes") as error, tp.trace(values=True) as ended:
         program(1)
     difference = whole.diff(ended)
     assert not difference.equal
-    assert re.search(
-        "B ended with an error: RuntimeError: (mm: )?mat1 and mat2 shapes", " ".join(str(difference).split())
-    )
+    assert f"B ended with an error: RuntimeError: {error.value}" in " ".join(str(difference).split())
 
 
 @torch.no_grad()
