@@ -69,6 +69,12 @@ def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -
     assert gap.explains("aten::add.Tensor", finding, [torch.ones(2)]) == found
 
 
+@pytest.mark.parametrize(("versions", "here"), [("*", True), ("1.* 2.*", True), ("1.*", False)])
+def test_a_gap_of_other_versions_is_left_out(versions: str, here: bool) -> None:
+    text = GAP.format(op="aten::mm", kind="dtype") + f"versions = {versions!r}\n"
+    assert bool(parse_gaps(text, "here").calls) == here
+
+
 def test_a_gap_without_its_keys_is_an_error() -> None:
     with pytest.raises(GapError, match=r"^gaps\.toml, call 1: missing kind, reason, wrong\.$"):
         parse_gaps('[[call]]\nop = "aten::mm"', "gaps.toml")

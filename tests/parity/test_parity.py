@@ -67,9 +67,6 @@ def test_every_row_agrees_and_is_reached_where_it_has_a_policy(device: str, lowe
     with_policy = [row for row in ROWS if listed(row, options.device_type)]
     assert [row.name for row in with_policy if row.name not in results[row].rows] == []
     mismatches = [one for found in results.values() for one in found.mismatches]
-    if device.startswith("fake-") and not torch.__version__.startswith("2.13"):
-        # There, some functions of PyTorch infer other dtypes than the reference: stft, grid_sampler of two dtypes.
-        mismatches = [one for one in mismatches if one.what == "ours against stock"]
     assert [one.text for one in mismatches] == []
 
 

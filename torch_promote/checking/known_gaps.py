@@ -54,6 +54,7 @@ class Gap:
     wrong: str
     reason: str
     fake: bool = False
+    versions: str = "*"
 
     @property
     def ops(self) -> list[str]:
@@ -157,4 +158,6 @@ def parse_gaps(text: str, where: str) -> KnownGaps:
                 if entry.get(key, values[0]) not in values:
                     raise GapError(f"{place}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
         found.append(tuple(kind(**entry) for entry in data.get(section, ())))
-    return KnownGaps(*found)
+    calls, *others = found
+    here = (gap for gap in calls if any(fnmatch.fnmatchcase(torch.__version__, one) for one in gap.versions.split()))
+    return KnownGaps(tuple(here), *others)

@@ -91,6 +91,14 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
 
 
 @_rule
+def spectrum(call: Call) -> torch.dtype | None:
+    """The complex dtype of a Fourier transform, that of the tensor's parts, or complex64 for bfloat16."""
+    # Source: torch/_meta_registrations.py, meta_fft_r2c (v2.15).
+    dtype = same(call)
+    return torch.complex64 if dtype is torch.bfloat16 else to_complex(dtype)
+
+
+@_rule
 def real_of_promoted(call: Call, *names: str) -> torch.dtype:
     """The real dtype of what the operands promote to, as for a distance."""
     # Source: aten/src/ATen/native/ReduceOps.cpp, dist (v2.13).
