@@ -21,14 +21,14 @@ from torch_promote.numerics.nonfinite_finder import (
     NonfiniteOrigin,
     Vanished,
 )
-from torch_promote.numerics.recent_calls import LOWER, may_have_override, tell_line
+from torch_promote.numerics.recent_calls import may_have_override, tell_line
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, check_model, shorten
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.recording.values import TensorRange
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Code, Column, Content, Fact, Listing, Part, Report, Table, module_name, to_json
 from torch_promote.report.block import block
 from torch_promote.report.codec import decode_record, encode
@@ -390,8 +390,8 @@ def _suspects(
 def _lower(call: Call, maker: Call | None) -> Call | None:
     """A call if it ran in a lower dtype, or the call that made its input if that did."""
     for one in (call, maker):
-        if one is not None and any(info.dtype in LOWER for info in (*one.ran_with, *one.outputs)):
-            is_wide = one is call and not any(info.dtype in LOWER for info in one.ran_with)
+        if one is not None and any(info.dtype in LOWER_DTYPES for info in (*one.ran_with, *one.outputs)):
+            is_wide = one is call and not any(info.dtype in LOWER_DTYPES for info in one.ran_with)
             if not is_wide:
                 return one
     return None

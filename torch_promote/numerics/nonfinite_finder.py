@@ -45,7 +45,6 @@ from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
 from torch_promote.numerics.recent_calls import (
-    LOWER,
     WITHOUT_REGION,
     Loss,
     RecentCalls,
@@ -68,7 +67,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import module_name
 from torch_promote.report.codec import encode
 
@@ -517,7 +516,7 @@ class WatchedCall:
         if isinstance(value, torch.Generator):
             return value.clone_state()
         if isinstance(value, torch.dtype):
-            return dtype if dtype is not None and value in (*LOWER, torch.float32) else value
+            return dtype if dtype is not None and value in (*LOWER_DTYPES, torch.float32) else value
         return [self._convert(one, dtype) for one in value] if isinstance(value, list | tuple) else value
 
 
@@ -612,7 +611,7 @@ class NonfiniteFinder:
     def _look_before(self, watched: WatchedCall, of: OpenCall) -> None:
         tensors = [tensor for _, tensor in written([one for one in of.facts.writes if not one.is_out], of.args)]
         watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
-        repeats = isinstance(of, CastingCall) or any(tensor.dtype in LOWER for _, tensor in watched.tensors)
+        repeats = isinstance(of, CastingCall) or any(tensor.dtype in LOWER_DTYPES for _, tensor in watched.tensors)
         repeats |= watched.is_partial or (self._scale is not None and of.phase == "backward")
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
@@ -770,11 +769,11 @@ class NonfiniteFinder:
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
         call, facts = watched.call, watched.facts
-        if not any(tensor.dtype in LOWER for tensor in watched.results) or facts.is_random or facts.shares:
+        if not any(tensor.dtype in LOWER_DTYPES for tensor in watched.results) or facts.is_random or facts.shares:
             return
         place = call.name, call.module, call.line
         only_zeros = any(
-            tensor.dtype in LOWER and tensor.numel() and found == (0, 0)
+            tensor.dtype in LOWER_DTYPES and tensor.numel() and found == (0, 0)
             for tensor, found in zip(watched.results, watched.outputs, strict=True)
         )
         if self._looks[place] >= (_MOST_LOOKS if only_zeros else 1):
@@ -782,7 +781,7 @@ class NonfiniteFinder:
         self._looks[place] += 1
         wide = watched.again(torch.float32)
         for low, exact in zip(watched.results, wide or (), strict=False):
-            if low.dtype not in LOWER or not can_be_read(low) or low.shape != exact.shape:
+            if low.dtype not in LOWER_DTYPES or not can_be_read(low) or low.shape != exact.shape:
                 continue
             with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
                 lost = exact[(low == 0) & (exact != 0)]
@@ -917,7 +916,7 @@ class NonfiniteFinder:
     @staticmethod
     def _exceeds_float32(watched: WatchedCall) -> bool:
         """Whether a call in a lower dtype makes more values infinite than in float32."""
-        if not any(tensor.dtype in LOWER for tensor in watched.results):
+        if not any(tensor.dtype in LOWER_DTYPES for tensor in watched.results):
             return False
         wider = watched.again(torch.float32)
         return wider is not None and _count_infinite(watched.results) > _count_infinite(wider)
@@ -963,7 +962,7 @@ class NonfiniteFinder:
             return earlier
         dtypes = {tensor.dtype for _, tensor in tensors} | {tensor.dtype for tensor in watched.results}
         dtypes |= {info.dtype for info in call.ran_with}
-        if dtypes.isdisjoint(LOWER):
+        if dtypes.isdisjoint(LOWER_DTYPES):
             return Verdict("mathematics", call.name)
         wider = watched.again(torch.float32)
         found = [] if wider is None else extremes(wider)
@@ -972,7 +971,7 @@ class NonfiniteFinder:
         text = _WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER), torch.float32)
+        dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER_DTYPES), torch.float32)
         constants = tell_constants(watched.facts, watched.kept or (), dtype)
         return Verdict("overflow in the op", call.name, text=(text, *constants))
 
@@ -983,7 +982,7 @@ class NonfiniteFinder:
             return None
         before = dict(watched.tensors)
         for name, tensor in tensor_arguments(watched.facts.op, watched.cast_args):
-            if tensor.dtype not in LOWER or name not in before:
+            if tensor.dtype not in LOWER_DTYPES or name not in before:
                 continue
             passed, cast = extremes([before[name], tensor])
             if is_finite(passed) and not is_finite(cast) and not _is_lowest(passed[0], before[name].dtype):

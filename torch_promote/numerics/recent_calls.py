@@ -38,9 +38,8 @@ from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.policy import Policy
 from torch_promote.recording.values import TensorRange, extremes, is_finite
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 
-LOWER = (torch.float16, torch.bfloat16)
 #: The phases whose calls keep their arguments and results alive.
 _KEEPING = ("forward", "recompute")
 #: Of the results of recent calls, so many bytes are kept alive; of the calls, so many.
@@ -129,7 +128,7 @@ class RecentCall:
     @property
     def is_lower(self) -> bool:
         """Whether a result has a lower dtype."""
-        return any(one.dtype in LOWER for one in self.results)
+        return any(one.dtype in LOWER_DTYPES for one in self.results)
 
     @property
     def can_be_widened(self) -> bool:
@@ -183,8 +182,8 @@ class RecentCalls:
         Others are not kept: memory that becomes a parameter's would have two owners, which `cache="persistent"` avoids.
         """
         return (
-            any(isinstance(one, torch.dtype) and one in LOWER for one in values)
-            or any(one.dtype in LOWER for one in tensors)
+            any(isinstance(one, torch.dtype) and one in LOWER_DTYPES for one in values)
+            or any(one.dtype in LOWER_DTYPES for one in tensors)
             or any(_memory_of(one) in self._made for one in tensors if can_be_read(one))
         )
 
@@ -284,7 +283,7 @@ class RecentCalls:
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
-        is_lower = any(info.dtype in LOWER for info in (*call.inputs, *call.ran_with, *call.outputs))
+        is_lower = any(info.dtype in LOWER_DTYPES for info in (*call.inputs, *call.ran_with, *call.outputs))
         tried.sort(key=lambda one: bool(one.call.autocast) and not may_have_override(one.call.name, one.call))
         lower = [one for one in before.values() if one.is_lower]
         made = self._tell_maker(target)
@@ -380,7 +379,7 @@ class RecentCalls:
     def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
         """Whether an argument in a lower dtype may come from a call that is not in the list."""
         arguments = [one for recent in (*before.values(), target) for one in _kept_in(recent.args)]
-        return any(one.maker not in before and one.dtype in LOWER for one in arguments) or (
+        return any(one.maker not in before and one.dtype in LOWER_DTYPES for one in arguments) or (
             self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
         )
 
@@ -419,7 +418,7 @@ class RecentCalls:
         if len(found) > 1 or found[0] is not recent:
             names = ", ".join(f"{one.name} ({tell_line(one)})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
-        dtype = next((one.dtype for one in recent.results if one.dtype in LOWER), torch.float32)
+        dtype = next((one.dtype for one in recent.results if one.dtype in LOWER_DTYPES), torch.float32)
         texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
         therefore = "Therefore " if texts else ""
         texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
@@ -499,7 +498,7 @@ def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[torch.Tensor, 
     for kept, repeated, exact in zip(recent.results, again.low, again.wide, strict=False):
         low = kept.known
         low = repeated if low is None else low
-        if low.dtype in LOWER and low.shape == exact.shape:
+        if low.dtype in LOWER_DTYPES and low.shape == exact.shape:
             yield low, exact.float()
 
 
@@ -571,12 +570,12 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
             raise _UnknownError("a tensor cannot be read")
         if isinstance(value, torch.Generator):
             return value.clone_state()
-        return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER else value
+        return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER_DTYPES else value
 
     def as_asked(tensor: torch.Tensor, _: torch.dtype) -> torch.Tensor:
         if is_wide:
-            return tensor.float() if tensor.dtype in LOWER else tensor
-        wants = target is not None and tensor.dtype in (*LOWER, torch.float32)
+            return tensor.float() if tensor.dtype in LOWER_DTYPES else tensor
+        wants = target is not None and tensor.dtype in (*LOWER_DTYPES, torch.float32)
         return tensor.to(target) if wants else tensor
 
     try:
@@ -602,7 +601,7 @@ def _region_dtype(call: Call) -> torch.dtype | None:
     if policy in (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype):
         return torch.float32
     if policy is CastPolicy.lower_precision_fp:
-        return next((info.dtype for info in call.ran_with if info.dtype in LOWER), None)
+        return next((info.dtype for info in call.ran_with if info.dtype in LOWER_DTYPES), None)
     return None
 
 

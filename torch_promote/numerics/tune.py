@@ -505,10 +505,10 @@ class _Tuner:
             return
         verified.held_out = trial.errors
         verified.met &= trial.passed
-        if trial.passed:
-            verified.texts.append("It also meets the tolerance on held-out batches.")
-        else:
-            verified.texts.append("It does not meet the tolerance on held-out batches.")
+        verified.texts.append(
+            f"It {'also meets' if trial.passed else 'does not meet'} the tolerance on held-out batches."
+        )
+        if not trial.passed:
             verified.notes.append(
                 f"On held-out batches: {self._failure(trial)}. Tune with more batches than {trials.batches}, or with a "
                 f"tolerance that is smaller than the one you need."
@@ -535,10 +535,8 @@ class _Tuner:
             return
         verified.compiled = trial.errors
         verified.met &= trial.passed
-        if trial.passed:
-            verified.texts.append("The compiled step meets the tolerance.")
-        else:
-            verified.texts.append("The compiled step does not meet the tolerance.")
+        verified.texts.append(f"The compiled step {'meets' if trial.passed else 'does not meet'} the tolerance.")
+        if not trial.passed:
             verified.notes.append(
                 f"The step was tuned uncompiled. Compiled: {self._failure(trial)}. Compare the reference compiled and "
                 f"uncompiled, or tune with a smaller tolerance."

@@ -41,7 +41,7 @@ from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import parse_overrides
 from torch_promote.recording.recording import Failure, Raised
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line
@@ -290,7 +290,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     else:
         off = "Autocast is off there, so no override acts. "
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
-    lower = next((one.dtype for one in call.inputs if one.dtype in (torch.bfloat16, torch.float16)), torch.bfloat16)
+    lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
     if _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
         in_region = f' Or open a region around it (tried): torch.autocast("{device}", {lower}).'

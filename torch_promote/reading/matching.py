@@ -35,7 +35,7 @@ from torch_promote.errors import OptionError
 from torch_promote.observe.ops import facts_of
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import unpack_projections, unpack_sketch
-from torch_promote.reference.dtypes import dtype_name
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import (
     Column,
     Content,
@@ -1075,7 +1075,7 @@ class _Answer:
         if not self.wrong_ends:
             coarse = max(self.one.dtype, self.other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
             hides = f" The rounding of {dtype_name(coarse)} may hide a difference that float32 shows."
-            more = hides if coarse in (torch.float16, torch.bfloat16) else ""
+            more = hides if coarse in LOWER_DTYPES else ""
             return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
         if first is None:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
