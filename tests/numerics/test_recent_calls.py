@@ -269,6 +269,7 @@ NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
         ),
         (lambda: linear(1) * torch.tensor([[0.0, 1.0]]) * -INF, "mathematics", ["It multiplies 0 by inf in 1 places"]),
         (lambda: linear(1) / torch.tensor([0.0, 1.0]), "mathematics", ["The divisor is 0 in 1 of 2 places."]),
+        (lambda: 1 / (linear(1) * torch.tensor([0.0, 1.0])), "mathematics", ["The divisor is 0 in 1 of 2 places."]),
         (lambda: (linear(1) * 0) / 0, "mathematics", ["The divisor is 0 in 1 of 1 places, and 0 is divided by 0 in 2"]),
         (
             lambda: masked(linear(1)) - masked(linear(1)),

@@ -175,6 +175,7 @@ _CAUSES: dict[str, Callable[[Mapping[str, Any], Sequence[torch.Tensor]], Iterato
     **dict.fromkeys(("std", "var"), _one_value),
     "ctc_loss": _no_alignment,
     "div": _zeros,
+    "reciprocal": lambda arguments, results: _zeros({"self": torch.ones(()), "other": arguments["self"]}, results),
     "mul": _zero_times_infinity,
     "pow": _negative,
     "sub": _difference,
