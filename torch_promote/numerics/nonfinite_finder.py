@@ -305,8 +305,9 @@ class Propagation:
     """
 
     def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool, is_marker: bool) -> None:
-        self.in_backward, self.is_marker = in_backward, is_marker
-        self.is_replaced = False
+        self.in_backward: bool = in_backward
+        self.is_marker: bool = is_marker
+        self.is_replaced: bool = False
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
         self._add(origin)
