@@ -215,7 +215,7 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_cells(x: torch.Tensor) -> torch.Tensor:
-    x[x > 0] = -1e6  # PyTorch passes -inf
+    x[x > 0] = -INF  # a number that float16 cannot hold raises since PyTorch 2.15
     return x
 
 
