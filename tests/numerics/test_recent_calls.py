@@ -215,8 +215,7 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_cells(x: torch.Tensor) -> torch.Tensor:
-    x[x > 0] = -INF  # a number that float16 cannot hold raises since PyTorch 2.15
-    return x
+    return x.index_put_((x > 0,), x.new_tensor(-INF))  # as x[x > 0] = -INF does on PyTorch 2.13
 
 
 def gradient(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
