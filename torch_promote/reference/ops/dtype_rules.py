@@ -92,10 +92,10 @@ def complex(call: Call, name: str | None = None) -> torch.dtype | None:  # noqa:
 
 @_rule
 def spectrum(call: Call) -> torch.dtype | None:
-    """The complex dtype of a Fourier transform, that of the tensor's parts, or complex64 for bfloat16."""
+    """The complex dtype of a Fourier transform, as `complex`, but on CUDA and XPU complex64 for bfloat16."""
     # Source: torch/_meta_registrations.py, meta_fft_r2c (v2.15).
-    dtype = same(call)
-    return torch.complex64 if dtype is torch.bfloat16 else to_complex(dtype)
+    widens = same(call) is torch.bfloat16 and described(call.tensor()).device in ("cuda", "xpu")
+    return torch.complex64 if widens else complex(call)
 
 
 @_rule
