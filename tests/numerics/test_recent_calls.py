@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -214,10 +215,6 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return (x + mask).softmax(-1)
 
 
-def in_cells(x: torch.Tensor) -> torch.Tensor:
-    return x.index_put_((x > 0,), x.new_tensor(-INF))  # as x[x > 0] = -INF does on PyTorch 2.13
-
-
 def gradient(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     x.requires_grad_()
     return torch.autograd.grad(compute(x).sum(), x)[0]
@@ -246,7 +243,7 @@ NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
         ),
         (lambda: masked(linear(1)).softmax(-1), "mathematics", [ROW, "values were made by aten::masked_fill.Scalar"]),
         (
-            lambda: in_cells(linear(1)) * 0,
+            lambda: linear(1).index_put_((torch.ones(1, 2) > 0,), torch.tensor(-INF, dtype=HALF)) * 0,
             "mathematics",
             ["Its infinite values were made by aten::index_put_, forward"],
         ),
@@ -316,6 +313,8 @@ def test_what_is_said_of_mathematics(program: Callable[[], Any], kind: str, text
     if {TRIED, NOTHING}.intersection(texts) or "is not known: they" in texts[0]:
         assert all((said in str(report)) == (said in texts) for said in (TRIED, NOTHING))
     assert "another dtype" not in str(report)
+    made = re.findall(r"made by (.+)", str(report))
+    assert len(set(made)) == len(made)
 
 
 def test_what_was_written_to_since_is_not_repeated() -> None:

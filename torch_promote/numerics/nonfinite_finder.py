@@ -757,7 +757,8 @@ class NonfiniteFinder:
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
             if (source := self._source(watched)) is not None:
-                text = (*text, f"Its infinite values were made by {tell_where(source.call)}.")
+                told = f"made by {tell_where(source.call)}."  # of its argument, too
+                text = (*(one for one in text if not one.endswith(told)), f"Its infinite values were {told}")
         inputs = tuple(
             TensorRange.of(path, watched.copies.get(id(tensor), tensor), watched.before.get(id(tensor)))
             for path, tensor in watched.tensors
