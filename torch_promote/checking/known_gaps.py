@@ -146,7 +146,7 @@ def parse_gaps(text: str, where: str) -> KnownGaps:
         raise GapError(f"{where}: unknown section {', '.join(sorted(strange))}. Legal: {', '.join(_LEGAL)}.")
     found: list[tuple[Any, ...]] = []
     for section, kind in (("call", Gap), ("sample", SampleGap), ("nondeterministic", Nondeterministic)):
-        known = {field.name for field in fields(kind)}
+        known = {field.name: field.type for field in fields(kind)}
         required = {field.name for field in fields(kind) if field.default is MISSING}
         for number, entry in enumerate(data.get(section, ()), start=1):
             place = f"{where}, {section} {number}"
@@ -154,6 +154,9 @@ def parse_gaps(text: str, where: str) -> KnownGaps:
                 raise GapError(f"{place}: missing {', '.join(sorted(missing))}.")
             if strange := entry.keys() - known:
                 raise GapError(f"{place}: unknown {', '.join(sorted(strange))}. Legal: {', '.join(sorted(known))}.")
+            for key, value in entry.items():
+                if type(value).__name__ != known[key]:
+                    raise GapError(f"{place}: {key} is {value!r}, and has to be a {known[key]}.")
             for key, values in _LEGAL[section].items():
                 if entry.get(key, values[0]) not in values:
                     raise GapError(f"{place}: {key} is {entry[key]!r}. Legal: {', '.join(values)}.")
