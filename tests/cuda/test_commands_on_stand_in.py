@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_parity_finds_a_planted_wrong_cast(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = functools.partial(tp.my_autocast, overrides={"mm": "fp32"})
-    monkeypatch.setattr("torch_promote.parity.entry_run.my_autocast", wrong)
+    monkeypatch.setattr("torch_promote.parity.runner.my_autocast", wrong)
     status = main(["parity", "--device", "cuda", "--jobs", "0", "--quick", "--ops", "aten::mm", "--json"])
     mismatches = json.loads(capsys.readouterr().out)["mismatches"]
     assert status == 1

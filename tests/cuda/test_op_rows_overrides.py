@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from helpers.override_effects import check_row_effects
-from helpers.rows import LOWER_DTYPES, ROWS, listed
+from helpers.rows import ROWS, listed
 from torch_promote.parity.samples import FLOAT32, KINDS, MIXED_LOWER_FIRST
 from torch_promote.policy.op_table import CastPolicy, Row
+from torch_promote.reference.dtypes import LOWER_DTYPES
 
 #: Rows whose kernel refuses float32.
 HALF_PRECISION_ONLY = {"aten::_scaled_dot_product_flash_attention"}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import torch_promote as tp
 from helpers.comparison import assert_same
 from helpers.override_effects import Policy, check_effect
-from torch_promote.parity.entry_run import Bound
+from torch_promote.parity.samples import Bound
 from torch_promote.policy.op_table import CastPolicy
 
 #: The dtypes in which the kernels got their tensors, in their order.

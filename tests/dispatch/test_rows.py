@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map_only
 import torch_promote as tp
 from helpers.rows import (
     ACCELERATORS,
-    LOWER_DTYPES,
     NO_GRADIENT,
     PROCESSOR_BOUND,
     REFUSED,
@@ -35,6 +34,7 @@ from helpers.rows import (
 from helpers.side_by_side import Watch, assert_alike, run
 from torch_promote.parity.samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
+from torch_promote.reference.dtypes import LOWER_DTYPES
 
 LISTED = {device: [row for row in ROWS if listed(row, device)] for device in ("cpu", *ACCELERATORS)}
 BANNED = [(row, device) for device in ACCELERATORS for row in LISTED[device] if row.policy(device) is CastPolicy.banned]

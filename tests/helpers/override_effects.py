@@ -13,7 +13,7 @@ import torch_promote as tp
 from helpers.rows import calls
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from torch_promote.observe.ops import facts_of
-from torch_promote.parity.entry_run import Bound
+from torch_promote.parity.samples import Bound
 from torch_promote.policy.op_table import CastPolicy, Row
 from torch_promote.policy.overrides import legal_policies
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, replace_tensors, tensors_in

@@ -15,15 +15,12 @@ import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
 from torch_promote.observe.ops import facts_of
-from torch_promote.parity.entry_run import Bound
-from torch_promote.parity.samples import KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Make, dtypes_of
+from torch_promote.parity.samples import KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Bound, Make, dtypes_of
 from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
+from torch_promote.reference.dtypes import LOWER_DTYPES
 
 #: The rows that the running PyTorch has.
 ROWS = [row for row in op_table() if schema_of(row) is not None]
-#: What autocast lowers to.
-LOWER_DTYPES = (torch.bfloat16, torch.float16)
-
 #: The accelerators, whose policies are tested on fake tensors.
 ACCELERATORS = ("cuda", "xpu", "mps")
 

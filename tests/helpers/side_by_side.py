@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helpers.comparison import assert_same
-from torch_promote.parity import entry_run as outcome
-from torch_promote.parity.entry_run import Bound
+from torch_promote.parity import runner as outcome
 from torch_promote.parity.model import asks_for_a_gpu
+from torch_promote.parity.samples import Bound
 
 #: An op as it arrives below autocast: its name, the dtypes that it gets and those that it gives.
 SeenOp = tuple[str, tuple[str, ...], tuple[str, ...]]

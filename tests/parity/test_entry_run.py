@@ -17,10 +17,9 @@ from torch_promote.checking import crosscheck as checker
 from torch_promote.checking.comparison import copy_with_strides
 from torch_promote.checking.known_gaps import KnownGaps, Nondeterministic, SampleGap, known_gaps
 from torch_promote.errors import TorchPromoteError
-from torch_promote.parity import entry_run
-from torch_promote.parity.entry_run import Outcome
+from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options
-from torch_promote.parity.runner import entries, run_entry
+from torch_promote.parity.runner import Outcome, entries, run_entry
 from torch_promote.reference import autocast as autocast_plan
 from torch_promote.reference import promotion as promotion_table
 
@@ -38,8 +37,8 @@ def change_outcomes(
             change(outcome)
         return outcome
 
-    unpatched = entry_run.run
-    monkeypatch.setattr(entry_run, "run", run)
+    unpatched = runner.run
+    monkeypatch.setattr(runner, "run", run)
 
 
 def change_results(monkeypatch: MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -78,7 +77,7 @@ def test_without_a_bug_nothing_is_found() -> None:
 
 def with_override(policy: str) -> Callable[[MonkeyPatch], None]:
     def plant(patch: MonkeyPatch) -> None:
-        patch.setattr(entry_run, "my_autocast", functools.partial(tp.my_autocast, overrides={"mm": policy}))
+        patch.setattr(runner, "my_autocast", functools.partial(tp.my_autocast, overrides={"mm": policy}))
 
     return plant
 
@@ -172,7 +171,7 @@ def test_a_wrong_cell_of_the_promotion_table(monkeypatch: MonkeyPatch, stock_onl
     for pair in itertools.permutations((torch.bfloat16, torch.float32)):
         monkeypatch.setitem(promotion_table._TABLE, pair, torch.bfloat16)
     if stock_only:
-        monkeypatch.setattr(entry_run, "my_autocast", None)
+        monkeypatch.setattr(runner, "my_autocast", None)
     result = run_entry(Entry("add", "op_db"), Options("cpu", sample="float32/0/mixed", stock_only=stock_only))
     assert kinds(result) == {("dtype", REFERENCE_STOCK), *([] if stock_only else [("dtype", REFERENCE_OURS)])}
     assert "aten.add.Tensor(float32[" in result.mismatches[0].text
@@ -186,7 +185,7 @@ GAP = SampleGap("aten::m?", "bits", OURS, "ours", "planted", dtype="float32", te
 
 
 def with_gaps(monkeypatch: MonkeyPatch, *gaps: SampleGap, listed: tuple[Nondeterministic, ...] = ()) -> None:
-    monkeypatch.setattr(entry_run, "known_gaps", lambda: KnownGaps(samples=gaps, nondeterministic=listed))
+    monkeypatch.setattr(runner, "known_gaps", lambda: KnownGaps(samples=gaps, nondeterministic=listed))
 
 
 def test_a_gap_explains_what_it_names(monkeypatch: MonkeyPatch) -> None:
@@ -254,6 +253,6 @@ def test_the_file_of_gaps_names_entries_that_exist() -> None:
 
 def test_a_copy_of_an_expanded_argument_is_expanded_and_copied_once() -> None:
     row = torch.ones(1).expand(3)
-    first, second = entry_run.copied([row, row])
+    first, second = runner.copied([row, row])
     assert first.stride() == (0,)
     assert first is second is not row

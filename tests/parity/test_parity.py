@@ -33,7 +33,7 @@ from torch_promote import my_autocast
 from torch_promote.checking import expectation
 from torch_promote.cli.program import main
 from torch_promote.errors import OptionError
-from torch_promote.parity import entry_run
+from torch_promote.parity import runner
 from torch_promote.parity.model import Entry, EntryResult, Options, SampleMismatch
 from torch_promote.parity.report import ParityReport, about, junit, merged
 from torch_promote.parity.runner import entries, run_entries, run_entry
@@ -331,7 +331,7 @@ def test_a_planted_bug_is_found_and_its_line_reproduces_it(
         return my_autocast(*arguments, overrides={"bmm": "fp32"})
 
     with monkeypatch.context() as planted:
-        planted.setattr(entry_run, "my_autocast", flipped)
+        planted.setattr(runner, "my_autocast", flipped)
         assert main(["parity", "--ops", "mm", "bmm", "--dtypes", "float32", "--jobs", "0"]) == 1
         out = capsys.readouterr().out
         lines = re.findall(r"(?m)^ +reproduce with: (torch-promote .*)$", out)

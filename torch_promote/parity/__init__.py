@@ -2,6 +2,6 @@
 
 - model: the values of a run (options, entries, results), and the devices
 - samples: the samples of an entry, from PyTorch's op database, the rows of the op table, and pairs of dtypes
-- entry_run: the samples of one entry under stock and ours; runner: the entries, and their runs in worker processes
+- runner: the entries, the samples of one under stock and ours, and many in worker processes
 - report: totals, text, JSON and JUnit XML, and the merge of shards
 """
