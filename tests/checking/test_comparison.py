@@ -14,8 +14,10 @@ from torch._subclasses import FakeTensorMode
 import torch_promote as tp
 from torch_promote.checking.comparison import compare
 from torch_promote.checking.expectation import Finding
-from torch_promote.checking.known_gaps import GapError, known_gaps, parse_gaps
+from torch_promote.checking.known_gaps import VARIABLE, GapError, known_gaps, parse_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
+from torch_promote.parity import runner
+from torch_promote.parity.model import Options
 
 NAN = float("nan")
 OTHER_NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
@@ -82,6 +84,16 @@ def test_a_gap_explains_what_it_names_and_nothing_else(text: str, found: bool) -
 def test_what_is_no_gap_is_an_error(text: str, message: str) -> None:
     with pytest.raises(GapError, match=f"^gaps.toml, call 1: {re.escape(message)}$"):
         parse_gaps(text, "gaps.toml")
+
+
+def test_a_file_that_a_variable_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "gaps.toml"
+    monkeypatch.setenv(VARIABLE, str(file))
+    monkeypatch.setattr(runner, "known_gaps", known_gaps.__wrapped__)  # not kept since its first call
+    with pytest.raises(GapError, match=f"^{VARIABLE} names {file}, which cannot be read: No such file or directory.$"):
+        runner.entries(Options("cpu"))
+    file.write_text(GAP.format(op="aten::mm", kind="dtype"))
+    assert known_gaps.__wrapped__().calls[-1].reason == "so it is"
 
 
 def test_a_gap_of_fake_tensors_is_counted() -> None:

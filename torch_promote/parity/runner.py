@@ -307,6 +307,7 @@ def _fill_free_memory(byte: int, device_type: str) -> None:
 def entries(options: Options) -> list[Entry]:
     """Returns the entries that the options select, in order, or raises OptionError if one of these matches nothing."""
     _check_device(options.device, stock_only=options.stock_only)
+    known_gaps()  # an invalid file is one error, and not one of each entry
     everything = _all_entries(options.device)
     names = [entry.name for entry in everything]
     for glob in options.ops:
