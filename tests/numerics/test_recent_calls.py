@@ -226,87 +226,67 @@ NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
 
 
 @pytest.mark.parametrize(
-    ("program", "kind", "texts"),
+    ("program", "texts"),
     [
-        (lambda: torch.zeros(2).log(), "mathematics", [NOTHING]),
-        (lambda: (linear(1) * 0).log(), "mathematics", [TRIED, "made by aten::mul.Tensor"]),
+        (lambda: torch.zeros(2).log(), [NOTHING]),
+        (lambda: (linear(1) * 0).log(), [TRIED, "made by aten::mul.Tensor"]),
         (
             lambda: (linear(0) + torch.tensor([0.0, 300.0])).softmax(-1).to(HALF).log(),
-            "mathematics",
             [TRIED, "made by aten::softmax.int", "F.log_softmax computes the same"],
         ),
-        (lambda: (F.dropout(linear(1), 1.0) * 0).log(), "mathematics", ["is not known: they cannot all be repeated"]),
+        (lambda: (F.dropout(linear(1), 1.0) * 0).log(), ["is not known: they cannot all be repeated"]),
         (
             lambda: (2 * torch.full((2,), torch.finfo(BFLOAT16).min, dtype=BFLOAT16)).softmax(-1),
-            "overflow in the op",
-            ["Therefore aten::softmax.int", TRIED],
+            ["overflow in the op", "Therefore aten::softmax.int", TRIED],
         ),
-        (lambda: masked(linear(1)).softmax(-1), "mathematics", [ROW, "values were made by aten::masked_fill.Scalar"]),
+        (lambda: masked(linear(1)).softmax(-1), [ROW, "values were made by aten::masked_fill.Scalar"]),
         (
             lambda: linear(1).index_put_((torch.ones(1, 2) > 0,), torch.tensor(-INF, dtype=HALF)) * 0,
-            "mathematics",
             ["Its infinite values were made by aten::index_put_, forward"],
         ),
-        (lambda: padded(linear(1)), "mathematics", [ROW, "Its infinite values were made by aten::masked_fill_.Scalar"]),
+        (lambda: padded(linear(1)), [ROW, "Its infinite values were made by aten::masked_fill_.Scalar"]),
         (
             lambda: (linear(1) + MASK.masked_fill(MASK == 0, -INF)[None].mul(2)).softmax(-1),
-            "mathematics",
             [ROW, TRIED, "Its infinite values were made by aten::masked_fill.Scalar"],
         ),
         (
             lambda: MASK.masked_fill(MASK == 0, -INF).softmax(0),
-            "mathematics",
             [NOTHING, "Its infinite values were made by aten::masked_fill.Scalar"],
         ),
         (
             lambda: F.layer_norm(linear(1) + torch.tensor([-INF, 1]), (2,)),
-            "mathematics",
             ["Before it, self of aten::lift_fresh", "check the data"],
         ),
-        (lambda: linear(1) * torch.tensor([[0.0, 1.0]]) * -INF, "mathematics", ["It multiplies 0 by inf in 1 places"]),
-        (lambda: linear(1) / torch.tensor([0.0, 1.0]), "mathematics", ["The divisor is 0 in 1 of 2 places."]),
-        (lambda: 1 / (linear(1) * torch.tensor([0.0, 1.0])), "mathematics", ["The divisor is 0 in 1 of 2 places."]),
-        (lambda: (linear(1) * 0) / 0, "mathematics", ["The divisor is 0 in 1 of 1 places, and 0 is divided by 0 in 2"]),
-        (
-            lambda: masked(linear(1)) - masked(linear(1)),
-            "mathematics",
-            ["It subtracts inf from inf of the same sign in 2"],
-        ),
-        (lambda: (linear(1) * 0).pow(-0.5), "mathematics", ["2 numbers are 0, and the exponent is below 0."]),
-        (lambda: linear(99).float().exp(), "mathematics", ["exp is inf above 88.72 in float32."]),
-        (lambda: (linear(1) * 0).log(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
-        (lambda: linear(-1).sqrt(), "mathematics", ["2 of 2 values are on the border of 0 to inf, or outside"]),
-        (lambda: linear(1)[:, 0].std(), "mathematics", ["It is taken of one value", "correction=0"]),
-        (lambda: linear(-1) ** 0.5, "mathematics", ["2 numbers below 0 have no power"]),
-        (lambda: linear(1)[:0].mean(), "mathematics", ["An argument has no elements"]),
-        (
-            lambda: F.cross_entropy(linear(1), torch.tensor([-100])),
-            "mathematics",
-            ["All 1 targets are -100, which is ignore_index"],
-        ),
+        (lambda: linear(1) * torch.tensor([[0.0, 1.0]]) * -INF, ["It multiplies 0 by inf in 1 places"]),
+        (lambda: linear(1) / torch.tensor([0.0, 1.0]), ["The divisor is 0 in 1 of 2 places."]),
+        (lambda: 1 / (linear(1) * torch.tensor([0.0, 1.0])), ["The divisor is 0 in 1 of 2 places."]),
+        (lambda: (linear(1) * 0) / 0, ["The divisor is 0 in 1 of 1 places, and 0 is divided by 0 in 2"]),
+        (lambda: masked(linear(1)) - masked(linear(1)), ["It subtracts inf from inf of the same sign in 2"]),
+        (lambda: (linear(1) * 0).pow(-0.5), ["2 numbers are 0, and the exponent is below 0."]),
+        (lambda: linear(99).float().exp(), ["exp is inf above 88.72 in float32."]),
+        (lambda: (linear(1) * 0).log(), ["2 of 2 values are on the border of 0 to inf, or outside"]),
+        (lambda: linear(-1).sqrt(), ["2 of 2 values are on the border of 0 to inf, or outside"]),
+        (lambda: linear(1)[:, 0].std(), ["It is taken of one value", "correction=0"]),
+        (lambda: linear(-1) ** 0.5, ["2 numbers below 0 have no power"]),
+        (lambda: linear(1)[:0].mean(), ["An argument has no elements"]),
+        (lambda: F.cross_entropy(linear(1), torch.tensor([-100])), ["All 1 targets are -100, which is ignore_index"]),
         (
             lambda: F.cross_entropy(linear(1), torch.tensor([0]), weight=torch.tensor([0.0, 1.0])),
-            "mathematics",
             ["The weights of all 1 targets are 0"],
         ),
         (
             lambda: F.ctc_loss(linear(1).log_softmax(-1), torch.tensor([1, 1]), torch.tensor(1), torch.tensor(2)),
-            "mathematics",
             ["1 of 1 targets, with a blank between equal labels, are longer", "zero_infinity=True"],
         ),
-        (lambda: gradient(torch.zeros(2), torch.sqrt), "mathematics", ["The derivative of sqrt is infinite at 0."]),
-        (
-            lambda: gradient(torch.ones(2), torch.acos),
-            "mathematics",
-            ["The derivative of acos is infinite at -1 and 1"],
-        ),
-        (lambda: gradient(torch.zeros(2), lambda x: x**0.5), "mathematics", ["The derivative of pow is infinite at 0"]),
+        (lambda: gradient(torch.zeros(2), torch.sqrt), ["The derivative of sqrt is infinite at 0."]),
+        (lambda: gradient(torch.ones(2), torch.acos), ["The derivative of acos is infinite at -1 and 1"]),
+        (lambda: gradient(torch.zeros(2), lambda x: x**0.5), ["The derivative of pow is infinite at 0"]),
     ],
 )
-def test_what_is_said_of_mathematics(program: Callable[[], Any], kind: str, texts: list[str]) -> None:
+def test_what_is_said_of_mathematics(program: Callable[[], Any], texts: list[str]) -> None:
     report = find(program, HALF)
     assert report.origin is not None
-    assert report.origin.kind == kind
+    assert report.origin.kind == ("overflow in the op" if "overflow in the op" in texts else "mathematics")
     assert report.attempts == []
     for text in texts:
         assert text in str(report)

@@ -505,9 +505,8 @@ class _Tuner:
             return
         verified.held_out = trial.errors
         verified.met &= trial.passed
-        verified.texts.append(
-            f"It {'also meets' if trial.passed else 'does not meet'} the tolerance on held-out batches."
-        )
+        meets = "also meets" if trial.passed else "does not meet"
+        verified.texts.append(f"It {meets} the tolerance on held-out batches.")
         if not trial.passed:
             verified.notes.append(
                 f"On held-out batches: {self._failure(trial)}. Tune with more batches than {trials.batches}, or with a "
