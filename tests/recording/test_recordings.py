@@ -530,7 +530,7 @@ def test_a_recording_needs_no_more_memory_with_each_step(
     kept = []
     tracer = Tracer(None, True, False, 0, recording_file.RecordingFile(path))
     with tracer as report:
-        for steps in (60, 60):
+        for steps in (60, 300):
             for _ in range(steps):
                 (model(torch.randn(4, 6)) * factor).square().mean().backward()
                 optimizer.step()
@@ -538,8 +538,8 @@ def test_a_recording_needs_no_more_memory_with_each_step(
             kept.append(kept_by(tracer))
     assert report.dropped > 5000
     assert not any((report.calls, report.values, report.reads, report.sources, report.ends))
-    assert len(TraceReport.load(path).ends) == 120
-    assert kept[1] - kept[0] < 2 * 60
+    assert len(TraceReport.load(path).ends) == 360
+    assert kept[1] - kept[0] < 300
 
 
 @pytest.mark.parametrize("with_file", [True, False])

@@ -23,6 +23,7 @@ Tensors on other devices are copied to the host, with one synchronization each.
 
 from __future__ import annotations
 
+import array
 import bisect
 import contextlib
 import dataclasses
@@ -140,7 +141,7 @@ class Recorder:
         self._sources = 0  # also those that only the file has
         self._source_writers: dict[int, tuple[int, ...]] = {}
         self._losses: list[Values] = []  # since the last step
-        self._steps: list[int] = []  # the number of calls at the end of each step
+        self._steps = array.array("q")  # the number of calls at the end of each step; 8 bytes a step
         self._calls = 0
         self._states = OptimizerStates(lambda one: self._name_of(_local(one))[1], self._values_of, searched)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
