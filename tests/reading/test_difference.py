@@ -229,7 +229,10 @@ def test_what_set_puts_into_a_tensor_is_an_input() -> None:
     difference = reports[0].diff(reports[1])
     assert difference.first is not None
     assert (difference.kind, difference.first.op) == ("input", "aten::exp")
-    assert difference.evidence[0] == "aten::exp in (model) reads memory that no recorded call has written (self)."
+    assert (
+        difference.evidence[0]
+        == "aten::exp in (model) reads other contents (self) of memory that no recorded call has written."
+    )
 
 
 def test_a_killed_run_is_compared_up_to_its_end(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ class RecentCalls:
 
     def keep(self, values: Sequence[Any], copies: Mapping[int, torch.Tensor], phase: Phase) -> list[Any]:
         """Returns arguments with a `_Kept` for each tensor, of those in `copies` by id. Called before a call."""
+        phase = _keeping_phase(phase)
         with unnoticed(versions=True):
             return [self._keep(one, copies, phase) for one in values]
 
@@ -233,6 +234,7 @@ class RecentCalls:
 
     def add(self, facts: OpFacts, args: list[Any], call: Call, results: Sequence[torch.Tensor]) -> None:
         """Adds a call that has ended, with its arguments from `keep`."""
+        phase = _keeping_phase(call.phase)
         with self._lock:
             number = next(self._numbers)
             kept = []
@@ -240,12 +242,12 @@ class RecentCalls:
                 for position, tensor in enumerate(results):
                     if not can_be_read(tensor):
                         return
-                    held, is_shared = _hold(tensor, call.phase), "pin_memory" not in facts.arguments
+                    held, is_shared = _hold(tensor, phase), "pin_memory" not in facts.arguments
                     of = _memory_of(tensor), *held, _version(tensor), number, position, is_shared
                     kept.append(_Kept(tensor.dtype, *of))
-            recent = RecentCall(facts, args, call, kept, number, node=node_number(call.phase))
+            recent = RecentCall(facts, args, call, kept, number, node=node_number(phase))
             # Of arguments that a call writes to, it keeps copies.
-            if facts.writes or (call.phase in _KEEPING and not facts.shares):
+            if facts.writes or (phase in _KEEPING and not facts.shares):
                 recent.bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in results)
             self._calls[number] = recent
             self._made.update((one.memory, (number, one.position)) for one in kept)
@@ -629,6 +631,11 @@ def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, Stor
     # In a backward, an object for the storage would count as a reference to it.
     is_weak = phase == "optimizer" and has_storage(tensor)
     return None, StorageWeakRef(tensor.untyped_storage()) if is_weak else None
+
+
+def _keeping_phase(phase: Phase) -> Phase:
+    """The phase, where a backward with `create_graph` counts as a forward: its results are part of a graph."""
+    return "forward" if phase == "backward" and torch.is_grad_enabled() else phase
 
 
 def node_number(phase: Phase) -> int:

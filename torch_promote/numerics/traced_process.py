@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_promote.errors import DispatchObserverError, NonfiniteError
+from torch_promote.observe.places import RunningModules
 from torch_promote.observe.surroundings import watch_steps
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX, RecordingFile
@@ -102,10 +103,13 @@ class _Process:
         self._file = ""
         self._inherited: Any = None  # the origin that the parent found
         self._rank_before = _rank()  # at the start, or at the fork
+        self._modules = RunningModules()
         self._watching = watch_steps(self._stepped)
         self._watching.__enter__()
         if request.first == 0:
             self._begin()
+        elif not request.finds_nonfinite:
+            self._modules.watch_for_the_first()  # as a run that is observed from its start names modules
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
         # A process forked by multiprocessing ends without running atexit handlers.
@@ -125,8 +129,9 @@ class _Process:
             values = options["values"] or options["record"] is not None
             first, end = self._request.first, self._request.end
             steps = f"{first}:{'' if end is None else end}" if first or end is not None else ""
-            file = RecordingFile(self._file)
-            self._block = self._tracer = Tracer(None, values, False, options["max_calls"], file, steps)
+            self._block = self._tracer = Tracer(
+                *(None, values, False, options["max_calls"], RecordingFile(self._file), steps), modules=self._modules
+            )
         self._report = self._block.__enter__()
 
     def _name_file(self) -> str:

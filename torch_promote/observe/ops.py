@@ -283,7 +283,10 @@ class OpFacts:
         self.is_uninitialized: bool = _UNINITIALIZED.match(schema.name) is not None  # whether it only allocates memory
         # The positions of results whose memory no kernel writes to.
         self.unwritten: tuple[int, ...] = (0,) if self.is_uninitialized else _UNWRITTEN.get(self.name, ())
-        self.is_ignored: bool = op.namespace in ("prim", "profiler")  # whether it computes nothing
+        # Whether it computes nothing: it marks a place, or asks about types, as nn.Module.to() does.
+        self.is_ignored: bool = (
+            op.namespace in ("prim", "profiler") or schema.name == "aten::_has_compatible_shallow_copy_type"
+        )
         # Whether it writes to its first argument.
         self.is_in_place: bool = schema.is_mutable and schema.name.endswith("_")
         self.is_detach: bool = schema.name in ("aten::detach", "aten::detach_")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.amp import GradScaler
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
@@ -155,6 +156,16 @@ class RunningModules:
         self._owners: dict[int, tuple[weakref.ref[Any], str | None]] = {}
         if model is not None:
             self._name(model, "")
+
+    def watch_for_the_first(self) -> None:
+        """Takes the next module that is called for the first one, although nothing is observed yet."""
+
+        def called(module: nn.Module, _: object) -> None:
+            handle.remove()
+            if self._model_reference is None:
+                self._model_reference = weakref.ref(module)
+
+        handle = register_module_forward_pre_hook(called)
 
     @property
     def missed(self) -> bool:

@@ -23,7 +23,7 @@ from torch_promote.reading.divergence import (
     differing_attributes,
     shapes_of,
 )
-from torch_promote.reading.run import Run, is_unfinished, relative_error
+from torch_promote.reading.run import Run, before_the_window, is_unfinished, relative_error
 from torch_promote.recording.program_state import UNKNOWN
 from torch_promote.recording.recording import STEPS, Calls, Step
 from torch_promote.reference.dtypes import dtype_name
@@ -253,6 +253,8 @@ class Difference(Report):
         unfinished: By run, "A" or "B", the number of steps in a recording without an end, because the run was killed or
             is still running. The other one is compared up to there.
         left_out: By run, the number of optimizer steps that the other one was not asked to record.
+        outside: By run, the number of calls before the first step in common, if one run alone was recorded from a later
+            step on. They are not compared.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
         failures: By run, the error that ended it, if the other one did not end with it as well.
@@ -287,6 +289,7 @@ class Difference(Report):
     environment: dict[str, tuple[str, str]] = field(default_factory=dict)
     unfinished: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    outside: dict[str, int] = field(default_factory=dict)
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
     failures: dict[str, str] = field(default_factory=dict)
@@ -367,6 +370,9 @@ class Difference(Report):
             "was not asked to record (--steps)."
             for name, steps in self.left_out.items()
         ]
+        if self.outside:
+            counts = " and ".join(f"{count:,} of {name}" for name, count in self.outside.items())
+            more.append(f" Not compared: the calls before the first step that both recordings have ({counts}).")
         more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
         more += [
             f" The recording of {name} ends after {steps:,} step{'s' * (steps != 1)}: its run was killed, or is "
@@ -551,7 +557,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
     """Compares two recordings: their contents if both have values, otherwise the attributes of their calls."""
     unread_states = [name for name in _unread_states(before) if name in _unread_states(after)]
     before, after, left_out = _common_steps(before, after)
-    one, other = Run(before), Run(after)
+    one, other = map(Run, (before, after), before_the_window(before, after))
     environment = _environments(before, after)
     with_values = bool(before.values and after.values)
     may_round = bool(environment.keys() - _OF_NO_EFFECT) or one.compiled != other.compiled
@@ -583,6 +589,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         unmatched=unmatched + (walk.read_at_last + _unmatched_ends(before, after) if with_values else 0),
         unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
         left_out=left_out,
+        outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
         moved=walk.moved,
         failures=_failures(before, after),
@@ -646,7 +653,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
     ]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
-    if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals):
+    if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals) and not _have_one_source(walk):
         text = f"These are different programs: {in_common:,} of {totals[0]:,} and {totals[1]:,} calls are in both."
         evidence.insert(0, text)
         facts.insert(0, Fact("structure", text, facts[0].one, facts[0].other))
@@ -676,6 +683,12 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
     return replace(found, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+
+
+def _have_one_source(walk: Walk) -> bool:
+    """Whether the runs call ops at the same lines, as one program does under two settings."""
+    lines = [{run.calls[i].line for i in run.own} for run in walk.runs]
+    return len(lines[0] & lines[1]) > max(map(len, lines)) / 2
 
 
 def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:

@@ -24,6 +24,7 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -48,6 +49,8 @@ _COMPILED_ROUNDS = 16.0
 #: The error up to which numbers of another dtype are the same numbers, rounded.
 _MOST_OF_A_DTYPE = 1e-2
 _MOST_NAMES = 4
+#: States that are numbers of at least 0: of these, the magnitude tells all.
+_NEVER_NEGATIVE = ("scale of GradScaler", "step of ")
 #: Arguments that say where and how a tensor is made, and not what is in it.
 _OF_NO_EFFECT = frozenset({"device", "non_blocking", "copy", "pin_memory", "memory_format", "layout"})
 
@@ -139,6 +142,7 @@ class Walk:
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
+        self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
         self._numbers: tuple[int, str, tuple[str, ...]] | None = None
@@ -162,13 +166,15 @@ class Walk:
                     places.setdefault(key, ([], []))[side].append(i)
         found: dict[int, int] = {}
         for ones, others in places.values():
-            names = [
-                [(run.calls[i].name, len(run.calls[i].inputs)) for i in calls]
-                for run, calls in zip(self.runs, (ones, others), strict=True)
+            sides = tuple(zip(self.runs, (ones, others), strict=True))
+            names: list[list[Any]] = [
+                [(run.calls[i].name, _shapes(run.calls[i])) for i in calls] for run, calls in sides
             ]
+            if Counter(names[0]) != Counter(names[1]):
+                names = [[(name, len(shapes)) for name, shapes in found] for found in names]
             # The same loop in both runs, such as over experts, calls the same arguments in one order.
             orders: tuple[dict[str, list[Any]], dict[str, list[Any]]] = {}, {}
-            for run, calls, order in zip(self.runs, (ones, others), orders, strict=True):
+            for (run, calls), order in zip(sides, orders, strict=True):
                 for i in calls:
                     order.setdefault(run.calls[i].name, []).append(run.calls[i].arguments)
             ordered = {name for name, order in orders[0].items() if order == orders[1].get(name)}
@@ -176,9 +182,9 @@ class Walk:
                 [
                     results and (results, run.calls[i].arguments if run.calls[i].name in ordered else ())
                     for i in calls
-                    for results in (run.results(i),)
+                    for results in (run.tells(i) and run.results(i),)
                 ]
-                for run, calls in zip(self.runs, (ones, others), strict=True)
+                for run, calls in sides
             ]
             found |= {ones[i]: others[j] for i, j in align(names[0], names[1], (contents[0], contents[1]))}
         return found
@@ -254,10 +260,15 @@ class Walk:
             if fact.kind == "structure" and modules[place]:
                 made.setdefault((fact.step, modules[place]), place)
 
+        # A batch that a worker has made in one run, and the program in the other, comes before the calls that made it.
+        drawn = {place: self._places[key] for place, key in self._from_workers.items() if key in self._places}
+
         def rank(place: int) -> tuple[float, ...]:
             fact = self.facts[place]
             starts = fact.kind in ("weight", "state") or (bool(fact.parameter) and fact.kind != "structure")
             first = made.get((fact.step, modules[place]), place)
+            if place in drawn:
+                return fact.step, not starts, min(place, drawn[place] - 0.5)
             return fact.step, not starts, min(place, first - 0.5) if _is_of_flag(fact) else place
 
         self.facts = [self.facts[place] for place in sorted(range(len(self.facts)), key=rank)]
@@ -357,6 +368,19 @@ class Walk:
         return found[0], found[1]
 
     def _compare_states(self, one: OptimizerState, other: OptimizerState) -> None:
+        alone = [
+            [name for name in state.tensors if name not in without.tensors]
+            for state, without in ((one, other), (other, one))
+        ]
+        # The model may have another name in one run: the optimizer has its parameters in one order.
+        whats = [
+            [(name.partition(" of ")[0], state.tensors[name].count) for name in found]
+            for state, found in zip((one, other), alone, strict=True)
+        ]
+        if whats[0] == whats[1]:
+            names_of = dict(zip(alone[1], alone[0], strict=True))
+            renamed = {names_of.get(name, name): values for name, values in other.tensors.items()}
+            other = replace(other, tensors=renamed)
         names: list[str] = []
         texts: list[str] = []
         missing: dict[str, list[str]] = {"A": [], "B": []}
@@ -367,8 +391,10 @@ class Walk:
                 names.append(name)
             elif first.digest != second.digest:
                 names.append(name)
-                error = relative_error(first, second)
-                texts.append(f"{name} differs{_l2(error)}")
+                sizes = [one.amax for one in (first, second) if one.count == 1 and name.startswith(_NEVER_NEGATIVE)]
+                shown = [f"{size:g}" for size in sizes if size is not None]
+                told = f"is {shown[0]} in A and {shown[1]} in B" if len(shown) > 1 else "differs"
+                texts.append(f"{name} {told}{'' if len(shown) > 1 else _l2(relative_error(first, second))}")
         numbers: dict[str, str] = {}
         for name in dict.fromkeys([*one.numbers, *other.numbers]):
             first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
@@ -673,9 +699,18 @@ class Walk:
             for run, w, read in zip(self.runs, writers, reads, strict=True)
         ]
         error = relative_error(values[0], values[1])
-        if any(w in run.undefined for run, w in zip(self.runs, writers, strict=True)):
-            text = f"{self.place(*pair)} reads memory that no recorded call has written ({infos[0].name})."
-            self._add(Fact("input", text, *pair, self._step_of(*pair)), ("undefined", one.name))
+        # Of a part of a tensor, only the digest is known; the tensors may be equal.
+        others = error == 0.0 and infos[0].dtype is infos[1].dtype
+        outside = any(w in run.outside for run, w in zip(self.runs, writers, strict=True))
+        undefined = [w in run.undefined for run, w in zip(self.runs, writers, strict=True)]
+        if any(undefined):
+            where = "" if all(undefined) else f", in {'AB'[undefined[1]]}"
+            text = f"{self.place(*pair)} reads other contents ({infos[0].name}){where} of memory that no recorded call "
+            text += "has written."
+            key = "undefined", one.name
+            self._add(Fact("input", text, *pair, self._step_of(*pair)), key)
+            if gap is not None:
+                self._from_workers.setdefault(self._places[key], self._key_of(gap))
         elif infos[0].shape != infos[1].shape and self._shapes_differ:
             pass
         elif named is not None:
@@ -685,6 +720,13 @@ class Walk:
                 self._explain_named(pair, place, named, sources, writers)
         elif infos[0].dtype is not infos[1].dtype and self._explain_conversion(pair, place, error):
             pass
+        elif others and (outside or (gap is not None and not gap.tainted)):
+            text = (
+                f"{self.place(*pair)} reads other elements ({infos[0].name}) of a tensor that is equal in the two runs."
+            )
+            self._add(Fact("input", text, *pair, self._step_of(*pair)), ("elements", one.name))
+        elif outside:
+            self._explain_before(pair, place, error)
         elif gap is not None:
             self._explain_gap(gap, pair, place, error)
         elif (
@@ -922,12 +964,15 @@ class Walk:
         self.tell(gap, None)
 
     def _computing(self, gap: Gap) -> list[list[int]]:
-        """The calls that compute, without conversions and those that initialize parameters in the other run."""
+        """The calls that compute, without those that copy to another dtype or layout or only initialize parameters."""
         return [
             [
                 k
                 for k in calls
-                if run.computes(k) and not run.converts(k) and self._sort(side, k) not in self._initial[1 - side]
+                if run.computes(k)
+                and not run.converts(k)
+                and run.calls[k].op != "aten::contiguous"
+                and self._sort(side, k) not in self._initial[1 - side]
             ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
@@ -986,7 +1031,8 @@ class Walk:
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
         writing = {run.parameter_of(k) for run, calls in self._sides(gap) for k in calls if run.computes(k)}
         parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
-        on = f", on the parameter {parameter}" if parameter else ""
+        kinds = [run.named[parameter].kind for run in self.runs if parameter in run.named]
+        on = f", on the {kinds[0] if kinds else 'parameter'} {parameter}" if parameter else ""
         text = f"{self.described(gap)}{on}.{self._accumulated(gap)}"
         kind: Kind = "structure"
         if all(computing):
@@ -995,8 +1041,11 @@ class Walk:
                 kind = "policy"
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
-        key = "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
-        self._add(Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter), key)
+        fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
+        self._add(fact, self._key_of(gap))
+
+    def _key_of(self, gap: Gap) -> tuple[Any, ...]:
+        return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
 
     def _accumulated(self, gap: Gap) -> str:
         """Says if one run alone adds to the gradients of an earlier step."""
@@ -1015,14 +1064,18 @@ class Walk:
         elif gap.tainted and (self.facts or self.rounded):
             pass
         elif gap.is_first and self._start_apart:
-            call = self.one.calls[pair.one]
-            text = (
-                f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{_l2(error)}, which were written "
-                "before the first call in common."
-            )
-            self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
+            self._explain_before(pair, place, error)
         else:
             self.tell(gap, error)
+
+    def _explain_before(self, pair: Pair, place: int, error: float | None) -> None:
+        """Explains that a call reads what was written before the part that the runs have in common."""
+        call = self.one.calls[pair.one]
+        text = (
+            f"{self.place(*pair)} ({call.inputs[place].name}) reads other contents{_l2(error)}, which were written "
+            "before the first call in common."
+        )
+        self._add(Fact("input", text, *pair, self._step_of(*pair), error), ("before", call.name))
 
     def _sort(self, side: int, k: int) -> tuple[Any, ...]:
         run = self.runs[side]
@@ -1184,6 +1237,10 @@ def _l2(error: float | None) -> str:
 
 def _is_of_flag(fact: Fact) -> bool:
     return any(isinstance(value, bool) for both in fact.arguments.values() for value in both)
+
+
+def _shapes(call: Call) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(info.shape) for info in call.inputs)
 
 
 def _dtypes(call: Call) -> tuple[Any, ...]:

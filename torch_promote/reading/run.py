@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 
 from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
+from torch_promote.recording.recording import STEPS
 from torch_promote.recording.values import EMPTY, Values, distance
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Ops that put memory into a tensor that no call has computed, unless they keep its elements.
 _ALLOCATES = re.compile(r"aten::(resize_|resize_as_|set_)$")
+
+#: So many steps of a run are compared with its first.
+_MOST_STEPS = 8
 
 
 def _is_copy(call: Call) -> bool:
@@ -55,6 +60,44 @@ def relative_error(one: Values, other: Values) -> float | None:
     return found / size if size else 0.0
 
 
+def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int], frozenset[int]]:
+    """The calls that have no counterpart if one run alone was recorded from a later step on (`--steps 6:`).
+
+    The windowed recording starts with the end of the step before, behind the optimizer's, and the other one with what
+    sets the program up. Its later steps tell both apart from the step itself: they are an end and a step as well.
+    """
+    nothing: frozenset[int] = frozenset()
+    windowed = [recording.environment.get(STEPS, "0:").partition(":")[0] not in ("", "0") for recording in (one, other)]
+    window, whole = (one, other) if windowed[0] else (other, one)
+    steps = [_of_steps(recording) for recording in (window, whole)]
+    if windowed[0] == windowed[1] or not steps[0] or len(steps[1]) < 2:
+        return nothing, nothing
+    lines = [[(whole.calls[i].name, whole.calls[i].line) for i in step] for step in steps[1][:_MOST_STEPS]]
+    common = [_common_end(lines[0], step) for step in lines[1:]]
+    size, later = max(common), common.index(max(common)) + 1
+    names = [[window.calls[i].name for i in steps[0][0]], *([name for name, _ in lines[k]] for k in (0, later))]
+    end = len(lines[later]) - size  # the number of calls that end the step before
+    if names[0][-size:] == names[1][-size:]:
+        end = len(names[0]) - size  # also such as those of a checkpoint
+    elif names[0][:end] != names[2][:end]:
+        return nothing, nothing
+    if not size:
+        return nothing, nothing
+    outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][: len(lines[0]) - size])
+    return outside if windowed[0] else outside[::-1]
+
+
+def _of_steps(recording: Recording) -> list[list[int]]:
+    """The numbers of the calls that the program made, by step."""
+    ends = [0, *(end.calls for end in recording.ends)]
+    return [[i for i in range(start, end) if recording.calls[i].own] for start, end in itertools.pairwise(ends)]
+
+
+def _common_end(one: Sequence[object], other: Sequence[object]) -> int:
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def is_unfinished(recording: Recording) -> bool:
     """Whether the recorded program was killed, or is still running."""
     return any(one.kind == "unfinished" for one in recording.not_seen)
@@ -63,8 +106,9 @@ def is_unfinished(recording: Recording) -> bool:
 class Run:
     """A recording, prepared for the comparison."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, outside: frozenset[int] = frozenset()) -> None:
         self.recording: Recording = recording
+        self.outside: frozenset[int] = outside  # the calls that are not compared: see `before_the_window`
         self.calls: Sequence[Call] = recording.calls
         self.sources: Sequence[Source] = recording.sources
         # The numbers of the calls that only allocate memory, such as torch.empty.
@@ -79,7 +123,7 @@ class Run:
         self.own: list[int] = [
             i
             for i, call in enumerate(self.calls[:end])
-            if call.own and call.policy_source != COMPILED and i not in self.undefined
+            if call.own and call.policy_source != COMPILED and i not in self.undefined and i not in outside
         ]
         self.compiled: bool = any(one.kind == "compiled" for one in recording.not_seen) or any(
             call.policy_source == COMPILED for call in self.calls
@@ -119,6 +163,10 @@ class Run:
         """The digests of a call's results; () if one is unknown."""
         found = tuple(values.digest for values in self.values(i))
         return found if all(found) else ()
+
+    def tells(self, i: int) -> bool:
+        """Whether a call's results identify it: not those that are zeros."""
+        return any(values.amax != 0.0 for values in self.values(i))
 
     def is_transparent(self, i: int) -> bool:
         """Whether a call is a view or a conversion."""

@@ -97,11 +97,12 @@ class Tracer:
         file: RecordingFile | None,
         steps: str = "",  # those that were asked for, "3:5"; "" for all
         searched: Searched | None = None,
+        modules: RunningModules | None = None,  # of the model, if it may have run before
     ) -> None:
         self.report: TraceReport = TraceReport(max_calls)
         self._file = file
         self._block = contextlib.ExitStack()
-        modules = self._modules = RunningModules(model)
+        modules = self._modules = RunningModules(model) if modules is None else modules
         self._recorder = Recorder(self.report, modules, file, steps, searched) if values else None
         self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
         if self._recorder is None:

@@ -219,6 +219,9 @@ def _numbers_in(values: Mapping[str, Any]) -> dict[str, Argument]:
     return found
 
 
+_OF_SCALER = GradScaler.step.__code__, GradScaler.update.__code__
+
+
 def _schedulers_and_scalers(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The schedulers of an optimizer, of which PyTorch has no list, and the GradScaler that calls its step."""
     found = gc.get_referrers(optimizer)
@@ -226,7 +229,7 @@ def _schedulers_and_scalers(optimizer: torch.optim.Optimizer) -> list[Any]:
     found += gc.get_referrers(*attributes) if attributes else []
     schedulers = [one for one in found if issubclass(type(one), LRScheduler)]
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not GradScaler.step.__code__:
+    while frame is not None and frame.f_code not in _OF_SCALER:
         frame = frame.f_back
     return schedulers if frame is None else [*schedulers, frame.f_locals["self"]]
 
@@ -288,6 +291,7 @@ def environment() -> dict[str, str]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
         "mkldnn": lambda: backends.mkldnn.is_available() and backends.mkldnn.enabled,
         "sdpa": lambda: ", ".join(name for name in _KERNELS if getattr(backends.cuda, f"{name}_sdp_enabled")()),
+        "mha fastpath": backends.mha.get_fastpath_enabled,
         "cuda": lambda: torch.version.cuda or "none",
     }
     for name in _PRECISIONS:

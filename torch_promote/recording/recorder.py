@@ -37,6 +37,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.observe.call import COMPILED, COMPILED_FUNCTION, Call, TensorInfo, Unseen, infos_of, records_of
@@ -57,6 +58,7 @@ from torch_promote.recording.values import EMPTY, Measurer, Values
 #: The maximum number of calls that count as writers of one tensor, each of a part of it.
 _MOST_WRITERS = 16
 _GRADIENT_OF_LOSS = torch.autograd._make_grads.__code__
+_UNSCALE = GradScaler._unscale_grads_.__code__
 _Kind = Literal["parameter", "buffer", "gradient", "state", "input"]
 _Place: TypeAlias = tuple[Any, ...]
 _Named: TypeAlias = tuple[weakref.ref[torch.Tensor], _Kind, str]
@@ -143,6 +145,7 @@ class Recorder:
         self._losses: list[Values] = []  # since the last step
         self._steps = array.array("q")  # the number of calls at the end of each step; 8 bytes a step
         self._calls = 0
+        self._unscaled: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have not stepped since
         self._states = OptimizerStates(lambda one: self._name_of(_local(one))[1], self._values_of, searched)
         #: For calls with inf or NaN: whether there is a NaN, and the call that made it; None for a mask.
         self._faults: dict[int, tuple[bool, int | None]] = {}
@@ -173,6 +176,10 @@ class Recorder:
         if not self._calls and not self._report.rng:
             self._start()
         facts = call.facts
+        if facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self._note_unscaled()
+        elif facts.name == "aten::_amp_update_scale_":
+            self._end_skipped()
         if facts.is_random:
             found.draw = state_drawn_from(call.args, call.inputs)
         if facts.writes:
@@ -534,7 +541,23 @@ class Recorder:
     @_goes_on
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer."""
+        self._unscaled.discard(optimizer)
         self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
+
+    def _note_unscaled(self) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not _UNSCALE:
+            frame = frame.f_back
+        optimizer = None if frame is None else frame.f_locals["optimizer"]
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._unscaled.add(optimizer)
+
+    def _end_skipped(self) -> None:
+        """Ends a step that GradScaler has skipped, as one that it has not: two runs are compared step by step."""
+        for optimizer in list(self._unscaled):
+            self.before_step(optimizer)
+            self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=False)
+        self._unscaled.clear()
 
     def _end_step(self, parameters: Iterable[torch.Tensor], updated: bool) -> None:
         named = {}
