@@ -72,7 +72,6 @@ from torch_promote.recording.recording import CastTable as CastTable
 from torch_promote.recording.recording import Failure as Failure
 from torch_promote.recording.recording import GroupTable as GroupTable
 from torch_promote.recording.recording import OptimizerState as OptimizerState
-from torch_promote.recording.recording import Raised as Raised
 from torch_promote.recording.recording import Read as Read
 from torch_promote.recording.recording import Source as Source
 from torch_promote.recording.recording import Step as Step
