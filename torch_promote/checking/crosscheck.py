@@ -379,11 +379,10 @@ _hooks: Any = torch._C._autograd
 
 
 class _StockRun:
-    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
+    """A run; between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing."""
 
-    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
-    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
-    """
+    # With its cache on, stock would keep using the old casts of weights that change inside a region. Hooks that count
+    # saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
 
     def __init__(self) -> None:
         self.results: list[Any] | None = None  # None if the run has not ended

@@ -292,10 +292,8 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
 
 
 def _run_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Returns the results of an op's fake, and the error that it raises; an `Operand` stands for a tensor.
-
-    (None, None): it does not say, because the results depend on data or because fakes do not support the arguments.
-    """
+    """Returns the results of an op's fake, and the error that it raises; an `Operand` stands for a tensor."""
+    # (None, None): it does not say; results depend on data, or fakes do not support the arguments.
     tensors = [tensor for name, value in values.items() for _, tensor in tensors_by_path(name, value)]
     if any(is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
         return None, None
@@ -365,10 +363,7 @@ _Path = tuple[str, int | None]
 
 
 def rule_in_force() -> tuple[PromotionRule, bool] | None:
-    """Returns the promotion rule in force here, and whether it acts on matrix products.
-
-    None if there is none, or if it is PyTorch's own.
-    """
+    """Returns the promotion rule in force, and whether it acts on matrix products; None for PyTorch's own."""
     number = _C.promotion_in_force() if my_autocast_is_in_force() else None
     if number is None:
         return None
@@ -427,10 +422,8 @@ class JoinedOperands:
 
 
 def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> JoinedOperands | None:
-    """Returns the operands of a call that a promotion rule joins; None if rules do not act on it.
-
-    `runs` is the overload that runs. See NOTE [ Operands found by trial ].
-    """
+    """Returns the operands of a call that a promotion rule joins; None if rules do not act on it."""
+    # `runs` is the overload that runs. See NOTE [ Operands found by trial ].
     op = find_overload(functional_of(runs) or facts_of(runs).name)
     name = facts_of(op).name
     entry = rule_table().get(name)

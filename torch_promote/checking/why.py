@@ -342,11 +342,9 @@ class _Explainer:
         return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype(absent), policy=policy)
 
     def value_of(self, node: Node) -> Any:
-        """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
-
-        Raises PromotionError if PyTorch refuses a call, PromotionRuleError if the rule does, and ExpressionError if a
-        function does not exist or does not take the arguments.
-        """
+        """Evaluates a node, and writes its steps. A tensor's value is an `Operand`."""
+        # PromotionError: PyTorch refuses a call; PromotionRuleError: the rule does; ExpressionError: there is no such
+        # function, or it does not take the arguments.
         value = node.value if node.function is None else self._called(node)
         if isinstance(value, Operand):
             self._spelled.append((value, f"({node.text})" if node.symbol else node.text))
@@ -420,11 +418,9 @@ class _Explainer:
         return run.result if real is not None or not calls else _by_reference(calls[-1], run.result)
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> _Run | None:
-        """Runs a function on real tensors. None if that says nothing of the call.
-
-        An error may depend on the values: a matrix of ones has no inverse, and ones are no indices of a dimension of
-        size 1. So PyTorch refuses the call if it does with each fill.
-        """
+        """Runs a function on real tensors. None if that says nothing of the call."""
+        # An error may depend on the values: ones have no inverse, and are no indices of a dimension of size 1. So
+        # PyTorch refuses the call if it does with each fill.
         device = self._device if self._device in ("cuda", "xpu") else None
         devices = [] if device is None else [torch.get_device_module(device).current_device()]
         for fill in (torch.ones, _identities, torch.zeros):

@@ -247,11 +247,9 @@ class ComparedRuns:
         return RunningModules(self._model), self._kept, self._theirs, (self._reference, self._candidate)
 
     def _measure_impacts(self, first: Results, noise: dict[str, float]) -> None:
-        """Measures impacts where no gradient of the loss has reached the results of a site, by runs of the reference.
-
-        A run adds the local errors of a group of sites to their results. The group with the largest effect is halved
-        until its sites are known, or until its effect is small.
-        """
+        """Measures impacts where no gradient of the loss has reached a site's results, by runs of the reference."""
+        # A run adds the local errors of a group of sites to their results. The group with the largest effect is halved
+        # until its sites are known, or until its effect is small.
         errors = {site: sums.total().relative for site, sums in self._local.errors.items()}
         known, unreached = self._impacts.totals, self._local.unreached
         sites = [site for site, error in errors.items() if error and (site in unreached or site not in known)]
@@ -532,11 +530,7 @@ _SUMS_OVER = {
 
 
 def _flops_of(call: Call) -> int:
-    """Returns the floating point operations of a call of a forward that multiplies matrices; 0 for other calls.
-
-    The products are linear, matmul and the ops like it, convolutions, and scaled dot product attention. The backward,
-    which has twice as many for two gradients, does not count.
-    """
+    """Returns the operations of a forward call of linear, matmul, a convolution or attention; 0 for others."""
     op = call.op.removeprefix("aten::")
     shapes = {info.name: info.shape for info in call.inputs if info.shape}
     result = math.prod(call.outputs[0].shape) if call.outputs else 0

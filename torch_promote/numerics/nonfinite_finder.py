@@ -73,15 +73,11 @@ from torch_promote.reference.dtypes import LOWER_DTYPES
 
 
 class Propagation:
-    """Follows the values of an origin through the tensors that contain them.
+    """Follows the values of an origin through the tensors that contain them."""
 
-    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. The backward of a norm divides by a
-    norm of 0, and puts 0 in place of the result. A program puts 0 in place of 1 / 0. So the values are benign if each
-    tensor that contains some was passed on, cast to integers or replaced, and the last ones were cast or replaced.
-
-    A NaN that the program writes itself may be a marker: a selection or nanmean leaves it out, so that its result is
-    finite although an argument is not.
-    """
+    # T5 casts log(0) to an integer that is not used; the backward of a norm, and programs, replace 1 / 0 by 0. So
+    # values are benign if each tensor that contains some was passed on, cast to integers or replaced, and the last
+    # ones were cast or replaced. A NaN that the program writes may be a marker: a selection or nanmean leaves it out.
 
     def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool, is_marker: bool) -> None:
         self.in_backward: bool = in_backward
@@ -333,12 +329,10 @@ _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls
 
 
 class NonfiniteFinder:
-    """Looks for the first call with finite inputs and a non-finite output.
+    """Looks for the first call with finite inputs and a non-finite output."""
 
-    `found` is called with the origin, in the thread of the call; later with None, if the origin proves benign. Its
-    other argument says that a backward can no longer replace the values. An error that it raises propagates to the
-    caller of the call. `is_allowed` says whether a call may make non-finite values.
-    """
+    # `found` is called with the origin in the thread of the call, and whether a backward can no longer replace the
+    # values; later with None, if it proves benign. An error that it raises reaches the caller of the call.
 
     def __init__(
         self,

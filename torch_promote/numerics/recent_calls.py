@@ -161,10 +161,8 @@ class RecentCalls:
         self._lock = threading.Lock()
 
     def concerns(self, tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> bool:
-        """Whether a call has to be repeatable: an argument is in a lower dtype, names one, or comes from such a call.
-
-        Others are not kept: memory that becomes a parameter's would have two owners, which `cache="persistent"` avoids.
-        """
+        """Whether a call has to be repeatable: an argument is in a lower dtype, names one, or is from such a call."""
+        # Others are not kept: memory that becomes a parameter's would have two owners, which cache="persistent" avoids.
         return (
             any(isinstance(one, torch.dtype) and one in LOWER_DTYPES for one in values)
             or any(one.dtype in LOWER_DTYPES for one in tensors)
@@ -260,10 +258,8 @@ class RecentCalls:
         is_cured: Callable[[list[torch.Tensor]], bool],
         source: Call | None,
     ) -> NonfiniteOrigin | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
-
-        `source` is the call that made the infinite values among the arguments, if it is known.
-        """
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
+        # `source` is the call that made the infinite values among the arguments, if it is known.
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]

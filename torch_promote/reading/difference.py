@@ -728,12 +728,9 @@ def _changes(walk: Walk) -> list[Change]:
 
 
 def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:
-    """Compares what calls of one run alone compute and no call reads, such as the outputs of a model.
-
-    All else that such calls compute has an effect on the calls that read it. What a backward computes is compared as
-    gradients, and what compiled code computes is unseen. Returns what `Difference.errors` has, and the number of
-    results that have no counterpart in the other run.
-    """
+    """Compares what calls of one run alone compute and no call reads, such as the outputs of a model."""
+    # All else has an effect on the calls that read it. What a backward computes is compared as gradients.
+    # Returns what `Difference.errors` has, and the number of results without a counterpart in the other run.
     one, other = walk.one, walk.other
     if one.compiled != other.compiled:
         return [], 0

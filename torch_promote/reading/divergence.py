@@ -956,11 +956,8 @@ class Walk:
         )
 
     def _depends_on_version(self, gap: Gap) -> bool:
-        """Whether versions of PyTorch alone explain calls of one run alone.
-
-        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
-        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
-        """
+        """Whether versions of PyTorch alone explain calls of one run alone."""
+        # These are calls in a backward, and those that a line makes instead of others: another overload of aten::fill_.
         made = [
             {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
             for run, calls in self._sides(gap)
@@ -1066,11 +1063,8 @@ class Walk:
     # --- compiled functions, of which one run has none
 
     def _explain_compiled(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
-        """Explains that a call reads what a compiled function computed in one of the runs.
-
-        A gradient may consist of rounding alone, such as that of the bias of attention's keys. So a small one may have
-        the errors of the step's largest one.
-        """
+        """Explains that a call reads what a compiled function computed in one of the runs."""
+        # A small gradient, as of the bias of attention's keys, may be rounding: it may have the step's largest error.
         if error is None:
             return
         reads = self.one.reads(pair.one)[place]

@@ -297,11 +297,9 @@ class _Explainer:
         return f"To run {op} {effect}: {self._code(op, path, other, 'backward' in group.phases)}."
 
     def _code(self, op: str, path: str, policy: str, in_backward: bool) -> str:
-        """The code that gives an op a policy, in a module if it can have one.
-
-        A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
-        named after their class.
-        """
+        """The code that gives an op a policy, in a module if it can have one."""
+        # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
+        # named after their class.
         key = op.partition(".")[0].removeprefix("aten::")
         has_one = any(f'module policy "{path}"' in text for text in self.whole.policies)
         if path and not has_one and not path[0].isupper() and not in_backward:

@@ -534,10 +534,8 @@ def _weights_of(side: _Side) -> list[_Weight]:
 
 
 def _pair_weights(pairing: _Pairing) -> dict[str, str | None]:
-    """For each parameter and buffer of the first run, what has its values in the second; None for what has none.
-
-    "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
-    """
+    """For each parameter and buffer of the first run, what has its values in the second, or None."""
+    # "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
     ones, others = _weights_of(pairing.one), _weights_of(pairing.other)
     found: dict[str, str | None] = {}
     pools = {
