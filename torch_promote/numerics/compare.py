@@ -39,7 +39,7 @@ from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
-from torch_promote.report.base import module_name, spell_number
+from torch_promote.report.base import module_name, some_of, spell_number
 
 #: The policy of the reference "fp32": the step without casts.
 REFERENCE: Final = "off"
@@ -426,10 +426,9 @@ class ComparedRuns:
             )
         )
         if same and differ:
-            more = f", and {len(same) - _FEW:,} more" if len(same) > _FEW else ""
             notes.append(
                 "The program itself converts to a lower dtype, so that these calls lose as much in the reference, and "
-                f"their errors are not compared: {'; '.join(same[:_FEW])}{more}."
+                f"their errors are not compared: {some_of(same, _FEW, '; ')}."
             )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,6 +56,7 @@ class NonfiniteReport(Report):
 
     NOUN: ClassVar[str] = "report"
     FORMAT: ClassVar[str] = "torch_promote find_nonfinite"
+    NOT_LOADED = "a report of find_nonfinite is not read again. json.load reads {path}."
 
     def __init__(self) -> None:
         self.origin: NonfiniteOrigin | None = None
@@ -159,11 +159,6 @@ class NonfiniteReport(Report):
             **seen,
         )
         return report
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises OptionError: the JSON is for other programs."""
-        raise OptionError(f"a report of find_nonfinite is not read again. json.load reads {os.fspath(path)!r}.")
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`."""

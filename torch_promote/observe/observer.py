@@ -324,14 +324,8 @@ class Part:
     stock_too: bool = False
 
 
-class _Through:
-    """The token of a call on tensors that a transform wraps."""
-
-    see_through: bool = True
-    stock_too: bool = False
-
-
-THROUGH = _Through()
+#: The token of a call on tensors that a transform wraps.
+THROUGH: Part = Part(None)  # type: ignore[arg-type]
 CallToken = OpenCall | Part
 
 
@@ -394,7 +388,7 @@ class CallObserver:
     #: Called for each call of a compiled function: see `watch_unseen`.
     compiled: CompiledListener | None = None
 
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CallToken | _Through | None:
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CallToken | None:
         """Called before a call."""
         facts = self._facts.get(id(op))
         if facts is None:
@@ -473,7 +467,7 @@ class CallObserver:
 
     def _begin_part(
         self, outer: CastingCall, facts: OpFacts, args: list[Any], named: NamedTensors, composite: bool
-    ) -> Part | _Through | None:
+    ) -> Part | None:
         """Begins a call that autocast makes for another one; None if the call is not one of these."""
         if facts.name == outer.runs:
             ran_with = self._share(named)
@@ -560,19 +554,17 @@ class CallObserver:
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
             call.policy_source = f"promotion rule {rule if acts else 'torch'}"
 
-    def end(self, token: CallToken | _Through, results: list[Any]) -> None:
+    def end(self, token: CallToken, results: list[Any]) -> None:
         """Called after a call."""
-        if isinstance(token, _Through):
-            return
         self._pop(token)
         if isinstance(token, OpenCall):
             self._close(token, produced(token.facts, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
-    def failed(self, token: CallToken | _Through) -> None:
+    def failed(self, token: CallToken) -> None:
         """Called when a call raises, or `end` does."""
-        if not isinstance(token, _Through) and self._pop(token) and isinstance(token, OpenCall):
+        if self._pop(token) and isinstance(token, OpenCall):
             self._close(token, [], True)
 
     def _pop(self, token: CallToken) -> bool:

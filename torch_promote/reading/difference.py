@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 import copy
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.call import Argument, Call, Phase
@@ -241,6 +240,7 @@ class Difference(Report):
 
     NOUN: ClassVar[str] = "difference"
     FORMAT: ClassVar[str] = "torch_promote difference"
+    NOT_LOADED = "a difference cannot be read from {path}. Compare the recordings: tp.diff(a, b)."
 
     changes: list[Change]
     compared: int
@@ -262,13 +262,6 @@ class Difference(Report):
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises OptionError: recordings are compared again instead."""
-        raise OptionError(
-            f"a difference cannot be read from {os.fspath(path)!r}. Compare the recordings: tp.diff(a, b)."
-        )
 
     @property
     def kind(self) -> Kind | None:

@@ -44,7 +44,7 @@ from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import installed
-from torch_promote.report.base import module_name, short_line
+from torch_promote.report.base import module_name, short_line, some_of
 
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
@@ -187,8 +187,7 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    shown = [f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos[:6]]
-    return ", ".join(shown) + f", and {len(infos) - 6} more" * (len(infos) > 6)
+    return some_of((f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
