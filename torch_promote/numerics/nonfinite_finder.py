@@ -289,8 +289,6 @@ class WatchedCall:
             if tensor.is_floating_point():
                 return tensor.to(dtype, copy=True)
             return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
         if isinstance(value, torch.dtype):
             return dtype if dtype is not None and value in (*LOWER_DTYPES, torch.float32) else value
         return [self._convert(one, dtype) for one in value] if isinstance(value, list | tuple) else value

@@ -538,8 +538,6 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
             return [convert(one, to) for one in value]
         if value is _UNREADABLE:
             raise _UnknownError("a tensor cannot be read")
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
         return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER_DTYPES else value
 
     def as_asked(tensor: torch.Tensor, _: torch.dtype) -> torch.Tensor:

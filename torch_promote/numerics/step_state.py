@@ -356,7 +356,10 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
     """Repeats a call with each argument converted, and restores the generators; returns what `produced` finds."""
     before = random_state()
     try:
-        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
+        given = [
+            (one, value.clone_state() if isinstance(value, torch.Generator) else convert(one.name, value))
+            for one, value in zip(op._schema.arguments, args, strict=True)
+        ]
         positional = [value for argument, value in given if not argument.kwarg_only]
         results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
     finally:
