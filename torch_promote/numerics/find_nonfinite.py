@@ -56,7 +56,7 @@ class NonfiniteReport(Report):
 
     NOUN: ClassVar[str] = "report"
     FORMAT: ClassVar[str] = "torch_promote find_nonfinite"
-    NOT_LOADED = "a report of find_nonfinite is not read again. json.load reads {path}."
+    NOT_LOADED: ClassVar[str] = "a report of find_nonfinite is not read again. json.load reads {path}."
 
     def __init__(self) -> None:
         self.origin: NonfiniteOrigin | None = None

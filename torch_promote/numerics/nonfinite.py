@@ -170,21 +170,13 @@ class NonfiniteOrigin:
 
 @dataclass(frozen=True)
 class Vanished:
-    """Values of a backward that are 0 in float16 or bfloat16, and not 0 if the same call is repeated in float32.
+    """Values of a backward that are 0 in float16 or bfloat16, and not 0 if the same call is repeated in float32."""
 
-    Attributes:
-        call: The first call that made them.
-        count: The number of values that became 0.
-        total: The number of values of its result.
-        largest: The largest of these values in float32.
-        calls: The number of repeated calls from this place that made such values.
-    """
-
-    call: Call
-    count: int
-    total: int
-    largest: float
-    calls: int = 1
+    call: Call  # the first call that made them
+    count: int  # the number of values that became 0
+    total: int  # the number of values of its result
+    largest: float  # the largest of these values in float32
+    calls: int = 1  # the number of repeated calls from this place that made such values
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON-compatible values."""

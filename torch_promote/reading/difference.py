@@ -240,7 +240,7 @@ class Difference(Report):
 
     NOUN: ClassVar[str] = "difference"
     FORMAT: ClassVar[str] = "torch_promote difference"
-    NOT_LOADED = "a difference cannot be read from {path}. Compare the recordings: tp.diff(a, b)."
+    NOT_LOADED: ClassVar[str] = "a difference cannot be read from {path}. Compare the recordings: tp.diff(a, b)."
 
     changes: list[Change]
     compared: int

@@ -686,7 +686,7 @@ class Match(Report):
 
     NOUN: ClassVar[str] = "match"
     FORMAT: ClassVar[str] = "torch_promote match"
-    NOT_LOADED = "a match cannot be read from {path}. Compare the recordings: tp.diff(a, b, match=True)."
+    NOT_LOADED: ClassVar[str] = "a match cannot be read from {path}. Compare the recordings: tp.diff(a, b, match=True)."
 
     outputs_match: bool
     matched: float
