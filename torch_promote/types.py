@@ -23,10 +23,9 @@ from torch_promote.numerics.comparison import Metric as Metric
 from torch_promote.numerics.comparison import Site as Site
 from torch_promote.numerics.find_nonfinite import Attempt as Attempt
 from torch_promote.numerics.find_nonfinite import NonfiniteReport as NonfiniteReport
-from torch_promote.numerics.nonfinite_finder import BenignKind as BenignKind
-from torch_promote.numerics.nonfinite_finder import BenignNonfinite as BenignNonfinite
-from torch_promote.numerics.nonfinite_finder import NonfiniteKind as NonfiniteKind
-from torch_promote.numerics.nonfinite_finder import NonfiniteOrigin as NonfiniteOrigin
+from torch_promote.numerics.nonfinite import BenignKind as BenignKind
+from torch_promote.numerics.nonfinite import NonfiniteKind as NonfiniteKind
+from torch_promote.numerics.nonfinite import NonfiniteOrigin as NonfiniteOrigin
 from torch_promote.numerics.scaler_steps import ScalerSteps as ScalerSteps
 from torch_promote.numerics.tuning import Candidate as Candidate
 from torch_promote.numerics.tuning import Certificate as Certificate
@@ -72,7 +71,6 @@ from torch_promote.recording.recording import CastTable as CastTable
 from torch_promote.recording.recording import Failure as Failure
 from torch_promote.recording.recording import GroupTable as GroupTable
 from torch_promote.recording.recording import OptimizerState as OptimizerState
-from torch_promote.recording.recording import Raised as Raised
 from torch_promote.recording.recording import Read as Read
 from torch_promote.recording.recording import Source as Source
 from torch_promote.recording.recording import Step as Step

@@ -111,7 +111,7 @@ def test_a_line_raises_its_text_and_its_cure_passes(row: Row) -> None:
     cure = cure_of(report.raised[-1], failure)
     assert (cure.overrides, cure.tried) == ({op: policy}, True), said.verdict
     assert f"--override {row.cure}, in code" in said.verdict
-    explained = report.explain(f"op={report.raised[-1].call.op}")
+    explained = report.explain(f"op={report.raised[-1][0].op}")
     assert f"What cures the error: --override {row.cure}" in explained.advice[0]
     assert "raised last" in dict(explained.facts)
 
@@ -218,7 +218,7 @@ def test_errors_that_the_program_handles() -> None:
         with contextlib.suppress(RuntimeError):
             torch.ones(2, 2, dtype=torch.float64) @ torch.ones(2, 2)
     assert report.failure is None
-    assert [(one.call.name, one.first.name) for one in report.raised] == [
+    assert [(call.name, first.name) for call, first in report.raised] == [
         ("aten::dot", "aten::dot"),
         ("aten::matmul", "aten::mm"),
     ]

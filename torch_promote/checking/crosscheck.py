@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, Never, NoReturn, cast, get_args
 import torch
 
 from torch_promote.checking.comparison import compare, copy_with_strides
-from torch_promote.checking.expectation import Expectation, Finding, expect, rule_in_force
+from torch_promote.checking.expectation import CheckedCall, Expectation, Finding, expect, rule_in_force
 from torch_promote.checking.known_gaps import Gap, known_gaps
 from torch_promote.checking.report import CrosscheckReport, Mismatch
 from torch_promote.errors import (
@@ -45,7 +45,7 @@ from torch_promote.observe.policy_sources import my_autocast_is_in_force, state_
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import TURNS, AutocastState
-from torch_promote.reference.ops.infer import Inference
+from torch_promote.reference.ops.infer import NO_RULE, Inference
 
 CrosscheckLevel = Literal["dtype", "bits"]
 """What calls are compared with: "dtype": the reference; "bits": also stock autocast, bit for bit."""
@@ -174,19 +174,6 @@ NOT_REPEATABLE = frozenset({"aten::linalg_lstsq", "aten::linalg_lstsq.out"})
 _STOCK_CASTS_NOTHING = (None, CastPolicy.fallthrough)
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call that has begun: the token that the dispatch observer gets."""
-
-    expectation: Expectation | None  # None for a call on functorch's wrapped tensors, which is not checked
-    args: list[Any]  # in the schema's order
-    see_through: bool  # whether the ops that it calls are checked too
-    stock_too: bool = False  # whether the call also runs under stock autocast
-    op_was_called: bool = False  # whether autocast has called the op with the cast arguments
-    casts_inside: bool = False  # whether an op that it calls has a policy; the op's own rule assumes that none has
-    stock: _StockRun | None = None  # once it has begun
-
-
 @dataclass
 class Checker:
     """The observer of one crosscheck block. Its methods run in the block's thread and in autograd's threads."""
@@ -199,7 +186,7 @@ class Checker:
     calls: _OfThread = field(default_factory=_OfThread)
     stopped: bool = False
 
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call | None:
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CheckedCall | None:
         """Computes the expectation of a call, and decides how much of the call to observe."""
         if facts_of(op).is_ignored or is_traced():
             return None
@@ -207,15 +194,16 @@ class Checker:
         inside = calls[-1] if calls else None
         self.stopped = False
         state = state_in_force()
-        if inside is not None and inside.expectation is not None and _is_repeated(inside.expectation, op, state):
+        if inside is not None and inside.is_checked and _is_repeated(inside.expectation, op, state):
             # Functorch calls the op again before autocast sees it: leave the check to the next call.
             self.report.with_policy -= Counter({str(op): 1})
-            inside.expectation = inside.stock = None
+            inside.is_checked, inside.stock = False, None
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_in(args))):
-            call = _Call(None, args, see_through=True)  # functorch next calls the op on the tensors inside
+            # Functorch next calls the op on the tensors inside.
+            call = CheckedCall(Expectation(op, None, NO_RULE, None, {}), args, is_checked=False)
             calls.append(call)
             return call
-        if inside is not None and inside.expectation is not None:
+        if inside is not None and inside.is_checked:
             self._check_cast_arguments(inside, op, args)
         try:
             expectation = expect(op, args, state)
@@ -226,7 +214,7 @@ class Checker:
         calls_op_again = plan is not None and bool(plan.casts or plan.runs != facts_of(op).name)
         # Kernels call ops too, and some of these have policies if autocast is on.
         see_through = calls_op_again or _is_composite_call(op, args) or not (plan is None or expectation.has_policy)
-        call = _Call(expectation, args, see_through)
+        call = CheckedCall(expectation, args, see_through)
         if expectation.has_policy:
             self.report.with_policy[str(op)] += 1
             for outer in calls:
@@ -239,7 +227,7 @@ class Checker:
         calls.append(call)
         return call
 
-    def _pop(self, call: _Call) -> None:
+    def _pop(self, call: CheckedCall) -> None:
         calls = self.calls.open
         if calls and calls[-1] is call:
             calls.pop()
@@ -267,10 +255,9 @@ class Checker:
             self.report.not_compared[reason] += 1
         return reason is None
 
-    def _check_cast_arguments(self, outer: _Call, op: torch._ops.OpOverload, args: list[Any]) -> None:
+    def _check_cast_arguments(self, outer: CheckedCall, op: torch._ops.OpOverload, args: list[Any]) -> None:
         """If this is the call that autocast makes with the cast arguments, compares them with the plan."""
         expectation = outer.expectation
-        assert expectation is not None
         plan, name = expectation.plan, facts_of(op).name
         if outer.op_was_called or plan is None or plan.policy is None:
             return
@@ -284,25 +271,23 @@ class Checker:
         if finding is not None:
             self._found(outer, finding)
 
-    def before_stock(self, call: _Call) -> list[Any]:
+    def before_stock(self, call: CheckedCall) -> list[Any]:
         """Prepares the run under stock."""
-        assert call.expectation is not None
         call.stock = _StockRun()
-        return call.stock.start(call.expectation.op, call.args)
+        found: list[Any] = call.stock.start(call.op, call.args)
+        return found
 
-    def after_stock(self, call: _Call, results: list[Any], error: str | None) -> None:
+    def after_stock(self, call: CheckedCall, results: list[Any], error: str | None) -> None:
         """Stores the outcome of the run under stock."""
-        assert call.stock is not None
         call.stock.stop()
         call.stock.results, call.stock.error = results, error
 
-    def end(self, call: _Call, results: list[Any]) -> None:
+    def end(self, call: CheckedCall, results: list[Any]) -> None:
         """Compares the results of the call."""
         self._pop(call)
-        expectation = call.expectation
-        if expectation is None:
+        if not call.is_checked:
             return
-        op = str(expectation.op)
+        expectation, op = call.expectation, str(call.op)
         finding = expectation.check(results)
         no_rule = finding is not None and call.casts_inside and not expectation.has_policy
         if no_rule:
@@ -311,7 +296,7 @@ class Checker:
             self.report.by_fake[op] += 1
         elif isinstance(expectation.inference, Inference) or expectation.error is not None:
             self.report.checked[op] += 1
-        elif _is_composite_call(expectation.op, call.args):
+        elif call.is_composite:
             self.report.composite[op] += 1
         else:
             no_rule = True
@@ -325,9 +310,8 @@ class Checker:
         if call.stock is not None:
             self._compare_with_stock(call, call.stock, results)
 
-    def _compare_with_stock(self, call: _Call, stock: _StockRun, results: list[Any]) -> None:
-        assert call.expectation is not None
-        op = call.expectation.op
+    def _compare_with_stock(self, call: CheckedCall, stock: _StockRun, results: list[Any]) -> None:
+        op = call.op
         if stock.error is not None:
             self.report.stock_raised[str(op)] += 1
             return
@@ -336,7 +320,7 @@ class Checker:
             text = f"{difference.where}: {difference.kind}"
             self._found(call, Finding("bits", f"{text} {difference.stock}, as stock has", difference.ours), results)
 
-    def failed(self, call: _Call) -> None:
+    def failed(self, call: CheckedCall) -> None:
         """Closes a call that raised. A mismatch if stock has a result."""
         self._pop(call)
         if call.stock is None:
@@ -350,15 +334,13 @@ class Checker:
             return
         self._found(call, Finding("error", "a result, as stock has", "an error"))
 
-    def _found(self, call: _Call, finding: Finding, results: Sequence[Any] = ()) -> None:
-        assert call.expectation is not None
-        op = call.expectation.op
-        name, tensors = facts_of(op).name, [*tensors_in(call.args), *tensors_in(results)]
-        gap = next((gap for gap in self.gaps if gap.explains(name, finding, tensors)), None)
+    def _found(self, call: CheckedCall, finding: Finding, results: Sequence[Any] = ()) -> None:
+        tensors = [*tensors_in(call.args), *tensors_in(results)]
+        gap = next((gap for gap in self.gaps if gap.explains(call.name, finding, tensors)), None)
         if gap is not None:
             self.report.known_gaps[gap.reason] += 1
             return
-        self._add(finding, op, call.args)
+        self._add(finding, call.op, call.args)
 
     def _add(self, finding: Finding, op: torch._ops.OpOverload, args: Sequence[Any]) -> None:
         mismatch = Mismatch(
@@ -397,11 +379,10 @@ _hooks: Any = torch._C._autograd
 
 
 class _StockRun:
-    """One run. Between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing.
+    """A run; between `start` and `stop`, stock's cast cache is off, and the caller's saved-tensor hooks see nothing."""
 
-    With its cache on, stock could return stale results: it keeps using the old casts of weights that change inside a
-    region. Hooks that count saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
-    """
+    # With its cache on, stock would keep using the old casts of weights that change inside a region. Hooks that count
+    # saved tensors, such as those of torch.utils.checkpoint, must not count those of this run.
 
     def __init__(self) -> None:
         self.results: list[Any] | None = None  # None if the run has not ended

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_promote import _C
 from torch_promote.errors import PromotionRuleError
-from torch_promote.observe.ops import facts_of, find_overload, is_fake, leaves, tensor_arguments
+from torch_promote.observe.ops import device_of, facts_of, find_overload, is_fake, leaves, tensor_arguments, tensors_in
 from torch_promote.observe.policy_sources import my_autocast_is_in_force
 from torch_promote.policy.op_table import LEFT_TO_STOCK, TABLE_VERSION
 from torch_promote.reference import Operand, PromotionError, PromotionRule, ShapeError
@@ -113,6 +113,75 @@ class Expectation:
         wrong = [path for path in self.arguments if got.get(path) is not self.arguments[path]]
         wrong += [path for path in got if path not in self.arguments]
         return Finding("casts", _dtypes_of(self.arguments, wrong), _dtypes_of(got, wrong))
+
+
+@dataclass(slots=True, eq=False)
+class CheckedCall:
+    """A call that has begun: the token of a dispatch observer."""
+
+    expectation: Expectation
+    args: list[Any]  # in the schema's order
+    see_through: bool = True  # whether the ops that it calls are observed too
+    stock_too: bool = False  # whether the call also runs under stock autocast
+    # Of `crosscheck`: whether the call is checked, whether autocast has called the op with the cast arguments, whether
+    # an op inside has a policy (the op's own rule assumes that none has), and the run under stock, once it has begun.
+    is_checked: bool = True
+    op_was_called: bool = False
+    casts_inside: bool = False
+    stock: Any = None
+    # Of `why`: whether an override gives the op's policy, the calls inside, and the results; None if it raised.
+    overridden: bool = False
+    inner: list[CheckedCall] = field(default_factory=list)
+    results: list[Any] | None = None
+
+    @property
+    def op(self) -> torch._ops.OpOverload:
+        """The op."""
+        return self.expectation.op
+
+    @property
+    def name(self) -> str:
+        """Its name with the overload."""
+        return facts_of(self.op).name
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether the op is composite on the device of its tensors."""
+        return facts_of(self.op).is_composite(device_of(tensors_in(self.args)))
+
+    @property
+    def returned(self) -> list[torch.dtype]:
+        """The dtypes of its results; none if it raised."""
+        return [tensor.dtype for tensor in tensors_in(self.results or ())]
+
+    @property
+    def expected(self) -> list[torch.dtype] | None:
+        """The dtypes that the reference expects; None if it does not say."""
+        inference = self.expectation.inference
+        if not isinstance(inference, Inference) or any(one.expectation.has_policy for one in self.inside()):
+            return None
+        return [dtype for dtype in inference.dtypes if dtype is not None]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the op returns a view of its first argument, which has that argument's dtype."""
+        return facts_of(self.op).shares and self.name != "aten::view.dtype"
+
+    def inside(self) -> Iterator[CheckedCall]:
+        """The calls inside that get a step: not views, and what composite ops call instead of these."""
+        for call in self.inner:
+            expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
+            explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
+            facts = facts_of(call.op)
+            if facts.is_cast:  # autocast and composite ops change a dtype with it
+                before = tensors_in(call.args[:1])  # none for a Python number
+                yield from [call] if before and tensors and before[0].dtype is not tensors[0].dtype else []
+            elif call.is_view or facts.keeps_elements or facts.op_name == "aten::clone" or tensors == []:
+                continue
+            elif expected.has_policy or explained or not (call.is_composite and call.inner):
+                yield call
+            else:
+                yield from call.inside()
 
 
 def expect(op: torch._ops.OpOverload, args: Sequence[Any], state: AutocastState | None) -> Expectation:
@@ -223,10 +292,8 @@ def has_fake(op: torch._ops.OpOverload) -> bool:
 
 
 def _run_fake(op: torch._ops.OpOverload, values: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Returns the results of an op's fake, and the error that it raises; an `Operand` stands for a tensor.
-
-    (None, None): it does not say, because the results depend on data or because fakes do not support the arguments.
-    """
+    """Returns the results of an op's fake, and the error that it raises; an `Operand` stands for a tensor."""
+    # (None, None): it does not say; results depend on data, or fakes do not support the arguments.
     tensors = [tensor for name, value in values.items() for _, tensor in tensors_by_path(name, value)]
     if any(is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
         return None, None
@@ -296,10 +363,7 @@ _Path = tuple[str, int | None]
 
 
 def rule_in_force() -> tuple[PromotionRule, bool] | None:
-    """Returns the promotion rule in force here, and whether it acts on matrix products.
-
-    None if there is none, or if it is PyTorch's own.
-    """
+    """Returns the promotion rule in force, and whether it acts on matrix products; None for PyTorch's own."""
     number = _C.promotion_in_force() if my_autocast_is_in_force() else None
     if number is None:
         return None
@@ -358,10 +422,8 @@ class JoinedOperands:
 
 
 def operands_of(runs: torch._ops.OpOverload, values: Mapping[str, Any]) -> JoinedOperands | None:
-    """Returns the operands of a call that a promotion rule joins; None if rules do not act on it.
-
-    `runs` is the overload that runs. See NOTE [ Operands found by trial ].
-    """
+    """Returns the operands of a call that a promotion rule joins; None if rules do not act on it."""
+    # `runs` is the overload that runs. See NOTE [ Operands found by trial ].
     op = find_overload(functional_of(runs) or facts_of(runs).name)
     name = facts_of(op).name
     entry = rule_table().get(name)

@@ -69,12 +69,9 @@ class Node:
 
 
 def parse(expression: str) -> Node:
-    """Parses an expression into a tree, with Python's precedence. Raises ExpressionError if it is invalid.
-
-    Operands are joined by the operators + - * / // % ** @ & | ^ ~ < <= > >= == !=, with parentheses. A tensor is its
-    dtype and its sizes: `int32[2, 3]`, `int32[]`. `named_dtype` has the names of dtypes. `inf` and `nan` are numbers.
-    Calls are those of functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`, `f2[2].sum(dtype=f4)`.
-    """
+    """Parses an expression into a tree, with Python's precedence. Raises ExpressionError if it is invalid."""
+    # A tensor is its dtype and sizes (`int32[2, 3]`, `int32[]`); `inf` and `nan` are numbers; calls are those of
+    # functions of PyTorch, or of methods: `cat([int8[2], f2[2]])`, `f2[2].sum(dtype=f4)`.
     # Python does not allow an empty subscript, but does allow an empty tuple as one.
     readable = re.sub(r"(?<=\w)\[\s*\]", "[()]", expression.strip())
     try:
@@ -204,11 +201,9 @@ _MODULES = ("torch.functional", "torch.nn.functional", "torch._jit_internal", "t
 
 
 def find_function(name: str, args: Sequence[Any]) -> Any:
-    """Returns the function that a name stands for, or raises ExpressionError.
-
-    Names are such as `softmax`, `torch.softmax`, `F.softmax`, `torch.nn.functional.softmax`, `torch.ops.aten.mm` or
-    `linalg.norm`. A method starts with a dot: `.softmax`. The arguments tell its receiver from a wrong one.
-    """
+    """Returns the function that a name stands for, or raises ExpressionError."""
+    # `softmax`, `F.softmax`, `torch.ops.aten.mm`, `linalg.norm`; a method starts with a dot, and the arguments tell
+    # its receiver from a wrong one.
     *path, last = name.split(".")
     is_method = path == [""]
     if is_method:

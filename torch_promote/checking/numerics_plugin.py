@@ -45,11 +45,7 @@ class RecordedTest:
 
 
 def file_name(item: pytest.Item) -> str:
-    """Returns the name of a test's file, without a suffix.
-
-    It has the end of the test's id, in characters that every file system takes, and a hash of the whole id, since names
-    may differ in other characters, or in upper case, alone.
-    """
+    """Returns the name of a test's file, without a suffix: the end of the test's id, and a hash of all of it."""
     parent = item.parent.nodeid if item.parent else ""
     identity = f"{parent}::{item.name}"  # pytest-xdist appends a group to `item.nodeid`
     readable = re.sub(r"[^A-Za-z0-9_]+", "-", identity.replace(".py::", "::"))[-_LONGEST:].strip("-")
@@ -58,11 +54,9 @@ def file_name(item: pytest.Item) -> str:
 
 @contextlib.contextmanager
 def recorded(item: pytest.Item, folder: str, update: bool, strict: bool) -> Iterator[RecordedTest]:
-    """Records a block, which runs a test, and stores the recording, or fails if the stored one differs.
-
-    With `strict`, it fails if there is none. A test that does not pass is neither stored nor compared. The report of
-    another has the property "record_numerics": "recorded", "replaced", "compared", "missing" or "differs".
-    """
+    """Records a block, which runs a test, and stores the recording, or fails if the stored one differs."""
+    # With `strict`, it fails if there is none. A test that does not pass is neither stored nor compared. The property
+    # "record_numerics" of others is "recorded", "replaced", "compared", "missing" or "differs".
     tolerance = _tolerance_of(item)
     stored, new = (Path(folder, f"{file_name(item)}{suffix}") for suffix in (SUFFIX, f".new{SUFFIX}"))
     new.unlink(missing_ok=True)  # of an earlier run

@@ -30,11 +30,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torch_promote.checking.expectation import Expectation, expect, has_fake, operands_of
+from torch_promote.checking.expectation import CheckedCall, expect, has_fake, operands_of
 from torch_promote.checking.expression import Node, find_function, parse
 from torch_promote.errors import ExpressionError, OptionError, PromotionRuleError, explains_arguments
 from torch_promote.observe.observer import observe_dispatch
-from torch_promote.observe.ops import device_of, facts_of, tensor_arguments, tensors_in
+from torch_promote.observe.ops import facts_of, tensor_arguments, tensors_in
 from torch_promote.observe.policy_sources import state_in_force
 from torch_promote.policy.dtype_names import parse_dtype
 from torch_promote.policy.named_policies import stock_policy
@@ -227,63 +227,6 @@ def why(
     return replace(derivation, results=results) if len(results) > 1 else derivation
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call of an op that was dispatched, with the calls inside of it. The observer's token."""
-
-    op: torch._ops.OpOverload
-    args: list[Any]  # in the schema's order
-    expectation: Expectation
-    overridden: bool  # whether an override gives the op's policy
-    inner: list[_Call] = field(default_factory=list)  # the ops that it called
-    results: list[Any] | None = None  # None if it raised
-    stock_too: bool = False
-    see_through: bool = True
-
-    @property
-    def name(self) -> str:
-        return facts_of(self.op).name
-
-    @property
-    def returned(self) -> list[torch.dtype]:
-        """The dtypes of its results; none if it raised."""
-        return [tensor.dtype for tensor in tensors_in(self.results or ())]
-
-    @property
-    def expected(self) -> list[torch.dtype] | None:
-        """The dtypes that the reference expects; None if it does not say."""
-        inference = self.expectation.inference
-        if not isinstance(inference, Inference) or any(one.expectation.has_policy for one in self.inside()):
-            return None
-        return [dtype for dtype in inference.dtypes if dtype is not None]
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the op returns a view of its first argument, which has that argument's dtype."""
-        return facts_of(self.op).shares and self.name != "aten::view.dtype"
-
-    @property
-    def is_composite(self) -> bool:
-        """Whether the op is composite on the device of its tensors."""
-        return facts_of(self.op).is_composite(device_of(tensors_in(self.args)))
-
-    def inside(self) -> Iterator[_Call]:
-        """The calls inside that get a step: not views, and what composite ops call instead of these."""
-        for call in self.inner:
-            expected, tensors = call.expectation, None if call.results is None else tensors_in(call.results)
-            explained = expected.error or expected.fake is not None or isinstance(expected.inference, Inference)
-            facts = facts_of(call.op)
-            if facts.is_cast:  # autocast and composite ops change a dtype with it
-                before = tensors_in(call.args[:1])  # none for a Python number
-                yield from [call] if before and tensors and before[0].dtype is not tensors[0].dtype else []
-            elif call.is_view or facts.keeps_elements or facts.op_name == "aten::clone" or tensors == []:
-                continue
-            elif expected.has_policy or explained or not (call.is_composite and call.inner):
-                yield call
-            else:
-                yield from call.inside()
-
-
 @dataclass(slots=True)
 class _Run:
     """A run of a function, and the observer that keeps the calls that it makes, with those inside of each."""
@@ -291,11 +234,11 @@ class _Run:
     stands_in: str | None  # the device type that the CPU stands in for
     operands: list[torch.Tensor] = field(default_factory=list)  # what the function received
     names: dict[int, str] = field(default_factory=dict)  # those that the expression spells, as it does, by `id`
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[CheckedCall] = field(default_factory=list)
     result: Any = None  # what the function returned, with an `Operand` for each tensor
     error: Exception | None = None  # what it raised
-    _all: list[_Call] = field(default_factory=list)
-    _open: list[_Call] = field(default_factory=list)
+    _all: list[CheckedCall] = field(default_factory=list)
+    _open: list[CheckedCall] = field(default_factory=list)
 
     @property
     def expected_error(self) -> str | None:
@@ -310,7 +253,7 @@ class _Run:
             tensor.numel() <= _SMALL for tensor in results
         )
 
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> _Call:
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CheckedCall:
         state = state_in_force()
         expectation = expect(op, args, state)
         device, name = expectation.plan and expectation.plan.device, facts_of(op).name
@@ -318,17 +261,17 @@ class _Run:
         overridden = override is not None and not (
             self.stands_in is not None and override is stock_policy(name, self.stands_in)
         )
-        call = _Call(op, args, expectation, overridden)
+        call = CheckedCall(expectation, args, overridden=overridden)
         (self._open[-1].inner if self._open else self.calls).append(call)
         self._all.append(call)
         self._open.append(call)
         return call
 
-    def end(self, token: _Call, results: list[Any]) -> None:
+    def end(self, token: CheckedCall, results: list[Any]) -> None:
         token.results = results
         self._open.remove(token)
 
-    def failed(self, token: _Call) -> None:
+    def failed(self, token: CheckedCall) -> None:
         self._open.remove(token)
 
 
@@ -399,11 +342,9 @@ class _Explainer:
         return my_autocast("cpu", dtype=self.dtype or torch.get_autocast_dtype(absent), policy=policy)
 
     def value_of(self, node: Node) -> Any:
-        """Evaluates a node, and writes its steps. A tensor's value is an `Operand`.
-
-        Raises PromotionError if PyTorch refuses a call, PromotionRuleError if the rule does, and ExpressionError if a
-        function does not exist or does not take the arguments.
-        """
+        """Evaluates a node, and writes its steps. A tensor's value is an `Operand`."""
+        # PromotionError: PyTorch refuses a call; PromotionRuleError: the rule does; ExpressionError: there is no such
+        # function, or it does not take the arguments.
         value = node.value if node.function is None else self._called(node)
         if isinstance(value, Operand):
             self._spelled.append((value, f"({node.text})" if node.symbol else node.text))
@@ -477,11 +418,9 @@ class _Explainer:
         return run.result if real is not None or not calls else _by_reference(calls[-1], run.result)
 
     def _on_real_tensors(self, function: Callable[..., Any], args: Any, kwargs: Any) -> _Run | None:
-        """Runs a function on real tensors. None if that says nothing of the call.
-
-        An error may depend on the values: a matrix of ones has no inverse, and ones are no indices of a dimension of
-        size 1. So PyTorch refuses the call if it does with each fill.
-        """
+        """Runs a function on real tensors. None if that says nothing of the call."""
+        # An error may depend on the values: ones have no inverse, and are no indices of a dimension of size 1. So
+        # PyTorch refuses the call if it does with each fill.
         device = self._device if self._device in ("cuda", "xpu") else None
         devices = [] if device is None else [torch.get_device_module(device).current_device()]
         for fill in (torch.ones, _identities, torch.zeros):
@@ -553,7 +492,7 @@ def _identities(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
     return torch.eye(*shape[-2:], **options).expand(shape).contiguous()
 
 
-def _by_reference(call: _Call, result: Any) -> Any:
+def _by_reference(call: CheckedCall, result: Any) -> Any:
     """The result of a call on fake tensors, with the dtypes of the reference: fake tensors have others in places."""
     operands = [leaf for leaf in tree_leaves(result, is_leaf=_is_operand) if _is_operand(leaf)]
     if call.expected is None or [operand.dtype for operand in operands] != call.returned:
@@ -573,7 +512,7 @@ class _StepWriter:
     error: Exception | None  # why PyTorch or the rule refuses the call
     is_real: bool  # whether the tensors were real
 
-    def write(self, call: _Call) -> None:
+    def write(self, call: CheckedCall) -> None:
         """Writes the steps of a call."""
         plan = call.expectation.plan
         if facts_of(call.op).is_cast and call.results is not None:
@@ -595,7 +534,7 @@ class _StepWriter:
             self.steps.append(f"Autocast has no policy for {call.name}. {what}")
         self._without_autocast(call)
 
-    def _without_autocast(self, call: _Call) -> None:
+    def _without_autocast(self, call: CheckedCall) -> None:
         """Writes how the op arrives at its result's dtype, without autocast's casts."""
         inference, inner = call.expectation.inference, list(call.inside())
         casts_inside = any(one.expectation.has_policy for one in inner)
@@ -617,7 +556,7 @@ class _StepWriter:
             who = "The registered fake of" if has_fake(call.op) else "The reference has no rule:"
             self.steps.append(f"{who} {call.name} returns {_dtypes(tensors_in(call.results))}.")
 
-    def _by_rule(self, call: _Call, inference: Inference) -> None:
+    def _by_rule(self, call: CheckedCall, inference: Inference) -> None:
         if not self._promotion(call, inference.dtypes):
             spelled = [self._spell(tensor) for tensor in tensors_in(call.args)]
             values = dict(zip(facts_of(call.op).arguments, call.args, strict=False))
@@ -628,7 +567,7 @@ class _StepWriter:
                 f"PyTorch itself returns {_dtypes(call.returned)}: the reference is wrong here. Report it."
             )
 
-    def _promotion(self, call: _Call, results: Sequence[torch.dtype | None]) -> bool:
+    def _promotion(self, call: CheckedCall, results: Sequence[torch.dtype | None]) -> bool:
         """Writes the steps of an op that promotes its operands. Returns False for another op."""
         values = dict(zip(facts_of(call.op).arguments, call.args, strict=False))
         found = operands_of(call.op, values)

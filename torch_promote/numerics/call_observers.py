@@ -323,8 +323,6 @@ class CallsAlone(ForwardCalls):
         writes = {one.name for one in facts_of(op).writes}
 
         def convert(name: str, value: Any) -> Any:
-            if isinstance(value, torch.Generator):
-                return value.clone_state()
             if name in settings:
                 return settings[name]
             chosen = {}

@@ -39,7 +39,7 @@ from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
-from torch_promote.report.base import module_name, spell_number
+from torch_promote.report.base import module_name, some_of, spell_number
 
 #: The policy of the reference "fp32": the step without casts.
 REFERENCE: Final = "off"
@@ -247,11 +247,9 @@ class ComparedRuns:
         return RunningModules(self._model), self._kept, self._theirs, (self._reference, self._candidate)
 
     def _measure_impacts(self, first: Results, noise: dict[str, float]) -> None:
-        """Measures impacts where no gradient of the loss has reached the results of a site, by runs of the reference.
-
-        A run adds the local errors of a group of sites to their results. The group with the largest effect is halved
-        until its sites are known, or until its effect is small.
-        """
+        """Measures impacts where no gradient of the loss has reached a site's results, by runs of the reference."""
+        # A run adds the local errors of a group of sites to their results. The group with the largest effect is halved
+        # until its sites are known, or until its effect is small.
         errors = {site: sums.total().relative for site, sums in self._local.errors.items()}
         known, unreached = self._impacts.totals, self._local.unreached
         sites = [site for site, error in errors.items() if error and (site in unreached or site not in known)]
@@ -428,10 +426,9 @@ class ComparedRuns:
             )
         )
         if same and differ:
-            more = f", and {len(same) - _FEW:,} more" if len(same) > _FEW else ""
             notes.append(
                 "The program itself converts to a lower dtype, so that these calls lose as much in the reference, and "
-                f"their errors are not compared: {'; '.join(same[:_FEW])}{more}."
+                f"their errors are not compared: {some_of(same, _FEW, '; ')}."
             )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()
@@ -532,11 +529,7 @@ _SUMS_OVER = {
 
 
 def _flops_of(call: Call) -> int:
-    """Returns the floating point operations of a call of a forward that multiplies matrices; 0 for other calls.
-
-    The products are linear, matmul and the ops like it, convolutions, and scaled dot product attention. The backward,
-    which has twice as many for two gradients, does not count.
-    """
+    """Returns the operations of a forward call of linear, matmul, a convolution or attention; 0 for others."""
     op = call.op.removeprefix("aten::")
     shapes = {info.name: info.shape for info in call.inputs if info.shape}
     result = math.prod(call.outputs[0].shape) if call.outputs else 0

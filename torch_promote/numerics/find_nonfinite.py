@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,14 +13,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_promote.errors import NonfiniteError, OptionError, check_flag
-from torch_promote.numerics.nonfinite_finder import (
-    BenignNonfinite,
-    FinderState,
-    NonfiniteFinder,
-    NonfiniteOrigin,
-    Vanished,
-)
-from torch_promote.numerics.recent_calls import may_have_override, tell_line
+from torch_promote.numerics.nonfinite import NonfiniteOrigin, Vanished, tell_line
+from torch_promote.numerics.nonfinite_finder import FinderState, NonfiniteFinder
+from torch_promote.numerics.recent_calls import may_have_override
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
@@ -62,6 +56,7 @@ class NonfiniteReport(Report):
 
     NOUN: ClassVar[str] = "report"
     FORMAT: ClassVar[str] = "torch_promote find_nonfinite"
+    NOT_LOADED: ClassVar[str] = "a report of find_nonfinite is not read again. json.load reads {path}."
 
     def __init__(self) -> None:
         self.origin: NonfiniteOrigin | None = None
@@ -76,7 +71,7 @@ class NonfiniteReport(Report):
         return self.origin is not None
 
     @property
-    def benign(self) -> list[BenignNonfinite]:
+    def benign(self) -> list[NonfiniteOrigin]:
         """The benign non-finite values by place: masks, steps that GradScaler skips, and those that `allow` names.
 
         What a call of the origin's place has made is not among them.
@@ -148,7 +143,7 @@ class NonfiniteReport(Report):
         report.origin, report.not_seen = read["origin"], read["not_seen"]
         report.torch_version, report._attempts = read["torch"], read["attempts"]
         kinds: dict[str, Any] = {
-            "benign": list[BenignNonfinite],
+            "benign": list[NonfiniteOrigin],
             "vanished": list[Vanished],
             "scaler": ScalerSteps,
             "scaled": NonfiniteOrigin | None,
@@ -160,15 +155,10 @@ class NonfiniteReport(Report):
         benign, vanished = seen.pop("benign"), seen.pop("vanished")
         report._seen = FinderState(
             benign={(one.kind, one.op, one.module, one.line): one for one in benign},
-            vanished={(one.op, one.module, one.line): one for one in vanished},
+            vanished={(one.call.name, one.call.module, one.call.line): one for one in vanished},
             **seen,
         )
         return report
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises OptionError: the JSON is for other programs."""
-        raise OptionError(f"a report of find_nonfinite is not read again. json.load reads {os.fspath(path)!r}.")
 
     def formats(self) -> dict[str, tuple[str, Callable[[], str]]]:
         """Returns the formats of `save`."""

@@ -113,11 +113,9 @@ class Impact:
 
 
 class Impacts:
-    """Sums up the impacts of errors.
+    """Sums up the impacts of errors."""
 
-    `loss_scale` is the scale of the step's GradScaler, for steps that return another number than the one they scale,
-    such as a sum over several backwards.
-    """
+    # `loss_scale` is that of the step's GradScaler, if the step returns another number than the one it scales.
 
     def __init__(self, loss_scale: float, backwards: int = 1) -> None:
         self.backwards: int = backwards  # per batch if they start with random cotangents
@@ -178,11 +176,8 @@ class Impacts:
             return next((one for one, _ in reversed(self._scalars) if float(one.detach()) == float(value)), None)
 
     def settle(self, loss: torch.Tensor | None) -> None:
-        """Adds the impacts of a batch whose backward has ended.
-
-        The loss is the one that the step returned, if the step ran the backward: its gradient shows the factor by which
-        the step scaled it. None: it is not scaled.
-        """
+        """Adds the impacts of a batch whose backward has ended."""
+        # The gradient of the loss that the step returned is the factor by which it was scaled. None: it is not scaled.
         self.end_backward()
         scale = 1.0 if loss is None else self._scale_of(loss)
         of_site: dict[_Site, list[list[float]]] = {}

@@ -61,10 +61,8 @@ def tell_outside(low: torch.Tensor, exact: torch.Tensor, op: str) -> str:
 
 
 def explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor], node: str) -> list[str]:
-    """Says what made a call inf or NaN that is so in float32 as well, and what to write instead, if that is known.
-
-    `arguments` are those of the schema, by name; `node` is the name of the autograd node in a backward, or "".
-    """
+    """Says what made a call inf or NaN that is so in float32 as well, and what to write instead, if that is known."""
+    # `arguments` are those of the schema, by name; `node` is the name of the autograd node in a backward, or "".
     try:
         with unnoticed():
             return list(_explain(op, arguments, results, node))

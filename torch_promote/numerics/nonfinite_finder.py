@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch.amp import grad_scaler
@@ -44,17 +44,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 
 from torch_promote.numerics.mathematics import explain
-from torch_promote.numerics.recent_calls import (
-    WITHOUT_REGION,
-    Loss,
-    RecentCalls,
-    tell_constants,
+from torch_promote.numerics.nonfinite import (
+    WHY,
+    BenignKind,
+    NonfiniteKind,
+    NonfiniteOrigin,
+    Vanished,
     tell_line,
     tell_where,
 )
+from torch_promote.numerics.recent_calls import WITHOUT_REGION, RecentCalls, tell_constants
 from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
-from torch_promote.observe.call import Call, Phase
+from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall
 from torch_promote.observe.ops import (
     OpFacts,
@@ -67,242 +69,15 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import RunningModules, is_ours
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
-from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
-from torch_promote.report.base import module_name
-from torch_promote.report.codec import encode
-
-NonfiniteKind = Literal[
-    "overflow in the op",
-    "overflow in a cast",
-    "underflow",
-    "rounding",
-    "mathematics",
-    "data",
-    "scaled gradient",
-    "optimizer step",
-]
-"""Why a result is not finite.
-
-- "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
-- "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
-- "underflow": a number became 0 in the result of a call, and a later call is not finite for want of it.
-- "rounding": the same with a number that was rounded to another one, such as 1.
-- "mathematics": the call is not finite in float32 either.
-- "data": an argument contained a NaN that no observed call made.
-- "scaled gradient": a gradient that only GradScaler's scale made infinite went into a loss, without division by it.
-- "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
-"""
-
-BenignKind = Literal["mask", "GradScaler", "integers", "replaced", "allowed"]
-"""Why a non-finite value is benign.
-
-- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does, or for a NaN that it replaces or
-  leaves out before it uses the rest; or the lowest number of a dtype, which stands for -inf in masks, became -inf.
-- "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
-- "integers": the program only converts the infinite values to integers, as T5 does with log(0).
-- "replaced": a call of a backward made them, and a later call of the same autograd node replaced them, as the backward
-  of a norm does where the norm is 0.
-- "allowed": `allow` names it.
-"""
-
-
-class _OfCall:
-    """What a call did. A subclass is a dataclass that holds the call, and names what its JSON contains."""
-
-    call: Call
-    _JSON: ClassVar[tuple[str, ...]]
-
-    @property
-    def op(self) -> str:
-        """The op that the program called: "aten::linear"."""
-        return self.call.op
-
-    @property
-    def module(self) -> str:
-        """The path of the module, as in `Call.module`."""
-        return self.call.module
-
-    @property
-    def phase(self) -> Phase:
-        """When it ran: "forward", "recompute", "backward" or "optimizer"."""
-        return self.call.phase
-
-    @property
-    def line(self) -> str:
-        """The line, "path:number", as in `Call.line`."""
-        return self.call.line
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-compatible values."""
-        return {name: encode(getattr(self, name)) for name in self._JSON}
-
-
-@dataclass(frozen=True)
-class NonfiniteOrigin(_OfCall):
-    """The first call with finite inputs and a non-finite output, or the call that lost the number it needs.
-
-    Attributes:
-        call: The call.
-        kind: Why the output is not finite.
-        inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
-            composite; the conversion if a cast overflowed.
-        inputs: The ranges of the arguments that the program passed, before the call.
-        outputs: The ranges of the results, and of the arguments that the call wrote to and did not return.
-        argument: The argument whose cast overflowed; "" for other kinds.
-        node: In a backward, the name of the autograd node: "MmBackward0".
-        nonfinite: If the call lost a number, the call that is not finite for want of it; None otherwise.
-        cures: The calls with which `nonfinite` is finite if they run in float32, one of each op.
-        text: What was compared, a sentence each.
-        step: The number of optimizer steps before.
-    """
-
-    call: Call
-    kind: NonfiniteKind
-    inner: str
-    inputs: tuple[TensorRange, ...]
-    outputs: tuple[TensorRange, ...]
-    argument: str
-    node: str
-    nonfinite: Call | None = None
-    cures: tuple[Call, ...] = ()
-    text: tuple[str, ...] = ()
-    step: int = 0
-
-    _JSON = (
-        *("op", "inner", "module", "phase", "line", "kind", "inputs", "outputs", "argument", "node", "call"),
-        *("nonfinite", "cures", "text", "step"),
-    )
-
-    @property
-    def why(self) -> list[str]:
-        """Why the output is not finite: what was compared, a sentence each."""
-        return [*(self.text or [_WHY[self.kind].format(argument=self.argument or "an argument")])]
-
-    def __str__(self) -> str:
-        inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
-        module = f'module "{self.module}"' if self.module else module_name("")
-        lines = [f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {tell_line(self.call)}", *self.why]
-        if self.call.policy is not None:
-            lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
-        if self.node:
-            lines.append(f"autograd node: {self.node}")
-        shown = self.shown
-        for what, ranges in (("input", self.inputs), ("output", self.outputs)):
-            told = [one for of, one in shown if of == what]
-            lines += [f"  {what} {one}" for one in told]
-            if len(told) < len(ranges):
-                lines.append(f"  {what}s not shown: {len(ranges) - len(told):,}")
-        return "\n".join(lines)
-
-    @property
-    def where(self) -> str:
-        """The op, the module and the line."""
-        return f"{self.call.name} in {module_name(self.module)}, {tell_line(self.call)}"
-
-    @property
-    def shown(self) -> list[tuple[str, TensorRange]]:
-        """The ranges that the text names, as inputs and outputs: of many, those that tell most."""
-        outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])
-        inputs = _most_telling(self.inputs, [one.name for one in outputs])
-        return [*(("input", one) for one in inputs), *(("output", one) for one in outputs)]
-
-
-#: The number of inputs and outputs of an op on lists that the text of an origin names.
-_MOST_SHOWN = 8
-
-
-def _most_telling(ranges: Sequence[TensorRange], names: Sequence[str]) -> Sequence[TensorRange]:
-    """Of many ranges, those in the same places of their lists as these, and those that are in no list."""
-    if len(ranges) <= _MOST_SHOWN:
-        return ranges
-    places = {name.partition("[")[2] for name in names}
-    return [one for one in ranges if one.name in names or one.name.partition("[")[2] in {"", *places}][:_MOST_SHOWN]
-
-
-_WHY = {
-    "overflow in the op": "The inputs are finite, and so is the result of the same call in float32.",
-    "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
-    "mathematics": "The same call in float32 is not finite either.",
-    "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
-    "scaled gradient": "Divide such gradients by scaler.get_scale() before the program computes with them.",
-    "optimizer step": "The optimizer stepped with gradients that are not finite because of GradScaler's scale. "
-    "scaler.step(optimizer) skips such a step; a call of optimizer.step() does not.",
-}
-
-
-@dataclass(frozen=True)
-class BenignNonfinite(_OfCall):
-    """Benign non-finite values of the same kind and from the same place.
-
-    Attributes:
-        call: The first call that made them.
-        kind: Why they are benign.
-        count: The number of calls.
-        scale: GradScaler's scale in the last call; None for other kinds.
-        scaled: The largest magnitude of the result with the scale, computed in a wider dtype.
-        unscaled: The same without the scale.
-    """
-
-    call: Call
-    kind: BenignKind
-    count: int = 1
-    scale: float | None = None
-    scaled: float | None = None
-    unscaled: float | None = None
-
-    _JSON = ("kind", "op", "module", "phase", "line", "count", "scale", "scaled", "unscaled", "call")
-
-    @property
-    def op(self) -> str:
-        """The op's name, with its overload."""
-        return self.call.name
-
-    def __str__(self) -> str:
-        text = f"{self.kind}: {self.op} in {module_name(self.module)}, {tell_line(self.call)}, "
-        text += f"{self.count:,} call{'s' * (self.count > 1)}"
-        if self.scale is None:
-            return text
-        return f"{text}: {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
-
-
-@dataclass(frozen=True)
-class Vanished(_OfCall):
-    """Values of a backward that are 0 in float16 or bfloat16, and not 0 if the same call is repeated in float32.
-
-    Attributes:
-        call: The first call that made them.
-        count: The number of values that became 0.
-        total: The number of values of its result.
-        largest: The largest of these values in float32.
-        calls: The number of repeated calls from this place that made such values.
-    """
-
-    call: Call
-    count: int
-    total: int
-    largest: float
-    calls: int = 1
-
-    _JSON = ("op", "module", "phase", "line", "count", "total", "largest", "calls", "call")
-
-    def __str__(self) -> str:
-        where = f"{self.phase}, {module_name(self.module)}, {tell_line(self.call)}"
-        return (
-            f"{self.call.name}, {where}: {self.count:,} of {self.total:,} values became 0 in "
-            f"{dtype_name(self.call.outputs[0].dtype)}; the largest of them is {self.largest:.3g} in float32"
-        )
+from torch_promote.reference.dtypes import LOWER_DTYPES
 
 
 class Propagation:
-    """Follows the values of an origin through the tensors that contain them.
+    """Follows the values of an origin through the tensors that contain them."""
 
-    T5's bucket of position 0 is log(0) = -inf, cast to an integer that is not used. The backward of a norm divides by a
-    norm of 0, and puts 0 in place of the result. A program puts 0 in place of 1 / 0. So the values are benign if each
-    tensor that contains some was passed on, cast to integers or replaced, and the last ones were cast or replaced.
-
-    A NaN that the program writes itself may be a marker: a selection or nanmean leaves it out, so that its result is
-    finite although an argument is not.
-    """
+    # T5 casts log(0) to an integer that is not used; the backward of a norm, and programs, replace 1 / 0 by 0. So
+    # values are benign if each tensor that contains some was passed on, cast to integers or replaced, and the last
+    # ones were cast or replaced. A NaN that the program writes may be a marker: a selection or nanmean leaves it out.
 
     def __init__(self, origin: Iterable[torch.Tensor], in_backward: bool, is_marker: bool) -> None:
         self.in_backward: bool = in_backward
@@ -346,17 +121,17 @@ class Sources:
     """The benign calls that the non-finite values of tensors come from."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[StorageWeakRef, BenignNonfinite]] = {}
+        self._known: dict[int, tuple[StorageWeakRef, NonfiniteOrigin]] = {}
         self._most = 1000
 
-    def add(self, tensors: Iterable[torch.Tensor], source: BenignNonfinite) -> None:
+    def add(self, tensors: Iterable[torch.Tensor], source: NonfiniteOrigin) -> None:
         """Adds tensors with such values."""
         self._known |= {one.cdata: (one, source) for one in map(_storage, tensors) if one is not None}
         if len(self._known) > self._most:
             self._known = {key: one for key, one in list(self._known.items()) if not one[0].expired()}
             self._most = 1000 + 2 * len(self._known)
 
-    def of(self, tensors: Iterable[torch.Tensor]) -> BenignNonfinite | None:
+    def of(self, tensors: Iterable[torch.Tensor]) -> NonfiniteOrigin | None:
         """Returns the call that the values of the first tensor come from of which it is known."""
         known = (self._known.get(one.cdata) for one in map(_storage, tensors) if one is not None)
         return next((one[1] for one in known if one is not None), None)
@@ -374,7 +149,7 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 class FinderState:
     """What a finder knows so far."""
 
-    benign: dict[tuple[str, ...], BenignNonfinite] = field(default_factory=dict)  # by place
+    benign: dict[tuple[str, ...], NonfiniteOrigin] = field(default_factory=dict)  # by place
     checked: int = 0  # the number of checked calls
     # The ops that the forward called in a region, by module and line: a call by name, and the call that made its input.
     forward_ops: dict[tuple[str, str], dict[str, tuple[Call, Call | None]]] = field(default_factory=dict)
@@ -514,8 +289,6 @@ class WatchedCall:
             if tensor.is_floating_point():
                 return tensor.to(dtype, copy=True)
             return tensor.to(_COMPLEX[dtype], copy=True) if tensor.is_complex() else tensor.clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
         if isinstance(value, torch.dtype):
             return dtype if dtype is not None and value in (*LOWER_DTYPES, torch.float32) else value
         return [self._convert(one, dtype) for one in value] if isinstance(value, list | tuple) else value
@@ -554,12 +327,10 @@ _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls
 
 
 class NonfiniteFinder:
-    """Looks for the first call with finite inputs and a non-finite output.
+    """Looks for the first call with finite inputs and a non-finite output."""
 
-    `found` is called with the origin, in the thread of the call; later with None, if the origin proves benign. Its
-    other argument says that a backward can no longer replace the values. An error that it raises propagates to the
-    caller of the call. `is_allowed` says whether a call may make non-finite values.
-    """
+    # `found` is called with the origin in the thread of the call, and whether a backward can no longer replace the
+    # values; later with None, if it proves benign. An error that it raises reaches the caller of the call.
 
     def __init__(
         self,
@@ -716,7 +487,7 @@ class NonfiniteFinder:
         else:
             self._report(watched, verdict)
 
-    def _source(self, watched: WatchedCall) -> BenignNonfinite | None:
+    def _source(self, watched: WatchedCall) -> NonfiniteOrigin | None:
         """The benign call that the non-finite values of the arguments come from, if it is known."""
         return self._sources.of(watched.nonfinite_inputs)
 
@@ -734,9 +505,9 @@ class NonfiniteFinder:
                 f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
                 f"{source.unscaled:.4g} without.",
                 f"Its values went into the loss that GradScaler scaled next, {tell_line(call)}.",
-                _WHY[verdict.kind],
+                WHY[verdict.kind],
             )
-            return NonfiniteOrigin(source.call, verdict.kind, source.op, (), (), "", "", text=text, step=self._steps)
+            return NonfiniteOrigin(source.call, verdict.kind, source.op, text=text, step=self._steps)
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         name = "" if node is None else node.name()
         if text and verdict.kind != "mathematics" and not call.autocast and call.phase == "forward":
@@ -745,14 +516,8 @@ class NonfiniteFinder:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
             found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
-            if isinstance(found, Loss):
-                return NonfiniteOrigin(
-                    *(found.call, found.kind, found.call.name, found.inputs, found.outputs, "", ""),
-                    nonfinite=None if found.call is call else call,
-                    cures=found.cures,
-                    text=found.text,
-                    step=self._steps,
-                )
+            if isinstance(found, NonfiniteOrigin):
+                return replace(found, nonfinite=None if found.call is call else call, step=self._steps)
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
@@ -804,7 +569,7 @@ class NonfiniteFinder:
         with self._lock:
             self._drop_ended()
 
-    def _find_loss(self, watched: WatchedCall) -> Loss | tuple[str, ...]:
+    def _find_loss(self, watched: WatchedCall) -> NonfiniteOrigin | tuple[str, ...]:
         try:
             kept = watched.kept or self._recent.keep(watched.args, watched.copies, watched.call.phase)
             args = self._recent.with_arguments(kept, watched.args)
@@ -970,7 +735,7 @@ class NonfiniteFinder:
         found = [] if wider is None else extremes(wider)
         if not all(map(is_finite, found)):
             return Verdict("mathematics", call.name)
-        text = _WHY["overflow in the op"]
+        text = WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
         dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER_DTYPES), torch.float32)
@@ -1001,7 +766,7 @@ class NonfiniteFinder:
     ) -> None:
         key = (kind, call.name, call.module, call.line)
         unscaled = None if scale is None or scaled is None else scaled / scale
-        new = BenignNonfinite(call, kind, scale=scale, scaled=scaled, unscaled=unscaled)
+        new = NonfiniteOrigin(call, kind, scale=scale, scaled=scaled, unscaled=unscaled)
         self._sources.add(made, new)
         with self._lock:
             known = self.seen.benign.get(key, new)

@@ -23,17 +23,17 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_promote.errors import PolicyError
 from torch_promote.numerics.mathematics import tell_idiom, tell_outside
+from torch_promote.numerics.nonfinite import NonfiniteKind, NonfiniteOrigin, tell_line, tell_where
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call, Phase, TensorInfo
 from torch_promote.observe.ops import OpFacts, asks_for_infinity, can_be_read, has_storage, tensors_in, unnoticed
-from torch_promote.observe.places import shorten
 from torch_promote.policy.op_names import exact_key
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.policy import Policy
@@ -48,9 +48,6 @@ MOST_BYTES, MOST_CALLS = 512 * 2**20, 4_000
 _NUMBERS = (torch.float32, torch.float64, torch.int64)
 #: So many calls are tried one by one.
 _MOST_TRIED = 64
-
-LossKind = Literal["underflow", "rounding", "overflow in the op", "overflow in a cast"]
-
 
 WITHOUT_REGION = "No region was open: to compute it in float32, convert its arguments with .float()."
 #: Stands for a tensor that cannot be read.
@@ -145,19 +142,6 @@ class RecentCall:
         return draws or self.facts.communicates
 
 
-@dataclass(frozen=True)
-class Loss:
-    """The call that lost a number."""
-
-    call: Call
-    kind: LossKind  # what became of the number
-    # Calls with which the later call is finite if they run in float32, one of each op; empty if none is known.
-    cures: tuple[Call, ...]
-    inputs: tuple[TensorRange, ...]  # the ranges of its arguments
-    outputs: tuple[TensorRange, ...]  # the ranges of its results
-    text: tuple[str, ...]  # what was compared, a sentence each
-
-
 class Repeated(NamedTuple):
     """The results of a call that was repeated in float32, and as its region would run it."""
 
@@ -177,10 +161,8 @@ class RecentCalls:
         self._lock = threading.Lock()
 
     def concerns(self, tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> bool:
-        """Whether a call has to be repeatable: an argument is in a lower dtype, names one, or comes from such a call.
-
-        Others are not kept: memory that becomes a parameter's would have two owners, which `cache="persistent"` avoids.
-        """
+        """Whether a call has to be repeatable: an argument is in a lower dtype, names one, or is from such a call."""
+        # Others are not kept: memory that becomes a parameter's would have two owners, which cache="persistent" avoids.
         return (
             any(isinstance(one, torch.dtype) and one in LOWER_DTYPES for one in values)
             or any(one.dtype in LOWER_DTYPES for one in tensors)
@@ -277,11 +259,9 @@ class RecentCalls:
         call: Call,
         is_cured: Callable[[list[torch.Tensor]], bool],
         source: Call | None,
-    ) -> Loss | tuple[str, ...]:
-        """Finds the call that lost the number for want of which a call is not finite, or says what was tried.
-
-        `source` is the call that made the infinite values among the arguments, if it is known.
-        """
+    ) -> NonfiniteOrigin | tuple[str, ...]:
+        """Finds the call that lost the number for want of which a call is not finite, or says what was tried."""
+        # `source` is the call that made the infinite values among the arguments, if it is known.
         target = RecentCall(facts, args, call, [], -1)
         before = self._before(target)
         tried = [one for one in reversed(before.values()) if one.can_be_widened]
@@ -400,10 +380,10 @@ class RecentCalls:
         values: dict[int, Repeated],
         target: RecentCall,
         other: Sequence[str] = (),
-    ) -> Loss:
+    ) -> NonfiniteOrigin:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
         told = [(self._calls[one], _compare(self._calls[one], again)) for one, again in values.items() if one >= 0]
-        kind: LossKind
+        kind: NonfiniteKind
         outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
         for number, again in reversed(values.items()):
             if number < 0 or self._calls[number].facts.is_view:
@@ -435,17 +415,17 @@ class RecentCalls:
     @staticmethod
     def _told(
         recent: RecentCall,
-        kind: LossKind,
+        kind: NonfiniteKind,
         cures: tuple[Call, ...],
         texts: Iterable[str],
         low: Sequence[torch.Tensor] = (),
-    ) -> Loss:
+    ) -> NonfiniteOrigin:
         call = recent.call
         known = (kept.known for kept in recent.results)
         results = [again if kept is None else kept for kept, again in itertools.zip_longest(known, low)]
         inputs = _ranges(call.inputs, (kept.known for kept in _kept_in(recent.args)))
         outputs = _ranges(call.outputs, results)
-        return Loss(call, kind, cures, inputs, outputs, tuple(texts))
+        return NonfiniteOrigin(call, kind, call.name, inputs, outputs, cures=cures, text=tuple(texts))
 
 
 #: Ops that convert or pass on their argument; no override changes their results.
@@ -478,16 +458,6 @@ def _tell_data(before: Mapping[int, RecentCall]) -> list[str]:
     return []
 
 
-def tell_where(call: Call) -> str:
-    """The op, the phase and the line."""
-    return f"{call.name}, {call.phase}, {tell_line(call)}"
-
-
-def tell_line(call: Call) -> str:
-    """The line, or that it is unknown."""
-    return shorten(call.line) or "line unknown"
-
-
 def _ranges(infos: Iterable[TensorInfo], tensors: Iterable[torch.Tensor | None]) -> tuple[TensorRange, ...]:
     return tuple(
         TensorRange(info.name, info.dtype, info.shape) if tensor is None else TensorRange.of(info.name, tensor)
@@ -504,11 +474,11 @@ def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[torch.Tensor, 
             yield low, exact.float()
 
 
-def _compare(recent: RecentCall, again: Repeated) -> tuple[LossKind, list[str]]:
+def _compare(recent: RecentCall, again: Repeated) -> tuple[NonfiniteKind, list[str]]:
     """What a call lost, given its results in float32; no text if it only rounded."""
     for low, exact in _pairs(recent, again):
         is_cast = recent.facts.is_copy or recent.facts.is_cast
-        became: dict[LossKind, torch.Tensor] = {
+        became: dict[NonfiniteKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
             "underflow": (low == 0) & (exact != 0),
         }
@@ -570,8 +540,6 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
             return [convert(one, to) for one in value]
         if value is _UNREADABLE:
             raise _UnknownError("a tensor cannot be read")
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
         return torch.float32 if is_wide and isinstance(value, torch.dtype) and value in LOWER_DTYPES else value
 
     def as_asked(tensor: torch.Tensor, _: torch.dtype) -> torch.Tensor:

@@ -66,11 +66,9 @@ class Memo:
 def minimise(
     order: Sequence[str], passes: Memo, *, pinned: int = 0, spare: Callable[[], float] = lambda: math.inf
 ) -> None:
-    """Searches for a smallest set that passes. `passes.best()` returns the result.
-
-    All names together have passed; the likeliest members come first, and `pinned` is the number of those that are most
-    likely members. `spare` returns the number of runs left. Without any, the oracle raises OutOfBudgetError.
-    """
+    """Searches for a smallest set that passes. `passes.best()` returns the result."""
+    # All names together have passed; the likeliest `pinned` members come first. `spare` returns the number of runs
+    # left, without which the oracle raises OutOfBudgetError.
     passes.stage = "prefix"
     end = _shortest_prefix(order, passes, pinned)
     passes.stage = "shrink"
@@ -98,11 +96,9 @@ def _shortest_prefix(order: Sequence[str], passes: Passes, start: int = 0) -> in
 
 
 def _quick_xplain(background: list[str], items: list[str], passes: Passes, has_grown: bool = True) -> list[str]:
-    """Returns a subset of `items` that passes with `background`. It is minimal if the oracle is monotone.
-
-    Source: U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI 2004. The
-    background and all items together are assumed to pass. Earlier items are preferred.
-    """
+    """Returns a subset of `items` that passes with `background`. It is minimal if the oracle is monotone."""
+    # Source: U. Junker, QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems, AAAI 2004.
+    # The background and all items together are assumed to pass. Earlier items are preferred.
     if not items or (has_grown and passes(frozenset(background))):
         return []
     if len(items) == 1:
@@ -128,12 +124,9 @@ def _certify(order: Sequence[str], passes: Memo) -> None:
 
 
 def _run_smaller_sets(order: Sequence[str], passes: Memo, spare: Callable[[], float]) -> None:
-    """Runs the sets that are smaller than the best one.
-
-    First, for each member, the set of all names except it: if these fail, a monotone oracle has no other solution. Then
-    sets that are not a subset of a failed set. The others, which should fail, run only if the budget covers all of
-    them.
-    """
+    """Runs the sets that are smaller than the best one."""
+    # First all names except one member: if these fail, a monotone oracle has no other solution. Then sets that are
+    # not a subset of a failed set. The others, which should fail, only if the budget covers all of them.
     passes.stage = "smaller set"
     best = passes.best() or frozenset(order)
     everything = frozenset(order)
@@ -200,11 +193,10 @@ _Tables = dict[str, dict[str, str]]
 
 
 class Candidates:
-    """The candidates for an override: ops, modules, or ops in modules.
+    """The candidates for an override: ops, modules, or ops in modules."""
 
-    `value` is the override: "fp32", "lower_precision_fp", or the name of a float8 policy, for which the sites are those
-    of a comparison with `all_in_float8`. The seed orders candidates with equal estimates.
-    """
+    # `value` is the override: "fp32", "lower_precision_fp", or a float8 policy, for which the sites are those of a
+    # comparison with `all_in_float8`. The seed orders candidates with equal estimates.
 
     def __init__(
         self, base: Policy, model: nn.Module, level: str, value: str, sites: Iterable[Site], seed: int

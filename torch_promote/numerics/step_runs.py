@@ -32,12 +32,10 @@ Results = list[dict[str, torch.Tensor]]
 
 
 class StepRuns:
-    """Runs a step under policies. A context manager that restores the state at its end.
+    """Runs a step under policies. A context manager that restores the state at its end."""
 
-    The step is the user's function: `step()`, or `step(i)` with the number of the batch if it has a parameter without a
-    default. A run calls it `batches` times, one after the other. `restore` is state besides the model's; see
-    `StepState`. `dtype` is that of regions without one; None leaves it unchanged.
-    """
+    # A run calls `step()`, or `step(i)` with the number of the batch, `batches` times. `restore` is state besides the
+    # model's. `dtype` is that of regions without one; None leaves it unchanged.
 
     def __init__(
         self,
@@ -111,12 +109,9 @@ class StepRuns:
         held_out: int = 0,
         eager: bool = True,  # whether compiled functions run uncompiled
     ) -> Results:
-        """Runs the step for each batch, restores the state, and returns for each batch the result as named tensors.
-
-        `held_out` 0 means the first batches, 1, 2, ... other ones: those with the next numbers, or the same ones with
-        other random numbers. StepError is raised if the step returned nothing to compare, left a region open, or
-        reached the end of an iterator.
-        """
+        """Runs the step for each batch, restores the state, and returns for each batch the result as named tensors."""
+        # `held_out` 0: the first batches; 1, 2, ...: those with the next numbers, or the same with other random ones.
+        # StepError: it returned nothing to compare, left a region open, or reached the end of an iterator.
         self.count += 1
         first = self.batches * held_out
         results: Results = []
@@ -232,11 +227,8 @@ def current_policy() -> Policy:
 
 @contextlib.contextmanager
 def use_policy(policy: Policy, model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`.
-
-    Under the policy "off", policies from `set_module_policy` on the model are suspended as well. `dtype` is that of
-    regions without a `dtype`.
-    """
+    """Puts a policy in force in all regions that a block opens, unless they have a `policy`. Calls `install`."""
+    # Under "off", module policies of the model are suspended, too. `dtype` is that of regions without one.
     present = installed()
     with contextlib.ExitStack() as stack:
         if policy.modules:
@@ -295,11 +287,9 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def distance(candidate: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the distance of a result from the reference's of the same shape, relative to the reference.
-
-    For one number it is |a - b| / |b|, for several the relative L2 norm, both in float64. If the reference is zero, it
-    is the absolute difference. It is infinite if a non-finite value is in only one of the two, or differs.
-    """
+    """Returns the distance of a result from the reference's of the same shape, relative to the reference."""
+    # |a - b| / |b| of one number, otherwise the relative L2 norm, in float64; absolute if the reference is zero.
+    # Infinite if a non-finite value is in only one of the two, or differs.
     if candidate.shape != reference.shape:
         raise StepError(
             f"step() returned a tensor of shape {list(candidate.shape)}, but of shape {list(reference.shape)} under "

@@ -51,11 +51,9 @@ _Restore = Callable[[], None]
 
 
 class StepState:
-    """The state before a step. `restore` restores it in place. The step is searched for more state than the model's.
+    """The state before a step, which `restore` restores in place; the step is searched for more than the model's."""
 
-    It holds one copy of the state, each tensor once, on the tensor's device. For training with AdamW from its second
-    step on, that is the memory of the weights, the gradients and two moments.
-    """
+    # One copy, each tensor once, on its device: with AdamW, the memory of the weights, the gradients and two moments.
 
     def __init__(self, model: nn.Module | None, restore: Iterable[Any] = (), step: Callable[..., Any] | None = None):
         self._parts: dict[str, Any] = {}
@@ -358,7 +356,10 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
     """Repeats a call with each argument converted, and restores the generators; returns what `produced` finds."""
     before = random_state()
     try:
-        given = [(one, convert(one.name, value)) for one, value in zip(op._schema.arguments, args, strict=True)]
+        given = [
+            (one, value.clone_state() if isinstance(value, torch.Generator) else convert(one.name, value))
+            for one, value in zip(op._schema.arguments, args, strict=True)
+        ]
         positional = [value for argument, value in given if not argument.kwarg_only]
         results = op(*positional, **{argument.name: value for argument, value in given if argument.kwarg_only})
     finally:
@@ -371,11 +372,9 @@ def repeat(op: torch._ops.OpOverload, args: Sequence[Any], convert: Callable[[st
 
 
 def objects_of(step: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the objects with state to which a function refers, with the function's names for them.
-
-    It searches the function's closure, the globals that its code names, the object of a bound method, arguments of
-    `functools.partial`, functions of the same module that it calls, and one level into lists, dicts and objects.
-    """
+    """Yields the objects with state to which a function refers, with the function's names for them."""
+    # From its closure, the globals that it names, a bound method's object, arguments of `functools.partial`, functions
+    # of the same module that it calls, and one level into lists, dicts and objects.
     for name, item in _references(step):
         if isinstance(item, _STATEFUL) or _is_generator(item):
             yield name, item

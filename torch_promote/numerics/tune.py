@@ -213,13 +213,10 @@ class _Verification:
 
 
 class _Tuner:
-    """A tuning, from the first runs to the result.
+    """A tuning, from the first runs to the result."""
 
-    The search looks for a small set of candidates in the wider format, whatever the direction: in float32, or if the
-    override is float8, in lower precision. For "accuracy" these get the override, for "speed" the others. A set of
-    candidates is one of candidates in the wider format here, except in trials, which name the candidates that have the
-    override.
-    """
+    # The search looks for a small set in the wider format: float32, or lower precision if the override is float8. For
+    # "accuracy" these get the override, for "speed" the others; trials name those that have the override.
 
     def __init__(self, trials: Trials, base: Policy, *, level: Level, override: str, seed: int, compiled: bool) -> None:
         self._trials, self._base = trials, base

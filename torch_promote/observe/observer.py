@@ -95,10 +95,9 @@ class _Blind(threading.local):
 
 
 class SeveralObservers:
-    """Passes each call on to several observers, to the outermost first, and its end in the other order.
+    """Passes each call on to several observers, to the outermost first, and its end in the other order."""
 
-    At most one of them may ask for runs under stock autocast.
-    """
+    # At most one of them may ask for runs under stock autocast.
 
     def __init__(self, observers: Sequence[Any]) -> None:
         self.observers: tuple[Any, ...] = tuple(observers)
@@ -165,26 +164,21 @@ _KEY = torch._C._dispatch_key_parse(_C.DISPATCH_OBSERVER_KEY)
 
 
 class Token(Protocol):
-    """An observer's handle for a call.
+    """An observer's handle for a call."""
 
-    If it has a true attribute `real_results`, `end` gets the results that the caller gets, on which hooks can be put.
-    Otherwise those that are new to Python are copies that share the data.
-    """
+    # With a true attribute `real_results`, `end` gets the results that the caller gets, on which hooks can be put.
+    # Otherwise those that are new to Python are copies that share the data.
 
     stock_too: bool  # whether the call runs under PyTorch's own autocast first, and then as it is
     see_through: bool  # whether the observer sees the ops that the call makes in turn
 
 
 class Observer(Protocol):
-    """The methods are called in the thread of the op. An error that they raise reaches the op's caller.
+    """The methods are called in the thread of the op. An error that they raise reaches the op's caller."""
 
-    An observer whose tokens ask for a run under stock autocast has two more methods: `before_stock(token)` returns for
-    each argument None, or the value for that run in its place (a copy, if the op writes to it);
-    `after_stock(token, results, error)` gets the results, or the text of the error that the run raised.
-
-    If blocks are nested, each observer sees the calls; of those with an attribute `innermost_only` that is true, and of
-    one class, only the innermost.
-    """
+    # If tokens ask for a run under stock autocast: `before_stock(token)` returns for each argument None, or the value
+    # for that run in its place; `after_stock(token, results, error)` gets the results, or the text of its error.
+    # In nested blocks each observer sees the calls; of one class with `innermost_only`, only the innermost.
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> Token | None:
         """The call begins. None ignores it and the ops that it calls. A wrapped number is a Python number."""
@@ -278,10 +272,7 @@ _OF_A_LIBRARY = "a kernel on PyTorch's autocast key"
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """A call that has begun.
-
-    Attributes without a comment are those of `Call`, or what these are made from; `stock_too` is that of `Token`.
-    """
+    """A call that has begun; attributes without a comment are those of `Call`, or what these are made from."""
 
     facts: OpFacts
     args: list[Any]  # in the schema's order
@@ -333,22 +324,15 @@ class Part:
     stock_too: bool = False
 
 
-class _Through:
-    """The token of a call on tensors that a transform wraps."""
-
-    see_through: bool = True
-    stock_too: bool = False
-
-
-THROUGH = _Through()
+#: The token of a call on tensors that a transform wraps.
+THROUGH: Part = Part(None)  # type: ignore[arg-type]
 CallToken = OpenCall | Part
 
 
 class _Thread(threading.local):
-    """The open calls of a thread, the outermost first; its last casts of activations, as cache="all" would keep them.
+    """The open calls of a thread, the outermost first; its last casts of activations, which cache="all" would keep."""
 
-    A cast has its tensor, the tensor's version, the target dtype, and how often the thread's casts had ended before.
-    """
+    # A cast has its tensor, the tensor's version, the target dtype, and how often the thread's casts had ended before.
 
     def __init__(self) -> None:
         self.tokens: list[CallToken] = []
@@ -365,13 +349,11 @@ class _StateFacts:
 
 
 class CallObserver:
-    """Makes `Call` records of the calls that it observes; an `Observer` for `observe_dispatch`.
+    """Makes `Call` records of the calls that it observes; an `Observer` for `observe_dispatch`."""
 
-    A listener is a pair of functions, which run in the thread of the call. What `begun` returns is `mine` of the open
-    call until it ends, so a listener needs no stack of its own. `ended` follows each `begun` that has not raised. It
-    gets the record of the call, and the tensors of its `outputs`. If the call has raised, `Call.error` is true. The
-    record is None if the call has none, because only the calls inside of it count.
-    """
+    # `begun` and `ended` run in the thread of the call. What `begun` returns is `mine` of the open call. `ended`
+    # follows each `begun` that has not raised, with the record and the tensors of its `outputs`; the record is
+    # None if only the calls inside count.
 
     def __init__(
         self,
@@ -406,7 +388,7 @@ class CallObserver:
     #: Called for each call of a compiled function: see `watch_unseen`.
     compiled: CompiledListener | None = None
 
-    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CallToken | _Through | None:
+    def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CallToken | None:
         """Called before a call."""
         facts = self._facts.get(id(op))
         if facts is None:
@@ -485,7 +467,7 @@ class CallObserver:
 
     def _begin_part(
         self, outer: CastingCall, facts: OpFacts, args: list[Any], named: NamedTensors, composite: bool
-    ) -> Part | _Through | None:
+    ) -> Part | None:
         """Begins a call that autocast makes for another one; None if the call is not one of these."""
         if facts.name == outer.runs:
             ran_with = self._share(named)
@@ -514,10 +496,8 @@ class CallObserver:
         return part
 
     def _note_float8(self, call: CastingCall, operand: torch.Tensor) -> None:
-        """Notes an operand of the product that stands for a call of linear: first the input, then the weight.
-
-        Each is a cast of the argument. On a CPU, the product begins with their conversions to float32.
-        """
+        """Notes an operand of the product that stands for a call of linear: first the input, then the weight."""
+        # Each is a cast of the argument. On a CPU, the product begins with their conversions to float32.
         call.in_float8.append(operand)
         if len(call.in_float8) < 2:
             return
@@ -574,19 +554,17 @@ class CallObserver:
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))
             call.policy_source = f"promotion rule {rule if acts else 'torch'}"
 
-    def end(self, token: CallToken | _Through, results: list[Any]) -> None:
+    def end(self, token: CallToken, results: list[Any]) -> None:
         """Called after a call."""
-        if isinstance(token, _Through):
-            return
         self._pop(token)
         if isinstance(token, OpenCall):
             self._close(token, produced(token.facts, token.args, results), False)
         elif token.start:
             token.outer.cast_time += time.time_ns() - token.start
 
-    def failed(self, token: CallToken | _Through) -> None:
+    def failed(self, token: CallToken) -> None:
         """Called when a call raises, or `end` does."""
-        if not isinstance(token, _Through) and self._pop(token) and isinstance(token, OpenCall):
+        if self._pop(token) and isinstance(token, OpenCall):
             self._close(token, [], True)
 
     def _pop(self, token: CallToken) -> bool:
@@ -719,10 +697,8 @@ def _store(cache: dict[Any, Any], key: Any, value: _T) -> _T:
 
 @contextlib.contextmanager
 def observe(observer: CallObserver, not_seen: list[Unseen]) -> Iterator[None]:
-    """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward.
-
-    `not_seen` gets a sentence for each kind of computation in the block that cannot be observed.
-    """
+    """Lets an observer see the calls of a block: those of this thread, and of autograd's threads for its backward."""
+    # `not_seen` gets a sentence for each kind of computation in the block that cannot be observed.
     with (
         watch_unseen(not_seen, observer.modules, observer.compiled),
         watch_regions(observer.sources.entered),

@@ -150,11 +150,9 @@ _HIDDEN_FROM = {versions: _hidden_from(versions) for versions in (False, True)}
 
 
 class unnoticed:  # noqa: N801 (used like a function)
-    """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers.
+    """Hides the ops of a block from autocast, autograd, version counters, modes of PyTorch and dispatch observers."""
 
-    The ops must not use random number generators. With `versions`, tensors that `detach` returns share the version
-    counter of their argument.
-    """
+    # They must not draw random numbers. With `versions`, what `detach` returns shares the version of its argument.
 
     __slots__ = ("_functions", "_ops", "_versions")
 
@@ -178,11 +176,9 @@ class unnoticed:  # noqa: N801 (used like a function)
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has its own data, which may be read now.
-
-    Fake and meta tensors have no data, subclasses such as DTensor wrap other tensors, functorch's tensors belong to a
-    running transform, and no tensor may be read while a CUDA graph is captured.
-    """
+    """Whether a tensor has its own data, which may be read now."""
+    # Fake and meta tensors have none, DTensor wraps others, functorch's belong to a running transform, and no tensor
+    # may be read while a CUDA graph is captured.
     if is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):

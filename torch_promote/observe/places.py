@@ -140,11 +140,9 @@ def check_model(model: object, decorator: str = "") -> None:
 
 
 class RunningModules:
-    """The paths of the modules that run.
+    """The paths of the modules that run, from the model, or from the first module that is called outside of others."""
 
-    They start from the model, or if that is None, from the first module that is called outside of other modules.
-    Modules of other models are named after their class.
-    """
+    # Modules of other models are named after their class.
 
     def __init__(self, model: nn.Module | None = None) -> None:
         check_model(model)
@@ -337,11 +335,9 @@ class Place(NamedTuple):
 
 
 def place() -> Place | None:
-    """Returns the place of the running call; None while PyTorch prints a tensor.
-
-    In a backward, only the frames inside of the engine count. A module that runs inside of an optimizer, as in a
-    closure, is not the optimizer's.
-    """
+    """Returns the place of the running call; None while PyTorch prints a tensor."""
+    # In a backward, only the frames inside of the engine count. A module that runs inside of an optimizer, as in a
+    # closure, is not the optimizer's.
     frame: FrameType | None = sys._getframe(1)
     backward = torch._C._current_graph_task_id() != -1
     phase: Phase = "backward" if backward else "forward"
@@ -397,11 +393,10 @@ class Origin(NamedTuple):
 
 
 class NodeOrigins:
-    """The origins of the nodes that were recorded since the trace began.
+    """The origins of the nodes that were recorded since the trace began."""
 
-    PyTorch counts sequence numbers per thread, and a node does not store its thread. In a backward that this thread
-    called, they are assumed to be the thread's own; in autograd's threads, those of the first thread.
-    """
+    # PyTorch counts nodes per thread, which a node does not store. In a backward that this thread called, they are
+    # assumed to be the thread's own; in autograd's threads, those of the first thread.
 
     def __init__(self, modules: RunningModules) -> None:
         self._modules = modules

@@ -51,10 +51,8 @@ def my_autocast_is_in_force() -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
-    """The policies in force that differ from stock, by overload and device type. The id is the key of the cache.
-
-    Inside the kernel of an op, policies other than stock's cast nothing.
-    """
+    """The policies in force that differ from stock, by overload and device type. The id is the key of the cache."""
+    # Inside the kernel of an op, policies other than stock's cast nothing.
     del policy_id
     found = {}
     for name, policies in policies_beyond_stock().items():
@@ -253,10 +251,7 @@ class PolicySources:
     def switched_off(
         self, name: str, inputs: tuple[TensorInfo, ...], autocast: tuple[tuple[str, torch.dtype], ...]
     ) -> str:
-        """Finds the open region of this thread that has switched autocast off for an op with a policy.
-
-        Returns "autocast off by region at FILE:LINE" or the like; "" if none has, or no region is open.
-        """
+        """Returns "autocast off by region at FILE:LINE" or the like, for an op with a policy; "" if none did so."""
         on = dict(autocast)
         for info in inputs:
             device_type = info.device.partition(":")[0]

@@ -147,10 +147,8 @@ class _Block:
 def watch_unseen(
     sentences: list[Unseen], modules: RunningModules | None = None, compiled: CompiledListener | None = None
 ) -> Iterator[None]:
-    """Adds a sentence for each kind of unobserved computation at the end of a block.
-
-    The modules tell whether the block's model ran. `compiled` is called once for each call of a compiled function.
-    """
+    """Adds a sentence for each kind of unobserved computation at the end of a block."""
+    # The modules tell whether the block's model ran. `compiled` is called once for each call of a compiled function.
     global _before
     block = _Block(threading.get_ident(), compiled)
     before, started, frames = set(threading.enumerate()), _started_so_far(), _compiled_so_far()
@@ -255,11 +253,9 @@ def _compiled_code_ran(hit: bool) -> Any:
 
 
 def report_compiled_call(is_compiled: bool = False) -> None:
-    """Tells the blocks of this thread of the compiled function that runs, or that is being compiled.
-
-    The first call, which compiles, looks nothing up. So observers call this as well if they see an op that is traced,
-    perhaps by something else; `is_compiled`: it is known that a compiled function runs.
-    """
+    """Tells the blocks of this thread of the compiled function that runs, or that is being compiled."""
+    # The first call, which compiles, looks nothing up. So observers call this for each op that is traced, perhaps by
+    # something else; `is_compiled`: it is known that a compiled function runs.
     here = threading.get_ident()
     blocks = [block for block in _blocks if block.thread == here and block.tell is not None]
     frame: Any = sys._getframe(1) if blocks else None

@@ -19,11 +19,8 @@ _MOST_DIFFERENCES = 1500
 def align(
     one: Sequence[Hashable], other: Sequence[Hashable], contents: tuple[Sequence[Hashable], Sequence[Hashable]]
 ) -> list[tuple[int, int]]:
-    """Aligns two sequences of calls, of which only those with equal names may be pairs, and returns pairs of indices.
-
-    The pairs are in the order of the first run. `contents` has the bits of the results of each call, for both runs; a
-    false value equals no other.
-    """
+    """Aligns two sequences of calls: returns pairs of indices with equal names, in the order of the first."""
+    # `contents` has the bits of the results of each call, for both runs; a false value equals no other.
     if one == other and contents[0] == contents[1]:
         return [(i, i) for i in range(len(one))]
     waiting: dict[Hashable, list[int]] = {}

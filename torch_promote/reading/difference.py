@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 import copy
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch_promote.errors import OptionError
 from torch_promote.observe.call import Argument, Call, Phase
@@ -181,40 +180,12 @@ class ModuleGrowth:
         return ", ".join(self.dtypes_a), ", ".join(self.dtypes_b)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An attribute of a call that differs between two runs.
+Change: TypeAlias = tuple[Call | None, Call | None, str, str, str]
+"""The call in the first run, or None; that in the second; the attribute that differs; its value in each, as text.
 
-    Attributes:
-        one: The call in the first run; None if only the second made it.
-        other: The call in the second run.
-        what: The attribute: "inputs", "ran_with", "outputs" (the dtypes), "policy", "policy_source", "casts",
-            "arguments", "error"; or "only before", "only after".
-        before: Its value in the first run, as text; "" if the call is not in it.
-        after: Its value in the second run.
-    """
-
-    one: Call | None
-    other: Call | None
-    what: str
-    before: str
-    after: str
-
-    @property
-    def call(self) -> Call:
-        """The call in the second run, or in the first if only that has it."""
-        found = self.other or self.one
-        assert found is not None
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-compatible values."""
-        call = self.call
-        where = {"phase": call.phase, "module": call.module, "op": call.name, "line": call.line}
-        return {**where, "what": self.what, "before": self.before, "after": self.after}
-
-
-ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
+An attribute is "inputs", "ran_with" or "outputs" (the dtypes), "policy", "policy_source", "casts", "arguments" or
+"error". A call of one run alone has "only before" or "only after", and "" for the other run.
+"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -236,7 +207,7 @@ class Difference(Report):
         arguments: Of the first fact, the arguments that differ, with both values.
         state: Of the first fact, the names of the states that differ.
         evidence: The facts as sentences, then what else is known.
-        changes: The attributes of calls that differ, in the order of the calls of the first run.
+        changes: The attributes of calls that differ, in the order of the calls of the first run: a list of `Change`.
         compared: The number of calls in both runs.
         dropped: The number of calls that the recordings did not keep (see `max_calls`), which are not compared.
         unknown: The number of compared calls of whose results one was not read, such as those of DTensors.
@@ -271,6 +242,7 @@ class Difference(Report):
 
     NOUN: ClassVar[str] = "difference"
     FORMAT: ClassVar[str] = "torch_promote difference"
+    NOT_LOADED: ClassVar[str] = "a difference cannot be read from {path}. Compare the recordings: tp.diff(a, b)."
 
     changes: list[Change]
     compared: int
@@ -293,13 +265,6 @@ class Difference(Report):
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises OptionError: recordings are compared again instead."""
-        raise OptionError(
-            f"a difference cannot be read from {os.fspath(path)!r}. Compare the recordings: tp.diff(a, b)."
-        )
 
     @property
     def kind(self) -> Kind | None:
@@ -356,8 +321,14 @@ class Difference(Report):
             | {"parameter": one.parameter or None, "arguments": encode(one.arguments), "state": list(one.state)}
             for one in self.facts
         ]
+        changes = [
+            {"phase": call.phase, "module": call.module, "op": call.name, "line": call.line}
+            | {"what": what, "before": before, "after": after}
+            for one, other, what, before, after in self.changes
+            if (call := other or one) is not None
+        ]
         derived = {name: encode(getattr(self, name)) for name in ("equal", "kind", "arguments", "state")}
-        return {**super().to_dict(), **derived, "facts": facts}
+        return {**Report.to_dict(replace(self, changes=[])), **derived, "facts": facts, "changes": changes}
 
     def content(self) -> Content:
         """Returns the verdict, the facts, both sides of the first call, and where errors grow."""
@@ -535,15 +506,13 @@ class Difference(Report):
 
     def _changes_table(self) -> Table:
         groups: dict[tuple[str, ...], Counter[str]] = {}
-        as_called = {(id(one.one), one.before, one.after) for one in self.changes if one.what == "inputs"}
-        decided = {one.call.name for one in self.changes if one.what in ("policy", "policy_source")}
-        for change in self.changes:
-            call = change.call
-            if change.what in (ONLY_BEFORE, ONLY_AFTER) or (
-                change.what == "ran_with" and (id(change.one), change.before, change.after) in as_called
-            ):
-                continue  # in another table, and one row is enough for a call without casts
-            key = call.name, call.phase, change.what, change.before, change.after
+        as_called = {(id(one), *texts) for one, _, what, *texts in self.changes if what == "inputs"}
+        decided = {one.name for one, _, what, *_ in self.changes if one and what in ("policy", "policy_source")}
+        for one, call, what, *texts in self.changes:
+            # Calls of one run alone are in another table, and one row is enough for a call without casts.
+            if one is None or call is None or (what == "ran_with" and (id(one), *texts) in as_called):
+                continue
+            key = call.name, call.phase, what, *texts
             groups.setdefault(key, Counter())[module_name(call.module)] += 1
         rows: list[tuple[Cell, ...]] = [
             (*key, modules.total(), modules)
@@ -750,29 +719,24 @@ def _environments(one: Recording, other: Recording) -> dict[str, tuple[str, str]
 
 def _changes(walk: Walk) -> list[Change]:
     """The attributes that differ, of the calls inside of others as well. Times, threads and shapes are ignored."""
-    found: list[tuple[tuple[bool, int], list[Change]]] = []
+    found: list[tuple[tuple[bool, int], Change]] = []
     for pair in sorted([*walk.pairs, *walk.views]):
         for inner in (*walk.inner_pairs(pair), pair):
             one, other = walk.one.calls[inner.one], walk.other.calls[inner.other]
-            changes = [Change(one, other, what, *texts) for what, texts in differing_attributes(one, other).items()]
-            found.append(((False, one.start), changes))
+            for what, texts in differing_attributes(one, other).items():
+                found.append(((False, one.start), (one, other, what, *texts)))
     for gap in walk.gaps:
-        for i in gap.one:
-            call = walk.one.calls[i]
-            found.append(((False, call.start), [Change(call, None, ONLY_BEFORE, call.dtypes, "")]))
-        for j in gap.other:
-            call = walk.other.calls[j]
-            found.append(((True, call.start), [Change(None, call, ONLY_AFTER, "", call.dtypes)]))
-    return [change for _, changes in sorted(found, key=lambda one: one[0]) for change in changes]
+        for call in (walk.one.calls[i] for i in gap.one):
+            found.append(((False, call.start), (call, None, "only before", call.dtypes, "")))
+        for call in (walk.other.calls[j] for j in gap.other):
+            found.append(((True, call.start), (None, call, "only after", "", call.dtypes)))
+    return [change for _, change in sorted(found, key=lambda one: one[0])]
 
 
 def _compare_unread(walk: Walk) -> tuple[list[tuple[int, float]], int]:
-    """Compares what calls of one run alone compute and no call reads, such as the outputs of a model.
-
-    All else that such calls compute has an effect on the calls that read it. What a backward computes is compared as
-    gradients, and what compiled code computes is unseen. Returns what `Difference.errors` has, and the number of
-    results that have no counterpart in the other run.
-    """
+    """Compares what calls of one run alone compute and no call reads, such as the outputs of a model."""
+    # All else has an effect on the calls that read it. What a backward computes is compared as gradients.
+    # Returns what `Difference.errors` has, and the number of results without a counterpart in the other run.
     one, other = walk.one, walk.other
     if one.compiled != other.compiled:
         return [], 0

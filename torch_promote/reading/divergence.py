@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -35,7 +35,7 @@ from torch_promote.reading.alignment import align, rising
 from torch_promote.reading.run import Run, relative_error
 from torch_promote.recording.values import EMPTY
 from torch_promote.reference.dtypes import dtype_name
-from torch_promote.report.base import module_name, spell_number
+from torch_promote.report.base import module_name, some_of, spell_number
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Argument, Call
@@ -48,7 +48,6 @@ Kind: TypeAlias = Literal["weight", "state", "input", "arguments", "shape", "pol
 _COMPILED_ROUNDS = 16.0
 #: The error up to which numbers of another dtype are the same numbers, rounded.
 _MOST_OF_A_DTYPE = 1e-2
-_MOST_NAMES = 4
 #: States that are numbers of at least 0: of these, the magnitude tells all.
 _NEVER_NEGATIVE = ("scale of GradScaler", "step of ")
 #: Arguments that say where and how a tensor is made, and not what is in it.
@@ -285,7 +284,7 @@ class Walk:
         if not (all(names) and self.facts) or names[0] == names[1]:
             return
         alone = [[name for name in names[side] if name not in names[1 - side]] for side in (0, 1)]
-        text = "; ".join(f"{'AB'[side]} alone reads {_listed(found)}" for side, found in enumerate(alone) if found)
+        text = "; ".join(f"{'AB'[side]} alone reads {some_of(found)}" for side, found in enumerate(alone) if found)
         readers = [
             self._reader(run, run.named[found[0]]) if found else None
             for run, found in zip(self.runs, alone, strict=True)
@@ -306,7 +305,7 @@ class Walk:
                 return
 
     def _insert_gradients(self, step: int, alone: Sequence[Sequence[str]]) -> None:
-        text = "; ".join(f"{'AB'[i]} alone has those of {_listed(found)}" for i, found in enumerate(alone) if found)
+        text = "; ".join(f"{'AB'[i]} alone has those of {some_of(found)}" for i, found in enumerate(alone) if found)
         name = (alone[0] or alone[1])[0]
         one, other = (self._reader(run, run.named[name]) for run in self.runs)
         fact = Fact("structure", f"Of gradients, {text}.", one, other, step, parameter=name)
@@ -406,14 +405,14 @@ class Walk:
             # Another kind of optimizer has other ones, and calls other ops.
             shown = {name: text for name, text in numbers.items() if "missing" not in text}
             if shown and not self._numbers:
-                self._numbers = step, f"At the start of step {step}, {_listed(shown.values())}.", tuple(shown)
+                self._numbers = step, f"At the start of step {step}, {some_of(shown.values())}.", tuple(shown)
             return
         if step and self.facts:
             return  # what differs before explains it
-        parts = [_listed(found) for found in (texts, numbers.values()) if found]
+        parts = [some_of(found) for found in (texts, numbers.values()) if found]
         for run, absent in missing.items():
             if absent:
-                parts.append(f"{_listed(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
+                parts.append(f"{some_of(absent)} {'are' if len(absent) > 1 else 'is'} missing in {run}")
         total = len(one.tensors.keys() | other.tensors.keys())
         text = (
             f"{len(names):,} of {total:,} tensors of the optimizer's state differ at the start of step {step}: "
@@ -871,7 +870,7 @@ class Walk:
             for one in common
             if self.one.named[one].values.digest != self.other.named[one].values.digest and one != name
         ]
-        listed, differ = (f": {_listed(others)}", "differ") if others else ("", "differs")
+        listed, differ = (f": {some_of(others)}", "differ") if others else ("", "differs")
         return f" Of {len(common):,} parameters and buffers that both runs read, {len(others) + 1:,} {differ}{listed}."
 
     def _explain_sources(self, pair: Pair, place: int, sources: tuple[Source, Source], error: float | None) -> None:
@@ -1001,11 +1000,8 @@ class Walk:
         )
 
     def _depends_on_version(self, gap: Gap) -> bool:
-        """Whether versions of PyTorch alone explain calls of one run alone.
-
-        These are calls in a backward, and those that a line makes instead of others, or besides them: another overload
-        of aten::fill_ for `x[0] = 1`, a copy in nn.MultiheadAttention.
-        """
+        """Whether versions of PyTorch alone explain calls of one run alone."""
+        # These are calls in a backward, and those that a line makes instead of others: another overload of aten::fill_.
         made = [
             {run.calls[i].line for i in calls if run.calls[i].phase in ("forward", "recompute")}
             for run, calls in self._sides(gap)
@@ -1095,8 +1091,8 @@ class Walk:
                 moved = moved or (bool(shown) and not alone)
                 shown = alone or shown
             made = [run.calls[k] for k in shown]
-            names.append(_listed(dict.fromkeys(call.op for call in made)))
-            modules.append(_listed(dict.fromkeys(module_name(call.module) for call in made)))
+            names.append(some_of(dict.fromkeys(call.op for call in made)))
+            modules.append(some_of(dict.fromkeys(module_name(call.module) for call in made)))
             if made and not place:
                 line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
                 place = f" in {modules[-1]}{line}"
@@ -1107,7 +1103,7 @@ class Walk:
             called = f"calls {names[0] or names[1]}{place}"
             return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
         if names[0] == names[1]:
-            names = [_listed(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
+            names = [some_of(dict.fromkeys(run.calls[k].name for k in calls)) for run, calls in self._sides(gap)]
         if names[0] == names[1]:
             pair = Pair(*(next((k for k in calls if run.computes(k)), calls[0]) for run, calls in self._sides(gap)))
             counts = [len(run.calls[k].inputs) for run, k in zip(self.runs, pair, strict=True)]
@@ -1119,11 +1115,8 @@ class Walk:
     # --- compiled functions, of which one run has none
 
     def _explain_compiled(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
-        """Explains that a call reads what a compiled function computed in one of the runs.
-
-        A gradient may consist of rounding alone, such as that of the bias of attention's keys. So a small one may have
-        the errors of the step's largest one.
-        """
+        """Explains that a call reads what a compiled function computed in one of the runs."""
+        # A small gradient, as of the bias of attention's keys, may be rounding: it may have the step's largest error.
         if error is None:
             return
         reads = self.one.reads(pair.one)[place]
@@ -1271,12 +1264,6 @@ def argument_text(value: Argument) -> str:
 def argument_texts(arguments: Mapping[str, tuple[Argument, Argument]]) -> str:
     """Arguments that differ, for a sentence: "eps 1e-05 in A, 0.1 in B"."""
     return ", ".join(f"{name} {argument_text(a)} in A, {argument_text(b)} in B" for name, (a, b) in arguments.items())
-
-
-def _listed(texts: Iterable[str]) -> str:
-    shown = list(texts)
-    more = f", and {len(shown) - _MOST_NAMES:,} more" if len(shown) > _MOST_NAMES else ""
-    return ", ".join(shown[:_MOST_NAMES]) + more
 
 
 def _attributes(call: Call) -> dict[str, str]:

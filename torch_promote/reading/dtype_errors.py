@@ -40,11 +40,11 @@ from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
 from torch_promote.policy.overrides import parse_overrides
-from torch_promote.recording.recording import Failure, Raised
+from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import installed
-from torch_promote.report.base import module_name, short_line
+from torch_promote.report.base import module_name, short_line, some_of
 
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
@@ -148,16 +148,15 @@ class Cure:
     tried: bool = False  # whether the call was made again under the override, and passed
 
 
-def failure_of(error: BaseException | None, raised: Iterable[Raised]) -> Failure | None:
+def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]]) -> Failure | None:
     """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
-    last = next(reversed(list(raised)), None)
+    last = next((call for call, _ in reversed(list(raised))), None)
     while error is not None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)}
         in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
         found = last is not None and (
-            (last.call.phase == "backward" and in_backward)
-            or any(last.call.line and line.endswith(last.call.line) for line in lines)
+            (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
         if found or cure_by_text(text) or cure_of_compiled(text):
@@ -177,7 +176,7 @@ def _custom_function(frames: Sequence[types.FrameType]) -> str:
     return next((name for name in reversed(names) if not name.startswith("CheckpointFunction.")), "")
 
 
-def describe_raised(raised: Raised) -> str:
+def describe_raised(raised: tuple[Call, Call]) -> str:
     """Returns the call that raised, with its tensors and its place."""
     call, first = raised
     inside = f" (in it, {first.name} of {_tensors(first.ran_with)})" if first is not call else ""
@@ -188,8 +187,7 @@ def describe_raised(raised: Raised) -> str:
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
-    shown = [f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos[:6]]
-    return ", ".join(shown) + f", and {len(infos) - 6} more" * (len(infos) > 6)
+    return some_of((f"{one.name} {dtype_name(one.dtype)}{list(one.shape)}" for one in infos), 6)
 
 
 def cure_by_text(text: str) -> str:
@@ -198,15 +196,15 @@ def cure_by_text(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def cure_of(raised: Raised, failure: Failure | None = None) -> Cure:
+def cure_of(raised: tuple[Call, Call], failure: Failure | None = None) -> Cure:
     """Returns what cures the error of a call; see NOTE [ How a cure is found ]."""
-    call, text = raised.call, "" if failure is None else failure.text
+    (call, first), text = raised, "" if failure is None else failure.text
     known = cure_by_text(text)
     if known:
         return Cure(known, {})
     in_function = "" if failure is None else failure.function
     if call.phase == "backward" and not call.autocast and not in_function.startswith(_DECORATED):
-        return Cure(_of_a_backward(raised.first.inputs, in_function), {})
+        return Cure(_of_a_backward(first.inputs, in_function), {})
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
         return Cure("", {})
@@ -325,14 +323,13 @@ def _is_float(dtype: torch.dtype) -> bool:
 # Overrides, and the call made again
 
 
-def _candidates(raised: Raised, text: str) -> Iterator[tuple[str, str]]:
+def _candidates(raised: tuple[Call, Call], text: str) -> Iterator[tuple[str, str]]:
     """Yields overrides that are legal for the call, the likeliest first."""
-    floats = {one.dtype for one in raised.call.inputs if one.dtype.is_floating_point}
+    floats = {one.dtype for one in raised[0].inputs if one.dtype.is_floating_point}
     needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
     wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
-    calls = (raised.call,) if raised.first is raised.call else (raised.call, raised.first)
     for policy in ("match_self", *wider, "lower"):
-        for call in calls:
+        for call in dict.fromkeys(raised):
             for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
                 key = name.removeprefix("aten::")
                 with contextlib.suppress(PolicyError):
@@ -498,7 +495,7 @@ def _advice(call: Call, text: str) -> str:
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
         by_hand = ""
     by_hand += " " * bool(by_hand)
-    key, policy = next(_candidates(Raised(call, call), text), ("", ""))
+    key, policy = next(_candidates((call, call), text), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
     if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:

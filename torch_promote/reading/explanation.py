@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +30,7 @@ from torch_promote.report.base import (
     percent,
     short_line,
     size,
+    some_of,
     spell,
 )
 from torch_promote.report.codec import encode
@@ -208,11 +209,11 @@ class _Explainer:
         yield "inf or NaN", f"in results of {bad:,} of {len(measured):,} calls" if bad else ""
         yield "calls", ", ".join(f"{calls:,} {phase}" for phase, calls in whole.phases.most_common())
         if self.kind != "module":
-            yield "modules", _names(dict.fromkeys(module_name(module) for _, module in self.groups))
+            yield "modules", some_of(dict.fromkeys(module_name(module) for _, module in self.groups))
         if self.kind != "op" or len(self.ops) > 1:
-            yield "ops", _names(self.ops)
+            yield "ops", some_of(self.ops)
         if self.kind == "line":
-            yield "lines", _names(map(short_line, self.lines))
+            yield "lines", some_of(map(short_line, self.lines))
         yield "dtypes", _counts(whole.dtypes)
         if self.kind != "module":
             texts = (", ".join(f"{name} {value}" for name, value in call.arguments) for call in self.stored)
@@ -253,7 +254,7 @@ class _Explainer:
         backward = [op for op, group in self.ops.items() if group.policies and set(group.phases) == {"backward"}]
         if backward:
             yield (
-                f"{_names(backward)}: the backward ran inside of the autocast region, which casts there as well. Call "
+                f"{some_of(backward)}: the backward ran inside of the autocast region, which casts there as well. Call "
                 "backward() after the region, so that it runs in the dtypes of the forward."
             )
         others = (self._other_policy(op) for op, group in self.ops.items() if group.policies and op not in backward)
@@ -297,11 +298,9 @@ class _Explainer:
         return f"To run {op} {effect}: {self._code(op, path, other, 'backward' in group.phases)}."
 
     def _code(self, op: str, path: str, policy: str, in_backward: bool) -> str:
-        """The code that gives an op a policy, in a module if it can have one.
-
-        A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
-        named after their class.
-        """
+        """The code that gives an op a policy, in a module if it can have one."""
+        # A module policy replaces the existing one, and does not apply in a backward. Modules outside of the model are
+        # named after their class.
         key = op.partition(".")[0].removeprefix("aten::")
         has_one = any(f'module policy "{path}"' in text for text in self.whole.policies)
         if path and not has_one and not path[0].isupper() and not in_backward:
@@ -324,13 +323,8 @@ def _short(text: str) -> str:
     return f"{before}{at}{short_line(line)}" if at else text
 
 
-def _names(names: Iterable[str]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:_NAMED]) + f", and {len(shown) - _NAMED:,} more" * (len(shown) > _NAMED)
-
-
 def _counts(counts: Counter[str]) -> str:
-    return _names(f"{_short(text)} ({count:,})" for text, count in counts.most_common() if count)
+    return some_of(f"{_short(text)} ({count:,})" for text, count in counts.most_common() if count)
 
 
 _FORMS = (

@@ -89,11 +89,7 @@ def is_delicate(op: str) -> bool:
 
 
 def savings(calls: Sequence[Call]) -> list[Saving]:
-    """Returns suggestions to make fewer casts.
-
-    A cache avoids a repeated cast. A policy avoids the casts to float32 of an op whose inputs are all lower precision,
-    if they are many.
-    """
+    """Returns suggestions to make fewer casts, by a cache, or by the policy of an op with many casts to float32."""
     avoidable: dict[str, list[int]] = {"all": [], "persistent": []}
     for cast in (cast for call in calls for cast in call.casts if cast.avoidable):
         avoidable[cast.avoidable].append(cast.bytes)
@@ -164,11 +160,8 @@ OPTIMIZER, PLUMBING = "(optimizer)", "(views, fills and allocations)"
 
 
 def by_weight(report: Recording) -> tuple[list[CallGroup], dict[str, list[CallGroup]]]:
-    """Returns the calls by op, as one reads them: inf and NaN first, then casts, then policies, forward first.
-
-    Those of optimizers stand apart, and so do those that compute nothing: views, allocations, and fills, also with
-    random numbers. The second result has them by op under `OPTIMIZER` and `PLUMBING`.
-    """
+    """Returns the calls by op: inf and NaN first, then casts, then policies, forward first."""
+    # The second result has those of optimizers, and those that compute nothing, under `OPTIMIZER` and `PLUMBING`.
     ops: dict[str, CallGroup] = {}
     apart: dict[str, dict[str, CallGroup]] = {PLUMBING: {}, OPTIMIZER: {}}
     bad = nonfinite_by_op(report)
@@ -202,10 +195,7 @@ def nonfinite_by_op(report: Recording) -> Counter[str]:
 
 
 def zero_gradients(report: Recording) -> tuple[str, Call | None]:
-    """What is said of the first step in which gradients are 0 everywhere, and the call of its backward that made zeros.
-
-    The call's result is float16 or bfloat16 and nothing but zeros, and what it reads is not. ("", None): no such call.
-    """
+    """Returns what is said of the first step whose gradients are all 0, and the call that made only zeros, or None."""
     start = 0
     for step, end in enumerate(report.ends):
         zeros = [name for name, one in end.gradients.items() if one.count and one.zeros == 1]
@@ -264,11 +254,8 @@ def modules_and_optimizer(report: Recording) -> list[CallGroup]:
 
 
 def module_tree(groups: Iterable[CallGroup]) -> Tree:
-    """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside.
-
-    A float32 island is a module all of whose floating results are float32 or wider, while other modules' are narrower.
-    The groups are those of `modules_and_optimizer`.
-    """
+    """Returns the modules of a trace with the dtypes of their calls, and those of the modules inside."""
+    # A float32 island has floating results of float32 or wider alone, while other modules' are narrower.
     whole: dict[str, CallGroup] = {}
     for group in sorted(groups, key=lambda group: (group.key == OPTIMIZER, _natural(group.key))):
         parts = group.key.split(".")
@@ -303,10 +290,7 @@ def _natural(path: str) -> list[tuple[int, int | str]]:
 
 
 def dtypes_chart(report: Recording) -> Chart:
-    """Returns the chart of the shares of calls by the dtype of their results, along the run.
-
-    The axis counts calls, not time: what a program imports or loads between two calls would take most of it.
-    """
+    """Returns the chart of the shares of calls by the dtype of their results, along the run, in calls."""
     calls = sorted(report.calls, key=lambda call: call.start)
     title, label = "Dtypes of results along the run", "call, in the order in which they started"
     if not calls:
@@ -340,11 +324,8 @@ _SMALLEST, _NORMAL, _LARGEST = -24, -14, 15
 
 
 def exponents_chart(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Chart | None:
-    """Returns the histograms of the exponents of results by op, those outside of float16's normal numbers first.
-
-    They exclude composite ops and views, whose values were computed by other calls, and ops that return uninitialized
-    memory. None if no call has values.
-    """
+    """Returns the histograms of exponents of results by op, those outside of float16's first; None without values."""
+    # Without composite ops and views, whose values other calls computed, and without uninitialized memory.
     by_op: dict[str, list[Values]] = {}
     for call, results in measured:
         facts = facts_of(call.name)
@@ -380,11 +361,8 @@ def exponents_chart(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Chart 
 
 
 def float8_table(measured: Iterable[tuple[Call, Sequence[Values]]]) -> Table:
-    """Returns the operands in float8 with their scales, of calls with values; without a row if there are none.
-
-    A cast with a scale is recognized by its ops: the scale is the result of exp2, or a float64 made float32; the
-    values are multiplied, clamped and cast (torch_promote/regions/float8.py, and torchao).
-    """
+    """Returns the operands in float8 with their scales, of calls with values."""
+    # A scale is the result of exp2, or a float64 made float32; the values are multiplied, clamped and cast.
     rows: dict[tuple[str, ...], list[tuple[Values, Values, Values]]] = {}
     last: dict[tuple[int, str], Values] = {}
     for call, results in measured:

@@ -21,13 +21,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -534,10 +533,8 @@ def _weights_of(side: _Side) -> list[_Weight]:
 
 
 def _pair_weights(pairing: _Pairing) -> dict[str, str | None]:
-    """For each parameter and buffer of the first run, what has its values in the second; None for what has none.
-
-    "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
-    """
+    """For each parameter and buffer of the first run, what has its values in the second, or None."""
+    # "name", "name[0:64]" (rows), "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = name, [64:128] = ...".
     ones, others = _weights_of(pairing.one), _weights_of(pairing.other)
     found: dict[str, str | None] = {}
     pools = {
@@ -689,6 +686,7 @@ class Match(Report):
 
     NOUN: ClassVar[str] = "match"
     FORMAT: ClassVar[str] = "torch_promote match"
+    NOT_LOADED: ClassVar[str] = "a match cannot be read from {path}. Compare the recordings: tp.diff(a, b, match=True)."
 
     outputs_match: bool
     matched: float
@@ -703,13 +701,6 @@ class Match(Report):
     reordered: int = 0
     alone: list[str] = field(default_factory=list)
     sides: Sides | None = None
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises OptionError: recordings are compared again instead."""
-        raise OptionError(
-            f"a match cannot be read from {os.fspath(path)!r}. Compare the recordings: tp.diff(a, b, match=True)."
-        )
 
     def __bool__(self) -> bool:
         """Whether the implementations differ, as the truth of a `Difference`."""

@@ -42,11 +42,8 @@ def _is_undefined(call: Call) -> bool:
 
 
 def relative_error(one: Values, other: Values) -> float | None:
-    """The relative L2 norm of the difference of two tensors, estimated from their sketches.
-
-    None if one of them has no sketch, such as a tensor of integers, or they have other numbers of elements; inf if they
-    differ in their numbers of infinite values or NaN.
-    """
+    """The relative L2 norm of the difference of two tensors, estimated from their sketches."""
+    # None without a sketch of both, or for other sizes; inf if they differ in their numbers of infinite values or NaN.
     if one.digest and one.digest == other.digest:
         return 0.0
     if one.l2 is None or other.l2 is None or one.count != other.count:
@@ -215,12 +212,8 @@ class Run:
         return fitting[0] if fitting else found[0] if len(found) == 1 else EMPTY
 
     def rounding(self, i: int) -> float:
-        """The relative L2 error of a call's results that other rounding explains.
-
-        8 units in the last place of the dtype in which they were computed, perhaps before a conversion, and sqrt(n) of
-        float32's, in which sums of lower precision are computed; n is the number of terms that an element may be summed
-        from, at most.
-        """
+        """The relative L2 error of a call's results that other rounding explains."""
+        # 8 units in the last place of their dtype, and sqrt(n) of float32's, if an element is the sum of n terms.
         call, unit = self.calls[i], 0.0
         for one in self.chain(i):
             if one >= 0:

@@ -155,10 +155,7 @@ class TraceReport(Recording, Report):
         return Content(f"{title}, {what}", verdict, facts, list(self._parts()), good=False)
 
     def _alarm(self) -> tuple[str, str]:
-        """An error that ended the program, losses or results that are NaN, or gradients of zeros, and where it began.
-
-        ("", "") if there is none of them.
-        """
+        """An error, losses or results that are NaN, or gradients of zeros, and where it began; ("", "") for none."""
         if self.failure is not None:
             return "an error", self._failed()
         zeros, made = zero_gradients(self)

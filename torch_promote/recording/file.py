@@ -149,11 +149,7 @@ class RecordingFile:
             report.not_seen.append(Unseen("unknown", 0, text))
 
     def write(self, report: Recording, last: bool) -> None:
-        """The same.
-
-        Raises:
-            OSError: The disk refuses.
-        """
+        """The same; raises OSError if the disk refuses."""
         lines, self._lines = self._lines, []
         if os.getpid() != self._process:  # a forked process does not write its parent's file
             return
@@ -293,11 +289,8 @@ def write_recording(path: str | os.PathLike[str], report: Recording) -> None:
 
 
 def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
-    """Fills an empty report from a file.
-
-    Raises OptionError for a file that is not a recording, or one of another version; KeyError, TypeError or ValueError
-    for one that was changed.
-    """
+    """Fills an empty report from a file; raises OptionError if that is no recording of this version."""
+    # KeyError, TypeError or ValueError: the file was changed.
     decompressor = zlib.decompressobj(wbits=_GZIP)
     try:
         data = decompressor.decompress(Path(path).read_bytes())

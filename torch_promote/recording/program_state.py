@@ -274,11 +274,8 @@ def _cpu() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Returns what the bits of results may depend on, other than the program; "unknown" for what PyTorch does not tell.
-
-    If a program sets precisions as `torch.backends.cuda.matmul.fp32_precision`, the functions that tell of the older
-    settings raise.
-    """
+    """Returns what the bits of results may depend on, besides the program; "unknown" if PyTorch does not tell."""
+    # If a program sets `torch.backends.cuda.matmul.fp32_precision`, the functions for the older settings raise.
     backends: Any = torch.backends
     asked: dict[str, Callable[[], Any]] = {
         "torch": lambda: torch.__version__,

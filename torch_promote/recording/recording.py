@@ -281,18 +281,6 @@ class CastTable(_TableList[CastGroup]):
         return Table("", columns, rows, most=40)
 
 
-class Raised(NamedTuple):
-    """A call that raised.
-
-    Attributes:
-        call: The call that the program made.
-        first: The call in it that raised first; `call` itself, if none in it did.
-    """
-
-    call: Call
-    first: Call
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The error that ended a block or a program.
@@ -412,7 +400,7 @@ class Recording:
         self.rng: dict[str, str] = {}
         self.environment: dict[str, str] = {}
         self.failure: Failure | None = None
-        self._raised: dict[tuple[str, ...], Raised] = {}  # of equal ones the last; in the order of the last
+        self._raised: dict[tuple[str, ...], tuple[Call, Call]] = {}  # of equal ones the last; in the order of the last
         self._raising: dict[int, Call] = {}  # by thread, of an open call of the program
         self._max_calls = max_calls
         self._by_place: dict[Place, CallGroup] = {}
@@ -440,11 +428,11 @@ class Recording:
         if call.own and call.error:
             key = call.name, call.module, call.line, call.dtypes
             self._raised.pop(key, None)
-            self._raised[key] = Raised(call, first)
+            self._raised[key] = call, first
 
     @property
-    def raised(self) -> list[Raised]:
-        """The calls that raised, of equal ones the last, the last of all at the end."""
+    def raised(self) -> list[tuple[Call, Call]]:
+        """The calls that raised, each with the call in it, or itself, that raised first; of equal ones the last."""
         return list(self._raised.values())
 
     def values_of(self, call: Call) -> tuple[Values, ...]:

@@ -174,12 +174,9 @@ def _random_numbers(count: int) -> torch.Tensor:
 
 
 def project(tensor: torch.Tensor) -> tuple[str, str]:
-    """Returns what tells the rows of a weight from others, and its columns; call it in `unnoticed`.
-
-    Each is the product with random numbers, as float32 in Base64. More than two dimensions are matrices if the last one
-    is long enough, (..., rows, columns), and (rows, ...) otherwise; one dimension is a column. Both are "" if the
-    tensor cannot be read.
-    """
+    """Returns what tells the rows of a weight from others, and its columns; call it in `unnoticed`."""
+    # Products with random numbers, as float32 in Base64; both are "" if the tensor cannot be read. More than two
+    # dimensions are (..., rows, columns) if the last one is long enough, otherwise (rows, ...); one is a column.
     elements = readable(tensor.detach())
     if elements is None or not elements.is_floating_point() or not elements.dim() or tensor.is_complex():
         return "", ""
@@ -395,13 +392,9 @@ class Values(_Lazy):
 
 
 def distance(one: Values, other: Values) -> float | None:
-    """Estimates the L2 norm of the difference of two tensors of equal size that need not be in one process.
-
-    The estimate's square has a relative standard deviation of sqrt(2/16), 35 %: the estimate is within a factor of 1.5
-    of the norm for 97 % of tensors. A difference in a single element is estimated to 3 %. Differences are seen down to
-    1e-10 of the norm of float32 tensors, 1e-9 for smaller dtypes, and 1e-15 for float64. It is 0.0 if the digests are
-    equal, and None if there is no sketch to compare.
-    """
+    """Estimates the L2 norm of the difference of two tensors of equal size that need not be in one process."""
+    # Within a factor of 1.5 of the norm for 97 % of tensors; of a single element that differs, to 3 %. It sees
+    # differences down to 1e-10 of the norm of float32 tensors. 0.0: equal digests; None: no sketch to compare.
     if one.digest and one.digest == other.digest:
         return 0.0
     if not (one.sketch and other.sketch):

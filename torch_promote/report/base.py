@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
@@ -196,11 +196,13 @@ class Report:
         NOUN: The name of such a report, for errors: "comparison".
         FORMAT: The "format" of its JSON.
         VERSION: The "version" of its JSON.
+        NOT_LOADED: Why `load` reads no such report, with "{path}" for the file; "" if it does.
     """
 
     NOUN: ClassVar[str] = "report"
     FORMAT: ClassVar[str] = "torch_promote report"
     VERSION: ClassVar[int] = 1
+    NOT_LOADED: ClassVar[str] = ""
 
     def content(self) -> Content:
         """Returns all that the report says to people."""
@@ -270,6 +272,8 @@ class Report:
             OptionError: The file cannot be read, is not such a report, or was written by an incompatible version. It is
                 a ValueError.
         """
+        if cls.NOT_LOADED:
+            raise OptionError(cls.NOT_LOADED.format(path=repr(os.fspath(path))))
         cannot = f"cannot read the {cls.NOUN} {os.fspath(path)!r}:"
         saved = 'Pass a file that report.save("NAME.json") wrote.'
         try:
@@ -467,6 +471,12 @@ def heat_shares(values: Sequence[float], scale: tuple[float, float] | None = Non
 def module_name(path: str) -> str:
     """Returns the name of a module in reports: "(model)" for "", the model itself and what is outside of modules."""
     return path or "(model)"
+
+
+def some_of(texts: Iterable[str], most: int = 4, separator: str = ", ") -> str:
+    """Returns the first texts, and how many more there are: "a, b, and 3 more"."""
+    shown = list(texts)
+    return separator.join(shown[:most]) + f", and {len(shown) - most:,} more" * (len(shown) > most)
 
 
 def short_line(line: str) -> str:

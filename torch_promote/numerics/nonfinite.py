@@ -1,0 +1,228 @@
+"""The records of values that are not finite: their origin, those that are benign, and what became 0 instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from torch_promote.observe.call import Call, Phase
+from torch_promote.observe.places import shorten
+from torch_promote.recording.values import TensorRange
+from torch_promote.reference.dtypes import dtype_name
+from torch_promote.report.base import module_name
+from torch_promote.report.codec import decode_fields, encode
+
+NonfiniteKind = Literal[
+    "overflow in the op",
+    "overflow in a cast",
+    "underflow",
+    "rounding",
+    "mathematics",
+    "data",
+    "scaled gradient",
+    "optimizer step",
+]
+"""Why a result is not finite.
+
+- "overflow in the op": the same call on float32 copies of its arguments, without autocast, is finite.
+- "overflow in a cast": a cast made a finite value infinite: one of the program, or one that autocast made for the op.
+- "underflow": a number became 0 in the result of a call, and a later call is not finite for want of it.
+- "rounding": the same with a number that was rounded to another one, such as 1.
+- "mathematics": the call is not finite in float32 either.
+- "data": an argument contained a NaN that no observed call made.
+- "scaled gradient": a gradient that only GradScaler's scale made infinite went into a loss, without division by it.
+- "optimizer step": an optimizer wrote gradients that are not finite because of GradScaler's scale to a parameter.
+"""
+
+BenignKind = Literal["mask", "GradScaler", "integers", "replaced", "allowed"]
+"""Why a non-finite value is benign.
+
+- "mask": the program asked for an infinite number, as `masked_fill(mask, -inf)` does, or for a NaN that it replaces or
+  leaves out before it uses the rest; or the lowest number of a dtype, which stands for -inf in masks, became -inf.
+- "GradScaler": only the gradients that GradScaler has scaled overflow; it skips the step.
+- "integers": the program only converts the infinite values to integers, as T5 does with log(0).
+- "replaced": a call of a backward made them, and a later call of the same autograd node replaced them, as the backward
+  of a norm does where the norm is 0.
+- "allowed": `allow` names it.
+"""
+
+
+@dataclass(frozen=True)
+class NonfiniteOrigin:
+    """The first call with finite inputs and a non-finite output, or the call that lost the number it needs.
+
+    It also describes benign values of the same kind and from the same place, by the first call that made them. Of
+    these, the attributes from `inner` to `step` are not set.
+
+    Attributes:
+        call: The call.
+        kind: Why the output is not finite, or why it is benign.
+        inner: The op inside it whose result is not finite: "aten::addmm", with its overload. The same op if it is not
+            composite; the conversion if a cast overflowed.
+        inputs: The ranges of the arguments that the program passed, before the call.
+        outputs: The ranges of the results, and of the arguments that the call wrote to and did not return.
+        argument: The argument whose cast overflowed; "" for other kinds.
+        node: In a backward, the name of the autograd node: "MmBackward0".
+        nonfinite: If the call lost a number, the call that is not finite for want of it; None otherwise.
+        cures: The calls with which `nonfinite` is finite if they run in float32, one of each op.
+        text: What was compared, a sentence each.
+        step: The number of optimizer steps before.
+        count: The number of calls that made benign values.
+        scale: GradScaler's scale in the last of them; None for kinds other than "GradScaler".
+        scaled: The largest magnitude of the result with the scale, computed in a wider dtype.
+        unscaled: The same without the scale.
+    """
+
+    call: Call
+    kind: NonfiniteKind | BenignKind
+    inner: str = ""
+    inputs: tuple[TensorRange, ...] = ()
+    outputs: tuple[TensorRange, ...] = ()
+    argument: str = ""
+    node: str = ""
+    nonfinite: Call | None = None
+    cures: tuple[Call, ...] = ()
+    text: tuple[str, ...] = ()
+    step: int = 0
+    count: int = 1
+    scale: float | None = None
+    scaled: float | None = None
+    unscaled: float | None = None
+
+    @property
+    def is_benign(self) -> bool:
+        """Whether the values are benign."""
+        return self.kind in get_args(BenignKind)
+
+    @property
+    def op(self) -> str:
+        """The op that the program called: "aten::linear"; of benign values with its overload."""
+        return self.call.name if self.is_benign else self.call.op
+
+    @property
+    def module(self) -> str:
+        """The path of the module, as in `Call.module`."""
+        return self.call.module
+
+    @property
+    def phase(self) -> Phase:
+        """When it ran: "forward", "recompute", "backward" or "optimizer"."""
+        return self.call.phase
+
+    @property
+    def line(self) -> str:
+        """The line, "path:number", as in `Call.line`."""
+        return self.call.line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        of_benign = "count", "scale", "scaled", "unscaled"
+        names = [one.name for one in fields(self) if one.name not in of_benign]
+        names = ["call", "kind", *of_benign] if self.is_benign else names
+        return {**_place_of(self.call), "op": self.op, **{name: encode(getattr(self, name)) for name in names}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the record from the data of `to_dict`."""
+        unset = {one.name: one.default for one in fields(cls) if one.default is not MISSING}
+        found: Self = decode_fields(cls, {**unset, **data})
+        return found
+
+    @property
+    def why(self) -> list[str]:
+        """Why the output is not finite: what was compared, a sentence each."""
+        return [*(self.text or [WHY[self.kind].format(argument=self.argument or "an argument")])]
+
+    def __str__(self) -> str:
+        if self.is_benign:
+            text = f"{self.kind}: {self.where}, {self.count:,} call{'s' * (self.count > 1)}"
+            if self.scale is not None:
+                text += f": {self.scaled:.4g} with the scale {self.scale:g}, {self.unscaled:.4g} without"
+            return text
+        inside = f" (in its call of {self.inner})" if self.inner != self.call.name else ""
+        module = f'module "{self.module}"' if self.module else module_name("")
+        lines = [f"{self.kind}: {self.call.name}{inside}, {self.phase}, {module}, {tell_line(self.call)}", *self.why]
+        if self.call.policy is not None:
+            lines.append(f"policy: {self.call.policy_name} ({self.call.policy_source}); dtypes: {self.call.dtypes}")
+        if self.node:
+            lines.append(f"autograd node: {self.node}")
+        shown = self.shown
+        for what, ranges in (("input", self.inputs), ("output", self.outputs)):
+            told = [one for of, one in shown if of == what]
+            lines += [f"  {what} {one}" for one in told]
+            if len(told) < len(ranges):
+                lines.append(f"  {what}s not shown: {len(ranges) - len(told):,}")
+        return "\n".join(lines)
+
+    @property
+    def where(self) -> str:
+        """The op, the module and the line."""
+        return f"{self.call.name} in {module_name(self.module)}, {tell_line(self.call)}"
+
+    @property
+    def shown(self) -> list[tuple[str, TensorRange]]:
+        """The ranges that the text names, as inputs and outputs: of many, those that tell most."""
+        outputs = _most_telling(self.outputs, [one.name for one in self.outputs if one.infs or one.nans])
+        inputs = _most_telling(self.inputs, [one.name for one in outputs])
+        return [*(("input", one) for one in inputs), *(("output", one) for one in outputs)]
+
+
+@dataclass(frozen=True)
+class Vanished:
+    """Values of a backward that are 0 in float16 or bfloat16, and not 0 if the same call is repeated in float32."""
+
+    call: Call  # the first call that made them
+    count: int  # the number of values that became 0
+    total: int  # the number of values of its result
+    largest: float  # the largest of these values in float32
+    calls: int = 1  # the number of repeated calls from this place that made such values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON-compatible values."""
+        names = "count", "total", "largest", "calls", "call"
+        return {**_place_of(self.call), **{name: encode(getattr(self, name)) for name in names}}
+
+    def __str__(self) -> str:
+        where = f"{self.call.phase}, {module_name(self.call.module)}, {tell_line(self.call)}"
+        return (
+            f"{self.call.name}, {where}: {self.count:,} of {self.total:,} values became 0 in "
+            f"{dtype_name(self.call.outputs[0].dtype)}; the largest of them is {self.largest:.3g} in float32"
+        )
+
+
+#: The number of inputs and outputs of an op on lists that the text of an origin names.
+_MOST_SHOWN = 8
+
+
+def _most_telling(ranges: Sequence[TensorRange], names: Sequence[str]) -> Sequence[TensorRange]:
+    """Of many ranges, those in the same places of their lists as these, and those that are in no list."""
+    if len(ranges) <= _MOST_SHOWN:
+        return ranges
+    places = {name.partition("[")[2] for name in names}
+    return [one for one in ranges if one.name in names or one.name.partition("[")[2] in {"", *places}][:_MOST_SHOWN]
+
+
+WHY = {
+    "overflow in the op": "The inputs are finite, and so is the result of the same call in float32.",
+    "overflow in a cast": "A finite value of {argument} became infinite when it was cast.",
+    "mathematics": "The same call in float32 is not finite either.",
+    "data": "An argument contained a NaN that no observed call made: check the data, and code that was not observed.",
+    "scaled gradient": "Divide such gradients by scaler.get_scale() before the program computes with them.",
+    "optimizer step": "The optimizer stepped with gradients that are not finite because of GradScaler's scale. "
+    "scaler.step(optimizer) skips such a step; a call of optimizer.step() does not.",
+}
+
+
+def _place_of(call: Call) -> dict[str, str]:
+    return {name: getattr(call, name) for name in ("op", "module", "phase", "line")}
+
+
+def tell_where(call: Call) -> str:
+    """The op, the phase and the line."""
+    return f"{call.name}, {call.phase}, {tell_line(call)}"
+
+
+def tell_line(call: Call) -> str:
+    """The line, or that it is unknown."""
+    return shorten(call.line) or "line unknown"
