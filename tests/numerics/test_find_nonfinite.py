@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 import random
@@ -942,8 +943,8 @@ def test_clipping_of_scaled_gradients(unscales: bool, enabled: bool, foreach: bo
     report = find(lambda: [step() for _ in range(2)])
     assert not report.found
     is_wrong = enabled and not unscales
-    assert str(report).startswith("gradients were clipped while they were scaled, ") == is_wrong
-    assert ("scaler.unscale_(optimizer) before clip_grad_norm_" in report.content().verdict) == is_wrong
+    assert str(report).startswith("Gradients were clipped while they were scaled, ") == is_wrong
+    assert ("call scaler.unscale_(optimizer) before; otherwise" in report.content().verdict) == is_wrong
     assert (report.to_dict()["clipped"] is not None) == is_wrong
 
 
@@ -1022,3 +1023,166 @@ def test_what_a_backward_does_not_replace_is_found(compute: Callable[[torch.Tens
     assert not gradient.isfinite().all()
     assert report.origin is not None
     assert report.origin.phase == "backward"
+
+
+# --- gradients in which GradScaler's scale still is, and backwards that the program computes with
+
+
+def critic(last: float = 1.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    with torch.no_grad():
+        for one in (model[0], model[2]):
+            one.weight.mul_(last)
+    return model
+
+
+def gradient_of(model: nn.Module, scale: Callable[[Tensor], Tensor] = lambda one: one) -> Tensor:
+    x = torch.randn(8, 16).requires_grad_()
+    out = model(x)
+    (found,) = torch.autograd.grad(scale(out.float().sum()), x, create_graph=True)
+    return found
+
+
+def test_a_number_that_the_inner_backward_of_a_penalty_lost() -> None:
+    """What a backward with `create_graph` computes in float16 is followed, although the penalty is in float32."""
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            norm = gradient_of(model).square().sum(1).sqrt()
+        (norm - 1).square().mean().backward()
+
+    model = critic(last=1e-4)
+    report = find(step)
+    assert report.origin is not None, str(report)
+    assert (report.origin.kind, report.origin.op, report.origin.phase) == ("underflow", "aten::mm", "backward")
+    assert report.origin.nonfinite is not None
+    assert report.origin.nonfinite.op == "aten::div"
+    assert [one.option for one in report.attempts] == ["--override linear=fp32 --override mm.default=fp32"]
+    with tp.my_autocast("cpu", HALF, overrides={"linear": "fp32", "mm": "fp32"}):  # which cures it
+        assert bool((gradient_of(model).square().sum(1).sqrt() > 0).all())
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_penalty_of_gradients_that_are_scaled(divides: bool) -> None:
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            gradient = gradient_of(model, scaler.scale)
+            if divides:
+                gradient = gradient * (1.0 / scaler.get_scale())
+            loss = (gradient.norm(dim=1) - 1).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    model = critic()
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(model.parameters(), 1e-3)
+    report = find(step)
+    data = report.to_dict()
+    if divides:
+        assert data["undivided"] is None, str(report)
+        return
+    assert data["undivided"]["op"] == "aten::linalg_vector_norm", str(report)
+    said = " computes with gradients of a loss that GradScaler has scaled: divide them by scaler.get_scale() before"
+    assert said in report.content().verdict
+    assert report.attempts == []
+    assert NonfiniteReport.from_dict(json.loads(json.dumps(data))).to_dict() == data
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_gradients_that_are_clipped_by_value_while_they_are_scaled(unscales: bool) -> None:
+    model = critic()
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(foreach: bool) -> None:
+        with tp.my_autocast("cpu", HALF):
+            loss = model(torch.ones(4, 16)).square().mean()
+        scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_value_(model.parameters(), 0.5, foreach=foreach)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for foreach in (False, True):
+        report = find(functools.partial(step, foreach))
+        assert (report.to_dict()["clipped"] is None) == unscales, str(report)
+
+
+@pytest.mark.parametrize("how", ["bare", "scaler", "fused", "disabled", "unscaled"])
+def test_a_step_with_gradients_that_are_scaled(how: str) -> None:
+    model = critic()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=how != "disabled")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, fused=how == "fused")
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            loss = model(torch.ones(4, 16)).square().mean()
+        scaler.scale(loss).backward()
+        if how == "unscaled":
+            scaler.unscale_(optimizer)
+        if how in ("scaler", "fused"):
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+
+    report = find(step)
+    found = report.to_dict()["stepped_scaled"]
+    if how != "bare":
+        assert found is None, str(report)
+        return
+    name, line, scale = found
+    assert (name, scale) == ("SGD", 64.0)
+    assert line.startswith(__file__)
+    said = report.content().verdict
+    assert said.startswith("SGD stepped with gradients that GradScaler had multiplied by 64, ")
+    assert "in place of optimizer.step(); otherwise no inf or NaN" in said
+
+
+class TruncatedExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.exp(x.clamp(-15, 5))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * torch.exp(x.clamp(-15, 15))
+
+
+def test_a_call_of_a_backward_that_overflows_whatever_the_scale() -> None:
+    """What it reads comes from the forward: a lower scale does not help."""
+    linear = nn.Linear(4, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", HALF):
+            loss = TruncatedExp.apply(linear(torch.ones(2, 4)) + 13.0).float().mean()
+        scaler.scale(loss).backward()
+
+    report = find(step)
+    assert report.origin is not None, str(report)
+    assert (report.origin.kind, report.origin.op, report.origin.phase) == (
+        "overflow in the op",
+        "aten::exp",
+        "backward",
+    )
+    assert "autograd.Function TruncatedExp" in report.origin.why[-1]
+    assert "torch.amp.custom_bwd" in report.origin.why[-1]
+    assert not report.benign
+
+
+def test_the_step_of_an_origin_in_an_optimizer_is_the_one_that_runs() -> None:
+    weight = nn.Parameter(torch.full((4,), 0.5, dtype=HALF))
+    optimizer = torch.optim.Adam([weight], 1e-2, foreach=False)
+
+    def step() -> None:
+        (weight.float() * 1e-5).sum().backward()
+        optimizer.step()
+
+    report = find(step)
+    assert report.origin is not None
+    assert (report.origin.phase, report.origin.step) == ("optimizer", 0)
+    assert any(one.endswith("or pass an eps that is not 0 in float16.") for one in report.origin.why), report.origin.why

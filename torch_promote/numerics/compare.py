@@ -400,10 +400,15 @@ class ComparedRuns:
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
         )
         if not differ:
-            notes.append(
-                "No call ran in another dtype than in the reference. Regions with a policy= keep it: remove policy= "
-                "and overrides= from the step, and check that it opens a region."
+            own = {info.dtype for kept in calls.values() for info in kept.call.inputs} & set(LOWER_DTYPES)
+            cause = (
+                f"The program's own tensors are {' and '.join(sorted(map(dtype_name, own)))}: keep parameters and data "
+                "in float32, and let a region cast."
+                if own
+                else "Regions with a policy= keep it: remove policy= and overrides= from the step, and check that it "
+                "opens a region."
             )
+            notes.append(f"No call ran in another dtype than in the reference. {cause}")
         elif self._backwards.failed:
             notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
         elif not self._impacts.totals and not self._notes:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from torch_promote.policy.policy import Policy
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import (
     Branch,
     Chart,
@@ -257,7 +258,9 @@ class Comparison(Report):
     def _verdict(self) -> str:
         worst = max(self.metrics, key=lambda metric: metric.error, default=None)
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
-            return "No op has an error, and the results are identical: no op runs in lower precision."
+            ran = {name for site in self.sites for name in site.dtypes.split(", ")} & set(map(dtype_name, LOWER_DTYPES))
+            why = f"the reference ran in {' and '.join(sorted(ran))}, too" if ran else "no op runs in lower precision"
+            return f"No op has an error, and the results are identical: {why}."
         if not math.isfinite(worst.error):
             if worst.candidate is None or worst.reference is None:
                 return f"The candidate's {worst.name} is missing or not finite."

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_promote.errors import NonfiniteError, OptionError, check_flag
-from torch_promote.numerics.nonfinite import NonfiniteOrigin, Vanished, tell_line
+from torch_promote.numerics.nonfinite import NonfiniteOrigin, Vanished, tell_line, tell_where
 from torch_promote.numerics.nonfinite_finder import FinderState, NonfiniteFinder
 from torch_promote.numerics.recent_calls import may_have_override
 from torch_promote.numerics.scaler_steps import ScalerSteps
@@ -41,6 +41,10 @@ class Attempt:
     code: str
     option: str
     ops: tuple[str, ...]
+
+
+#: What a finder has seen beside the origin and the benign values, by its name in JSON.
+_SEEN = ("scaler", "scaled", "clipped", "undivided", "stepped_scaled", "zero_gradients")
 
 
 class NonfiniteReport(Report):
@@ -94,12 +98,17 @@ class NonfiniteReport(Report):
         """What to try, the narrowest first: the op in float32 in its module, and everywhere.
 
         Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
-        or "optimizer step", the op has no policy, or no region was open. An override in force is not among them.
+        or "optimizer step", the op has no policy, or no region was open. An override in force is not among them. Empty,
+        too, if the program computes with gradients that are scaled: an override would hide that.
         """
         if self._attempts is not None:
             return self._attempts
         fault = self.origin or (self._seen.scaled if self.scaler.skipped else None)
-        if fault is None or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step"):
+        if (
+            fault is None
+            or self._seen.undivided
+            or fault.kind in ("mathematics", "data", "scaled gradient", "optimizer step")
+        ):
             return []
         found: dict[str, Call] = {}
         for suspects in _suspects(fault, self._seen.forward_ops):
@@ -126,7 +135,7 @@ class NonfiniteReport(Report):
             "found": self.found,
             "origin": encode(self.origin),
             "benign": encode(self.benign),
-            **{name: encode(getattr(self._seen, name)) for name in ("scaler", "scaled", "clipped", "zero_gradients")},
+            **{name: encode(getattr(self._seen, name)) for name in _SEEN},
             "vanished": encode(list(self._seen.vanished.values())),
             "attempts": encode(self.attempts),
             "not_seen": encode(self.not_seen),
@@ -149,6 +158,8 @@ class NonfiniteReport(Report):
             "scaled": NonfiniteOrigin | None,
             "clipped": Call | None,
             "zero_gradients": tuple[int, int, int] | None,
+            "undivided": Call | None,
+            "stepped_scaled": tuple[str, str, float] | None,
             "checked": int,
         }
         seen = decode_record(kinds, data)
@@ -185,7 +196,10 @@ class NonfiniteReport(Report):
                 (f"{what} {one.name}", dtype_name(one.dtype), str(list(one.shape)), *_numbers_of(one))
                 for what, one in origin.shown
             ]
-            parts += [Listing("Why", origin.why), Table("Ranges", columns, rows, most=len(rows))]
+            parts += [
+                Listing("Why", [*self._about_scaled(), *origin.why]),
+                Table("Ranges", columns, rows, most=len(rows)),
+            ]
         if scaler.skipped:
             facts.append(("skipped steps", f"{scaler.skipped:,} of {scaler.count:,}"))
         facts += [("checked calls", f"{self.checked:,}")]
@@ -196,7 +210,7 @@ class NonfiniteReport(Report):
             verdict=self._clean() if origin is None else f"{origin.kind}: {origin.where}",
             facts=facts,
             good=not self.found
-            and (None if scaler.skipped or self._seen.zero_gradients or self._seen.clipped else True),
+            and (None if scaler.skipped or self._seen.zero_gradients or self._about_scaled() else True),
             parts=(
                 *parts,
                 *([Code("To try, the narrowest first", codes, where="all")] if codes else []),
@@ -214,10 +228,31 @@ class NonfiniteReport(Report):
             return []
         lines = [str(one) for one in vanished[:3]]
         if len(vanished) > 3:
-            lines.append(f"The same in {len(vanished) - 3:,} more places.")
+            lines.append(f"The same in {len(vanished) - 3:,} more place{'s' * (len(vanished) > 4)}.")
         if self.scaler.count:
             return [*lines, f"GradScaler's scale, {self.scaler.scale:,.10g}, is too low for them, or was at that time."]
         return [*lines, "To keep them: scale the loss (torch.amp.GradScaler), or use bfloat16 in place of float16."]
+
+    def _about_scaled(self) -> list[str]:
+        """What the program did with gradients while GradScaler's scale was in them."""
+        seen, found = self._seen, []
+        if seen.clipped is not None:
+            found.append(
+                f"Gradients were clipped while they were scaled, {tell_line(seen.clipped)}: call "
+                "scaler.unscale_(optimizer) before."
+            )
+        if seen.undivided is not None:
+            found.append(
+                f"{tell_where(seen.undivided)}, computes with gradients of a loss that GradScaler has scaled: divide "
+                "them by scaler.get_scale() before."
+            )
+        if seen.stepped_scaled is not None:
+            name, line, scale = seen.stepped_scaled
+            found.append(
+                f"{name} stepped with gradients that GradScaler had multiplied by {scale:,.10g}, {shorten(line)}: call "
+                "scaler.step(optimizer) and scaler.update() in place of optimizer.step()."
+            )
+        return found
 
     def _clean(self) -> str:
         threads = sum(one.number for one in self.not_seen if one.kind == "threads")
@@ -230,11 +265,8 @@ class NonfiniteReport(Report):
             )
             dtypes = {one.call.outputs[0].dtype for one in self._seen.vanished.values()}
             clean = f"{of} {' and '.join(sorted(map(dtype_name, dtypes)))}; {clean}"
-        if self._seen.clipped is not None:
-            clean = (
-                f"gradients were clipped while they were scaled, {tell_line(self._seen.clipped)}: "
-                f"call scaler.unscale_(optimizer) before clip_grad_norm_; otherwise {clean}"
-            )
+        misused = " ".join(self._about_scaled())
+        clean = f"{misused[:-1]}; otherwise {clean}" if misused else clean
         return f"{self.scaler}; otherwise {clean}" if self.scaler.skipped else clean
 
     def _about_scaler(self) -> list[str]:
@@ -251,7 +283,12 @@ class NonfiniteReport(Report):
 
     def __str__(self) -> str:
         first = self._clean() if self.origin is None else str(self.origin)
-        lines = [first, *(f"to try: {one.code}" for one in self.attempts if self.found)]
+        scaled = self._about_scaled() if self.origin is not None else []
+        lines = [
+            first,
+            *(f"also: {one}" for one in scaled),
+            *(f"to try: {one.code}" for one in self.attempts if self.found),
+        ]
         lines += [f"zeros: {one}" for one in self._about_zeros()]
         about_scaler = " ".join(self._about_scaler())
         lines += [f"skipped steps: {about_scaler}"] if about_scaler else []
@@ -361,8 +398,16 @@ def _suspects(
 ) -> Iterator[list[tuple[str, Call]]]:
     """The ops whose dtype may be at fault, most likely first, and the calls of them that ran in a lower dtype."""
     if fault.nonfinite is not None:  # only all of them cure it
-        if all(one.autocast for one in fault.cures):
-            yield [(one.name, one) for one in fault.cures]
+        # A gradient has the dtype that the forward of its op chose.
+        modules = {one.module for one in fault.cures if one.phase == "backward"}
+        chosen = [
+            (found.name, found)
+            for (module, _), ops in forward_ops.items()
+            for one in ops.values()
+            if module in modules and (found := _lower(*one)) is not None
+        ]
+        if all(one.autocast or one.phase == "backward" for one in fault.cures):
+            yield [*dict(chosen).items(), *((one.name, one) for one in fault.cures)]
     elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]

@@ -163,7 +163,10 @@ def _difference(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
 
 def _exponential(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
     highest = math.log(torch.finfo(torch.float32).max)
-    yield f"exp is inf above {highest:.4g} in float32. Bound its argument: clamp(max=...)."
+    yield (
+        f"exp is inf above {highest:.4g} in float32. If its results are divided by their sum, subtract the largest "
+        "argument before, as softmax does; otherwise bound the argument: clamp(max=...)."
+    )
 
 
 #: What says why the result of an op is not finite.

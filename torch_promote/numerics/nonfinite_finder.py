@@ -67,7 +67,7 @@ from torch_promote.observe.ops import (
     unnoticed,
     written,
 )
-from torch_promote.observe.places import RunningModules, is_ours
+from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import LOWER_DTYPES
 
@@ -160,7 +160,10 @@ class FinderState:
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
-    clipped: Call | None = None  # the first norm of gradients that were scaled, in order to clip them
+    clipped: Call | None = None  # the first call that clips gradients, or takes their norm to, while they are scaled
+    undivided: Call | None = None  # the first call of a forward that computes with gradients while they are scaled
+    # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
+    stepped_scaled: tuple[str, str, float] | None = None
 
 
 # --- verdicts on calls
@@ -176,7 +179,8 @@ _REPLACING = {
     )
     for end in ("", "_")
 }
-_NORMS = ("aten::_foreach_norm", "aten::linalg_vector_norm")
+#: What clip_grad_norm_ and clip_grad_value_ call first.
+_CLIPPING = ("aten::_foreach_norm", "aten::linalg_vector_norm", "aten::_foreach_clamp_min_", "aten::clamp_")
 _MOST_BENIGN = 1000
 #: So many calls of a place of a backward are repeated in float32 to see whether their zeros are zeros there, too; the
 #: share of such zeros from which they are named.
@@ -323,6 +327,11 @@ def _count_infinite(tensors: Sequence[torch.Tensor]) -> int:
 
 #: So many origins are kept whose values may have been replaced, and so many whose values are still there.
 _MOST_PROVISIONAL, _MOST_LEFT = 400, 20
+_IN_FUNCTION = (
+    "It is in the backward of the autograd.Function {name}, where no region is open and no override acts: with "
+    'torch.amp.custom_fwd(device_type="...", cast_inputs=torch.float32) on its forward and torch.amp.custom_bwd on its '
+    "backward, both get float32."
+)
 _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
@@ -434,8 +443,22 @@ class NonfiniteFinder:
             gradients = [one for one in watched.args[0] if found and has_storage(one)]
             self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
             self._is_unscaled = True
-        elif not self._is_unscaled and watched.facts.op_name in _NORMS and _is_called_by(clip_grad, sys._getframe()):
+        elif not self._is_unscaled and watched.facts.op_name in _CLIPPING and _is_called_by(clip_grad, sys._getframe()):
             self.seen.clipped = self.seen.clipped or call
+        elif self.seen.undivided is None and not self._is_unscaled and self._computes_with_scaled(watched, call):
+            self.seen.undivided = call
+
+    def _computes_with_scaled(self, watched: WatchedCall, call: Call) -> bool:
+        """Whether a call of the forward reads gradients of a loss that GradScaler has scaled, and does not divide."""
+        facts = watched.facts
+        passes = facts.keeps_elements or facts.is_copy or not facts.has_results or watched.scales
+        return (
+            call.phase == "forward"
+            and watched.kept is not None
+            and not passes
+            and self._recent.reads_gradient(watched.kept)
+            and not self._divides(watched)
+        )
 
     def _check(self, watched: WatchedCall, parent: WatchedCall | None) -> None:
         call, results = watched.call, watched.results
@@ -500,6 +523,7 @@ class NonfiniteFinder:
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text = watched.call, verdict.text
+        step = self._steps - (call.phase == "optimizer")  # its step has been counted
         if verdict.kind == "scaled gradient" and (source := self._source(watched)) is not None:
             text = (
                 f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
@@ -507,17 +531,21 @@ class NonfiniteFinder:
                 f"Its values went into the loss that GradScaler scaled next, {tell_line(call)}.",
                 WHY[verdict.kind],
             )
-            return NonfiniteOrigin(source.call, verdict.kind, source.op, text=text, step=self._steps)
+            return NonfiniteOrigin(source.call, verdict.kind, source.op, text=text, step=step)
         node = torch._C._current_autograd_node() if call.phase == "backward" else None
         name = "" if node is None else node.name()
-        if text and verdict.kind != "mathematics" and not call.autocast and call.phase == "forward":
-            text = (*text, WITHOUT_REGION)
+        if text and verdict.kind != "mathematics" and not call.autocast:
+            function = getattr(node, "_forward_cls", None)
+            if call.phase == "forward":
+                text = (*text, WITHOUT_REGION)
+            elif function is not None:
+                text = (*text, _IN_FUNCTION.format(name=function.__name__))
         if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
             found = self._find_loss(watched) if self._looks[here] <= _MOST_LOOKS else (_OFTEN,)
             if isinstance(found, NonfiniteOrigin):
-                return replace(found, nonfinite=None if found.call is call else call, step=self._steps)
+                return replace(found, nonfinite=None if found.call is call else call, step=step)
             values = [watched.copies.get(id(one), one) for one in watched.args]
             arguments = dict(zip(watched.facts.arguments, values, strict=False))
             text = (*explain(call.op, arguments, watched.results, name), *found)
@@ -531,7 +559,7 @@ class NonfiniteFinder:
         )
         outputs = tuple(TensorRange.of(one.name, to) for one, to in zip(call.outputs, watched.results, strict=True))
         found_in = verdict.inner, inputs, outputs, verdict.argument, name
-        return NonfiniteOrigin(call, verdict.kind, *found_in, text=text, step=self._steps)
+        return NonfiniteOrigin(call, verdict.kind, *found_in, text=text, step=step)
 
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
@@ -560,6 +588,7 @@ class NonfiniteFinder:
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Called before a step of an optimizer: counts the gradients that are 0, if a lower dtype made some 0."""
+        self._note_scaled_step(optimizer)
         if self.seen.vanished and not self.observer.is_done:
             given = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
             zeros = sum(found == (0, 0) for found in extremes(given))
@@ -568,6 +597,15 @@ class NonfiniteFinder:
         self._steps += 1
         with self._lock:
             self._drop_ended()
+
+    def _note_scaled_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_unscaled or not self._scale or self.seen.stepped_scaled or self.observer.is_done:
+            return
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != grad_scaler.__file__:
+            frame = frame.f_back
+        if frame is None:  # GradScaler itself hands the scale to a fused optimizer
+            self.seen.stepped_scaled = type(optimizer).__name__, innermost_line(), self._scale
 
     def _find_loss(self, watched: WatchedCall) -> NonfiniteOrigin | tuple[str, ...]:
         try:
@@ -694,6 +732,8 @@ class NonfiniteFinder:
             return False
         if not all(map(is_finite, watched.inputs)):
             return False
+        if watched.kept and self._recent.are_of_forward(watched.kept):
+            return False  # the scale is not in its arguments, such as those of exp in the backward of a Function
         for dtype in (torch.float32, torch.float64):
             wider = watched.again(dtype)
             if wider is None or len(wider) != len(watched.results):

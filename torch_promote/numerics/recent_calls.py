@@ -335,6 +335,28 @@ class RecentCalls:
             return []
         return [f"Its argument was made by {tell_where(maker)}.", *tell_idiom(maker, target.call)]
 
+    def are_of_forward(self, kept: Iterable[Any]) -> bool:
+        """Whether calls of the forward have made what a call of a backward reads, as far as that is known."""
+        waiting = list(_kept_in(kept))
+        for one in waiting:
+            recent = None if one.maker is None else self._calls.get(one.maker)
+            if recent is None:
+                return False
+            if recent.call.phase not in _KEEPING:
+                waiting += _kept_in(recent.args)
+        return bool(waiting)
+
+    def reads_gradient(self, kept: Iterable[Any]) -> bool:
+        """Whether an argument is a result of a backward with `create_graph`, perhaps in another dtype or shape."""
+        waiting = list(_kept_in(kept))
+        for one in waiting:
+            recent = None if one.maker is None else self._calls.get(one.maker)
+            if recent is not None and recent.call.phase == "backward":
+                return True
+            if recent is not None and (recent.facts.keeps_elements or recent.facts.is_copy):
+                waiting += _kept_in(recent.args)
+        return False
+
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
         """The call, other than a conversion, that made an argument, one with zeros first; None if it is unknown."""
         arguments = list(_kept_in(kept))
@@ -371,7 +393,7 @@ class RecentCalls:
         for one, values in singles:
             _, texts = _compare(one, values[one.number])
             if texts:
-                return [f"So it is with {tell_where(one.call)}, alone in float32, where {texts[0]}"]
+                return [f"Instead, float32 for {tell_where(one.call)}, cures it as well: there, {texts[0]}"]
         return []
 
     def _loss(
@@ -401,11 +423,13 @@ class RecentCalls:
             names = ", ".join(f"{one.name} ({tell_line(one)})" for one in cures)
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         dtype = next((one.dtype for one in recent.results if one.dtype in LOWER_DTYPES), torch.float32)
-        texts = [*tell_constants(recent.facts, recent.args, dtype), *texts]
+        constants = list(tell_constants(recent.facts, recent.args, dtype))
+        texts = [*constants, *texts]
         therefore = "Therefore " if texts else ""
         texts.append(f"{therefore}{tell_where(target.call)}, is not finite; repeated with {how} in float32, it is.")
         if recent.call.phase == "optimizer":
-            texts.append("An optimizer computes in the dtype of the weights: keep them in float32.")
+            larger = f", or pass an eps that is not 0 in {dtype_name(dtype)}" if constants else ""
+            texts.append(f"An optimizer computes in the dtype of the weights: keep them in float32{larger}.")
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
@@ -488,7 +512,7 @@ def _compare(recent: RecentCall, again: Repeated) -> tuple[NonfiniteKind, list[s
             if count := int(where.sum()):
                 numbers, dtype = exact[where], dtype_name(low.dtype)
                 far = numbers[numbers.abs().argmax()].item()
-                becomes = ", ".join(f"{one:g}" for one in low[where].unique().tolist())
+                becomes = ", ".join(f"{one + 0.0:g}" for one in low[where].unique().tolist())
                 text = f"{count:,} of {low.numel():,} values became {becomes} in {dtype}; in float32, the one of the "
                 return kind, [f"{text}largest magnitude is {far:.9g}."]
     return "rounding", []
@@ -504,7 +528,7 @@ def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> I
         rounded = 0.0 if number is None else torch.tensor(number, dtype=torch.float64).to(dtype).item()
         if number is None or rounded == number or not (rounded in (0, 1, -1) or math.isinf(rounded)):
             continue
-        told = f"{name} {number:g} is {rounded:g} in {dtype_name(dtype)}."
+        told = f"{name} {number:.9g} is {rounded:g} in {dtype_name(dtype)}."
         finite = ("-1e4", "min") if number < 0 else ("1e4", "max")
         mask = f" In a mask, write {finite[0]}, or torch.finfo(torch.{dtype_name(dtype)}).{finite[1]}."
         yield told + mask * math.isinf(rounded)

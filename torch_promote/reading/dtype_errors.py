@@ -80,7 +80,12 @@ _BY_TEXT = {
     ),
     r"No inf checks were recorded for this optimizer": (
         "No parameter of the optimizer has a gradient. Call backward() before the step, and optimizer.zero_grad() "
-        "after it; check that the optimizer has the parameters of this model, and that they require gradients."
+        "after it; check that the optimizer has the parameters of this model, and that they require gradients. Of "
+        "several optimizers, call scaler.step() for those alone that have a gradient in this step."
+    ),
+    r"No inf checks were recorded prior to update": (
+        "No gradient was unscaled since the last update. Call scaler.step(optimizer), in place of optimizer.step(), "
+        "before scaler.update()."
     ),
     r"Got unsupported ScalarType BFloat16": "NumPy has no bfloat16. Write x.float().numpy().",
     r"attempting to assign a gradient with dtype|assigned grad has data of a different type": (
@@ -313,7 +318,8 @@ def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
         target = kept[0] if kept and not wide.is_complex else wide
     cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
     changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
-    return f"In the code, at that line: cast {changed} with .to({target}).", cast
+    back = f", and its result back with .to({dtypes[0]})" if len(dtypes) == 1 else ""
+    return f"In the code, at that line: cast {changed} with .to({target}){back}.", cast
 
 
 def _is_float(dtype: torch.dtype) -> bool:
