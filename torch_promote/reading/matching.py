@@ -418,9 +418,14 @@ class _Pairing:
             return one.call < 0 and other.call < 0 and one.values.l2 is None  # such as token ids
         if self.one.call(one.call).op != self.other.call(other.call).op:
             return False
-        partners = {
+        waiting = [
             found.other.call for writer in self.one.writers.get(one.call, ()) for found in self.pairs_of(0, writer)
-        }
+        ]
+        partners = set[int]()
+        while waiting:  # a pair may be of a view, whose memory another call has written
+            if (j := waiting.pop()) not in partners:
+                partners.add(j)
+                waiting += self.other.writers.get(j, ()) if j in self.other.moves else ()
         return not partners.isdisjoint(self.other.writers.get(other.call, ()))
 
     def pairs_of(self, side: int, call: int) -> list[_Pair]:
@@ -488,6 +493,7 @@ class _Pairing:
             and mine.call(i).phase in phases
             and (mine.call(i).phase == "forward" or mine.readers.get(i))
             and not all(map(_is_constant, mine.run.values(i)))
+            and (mine.readers.get(i) or not facts_of(mine.call(i).name).overwrites)  # such as weights that are loaded
         ]
 
     def error_between(self, one: int, other: int) -> float | None:
@@ -734,7 +740,11 @@ class Match(Report):
             yield "in another order", f"{self.reordered:,}", "pairs, by number, norm, extremes and exponents alone"
         if self.weights:
             paired = sum(one is not None for one in self.weights.values())
-            yield "weights", f"{paired:,} of {len(self.weights):,}", "of A have their values in B"
+            yield (
+                "weights",
+                f"{paired:,} of {len(self.weights):,}",
+                "of A were found in B by their values; constants are not",
+            )
 
     def _parts(self) -> Iterator[Part]:
         yield Listing("What was compared", self.evidence, most=20)
