@@ -132,7 +132,7 @@ class NonfiniteOrigin:
     @property
     def why(self) -> list[str]:
         """Why the output is not finite: what was compared, a sentence each."""
-        return [*(self.text or [WHY[self.kind].format(argument=self.argument or "an argument")])]
+        return [*(self.text or [WHY.get(self.kind, self.kind).format(argument=self.argument or "an argument")])]
 
     def __str__(self) -> str:
         if self.is_benign:
