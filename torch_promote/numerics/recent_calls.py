@@ -528,7 +528,8 @@ def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> I
         rounded = 0.0 if number is None else torch.tensor(number, dtype=torch.float64).to(dtype).item()
         if number is None or rounded == number or not (rounded in (0, 1, -1) or math.isinf(rounded)):
             continue
-        told = f"{name} {number:.9g} is {rounded:g} in {dtype_name(dtype)}."
+        spelled = f"{number:g}" if float(f"{number:g}") != rounded else f"{number:.9g}"
+        told = f"{name} {spelled} is {rounded:g} in {dtype_name(dtype)}."
         finite = ("-1e4", "min") if number < 0 else ("1e4", "max")
         mask = f" In a mask, write {finite[0]}, or torch.finfo(torch.{dtype_name(dtype)}).{finite[1]}."
         yield told + mask * math.isinf(rounded)
