@@ -99,12 +99,9 @@ def cache_folder() -> Path | None:
 
 
 def cached_extension(version: str) -> Path | None:
-    """Returns the place of the cache's extension for a version of PyTorch, whether it is there or not. None: no cache.
-
-    The name has the full version, a hash of the sources, and the tag of Python and the platform. So an upgrade of any
-    of them never loads an old extension. The hash also covers what distinguishes two builds of one version of PyTorch,
-    such as of a checkout before and after an edit: the commit, and the size of the library.
-    """
+    """Returns where the cache's extension for a version of PyTorch is, or would be. None: there is no cache."""
+    # The hash covers the sources, and what distinguishes two builds of one version of PyTorch, such as of a checkout
+    # before and after an edit: the commit, and the size of the library. So no upgrade loads an old extension.
     import torch
 
     files, folder = _source_files(), cache_folder()
@@ -160,11 +157,8 @@ def _units(csrc: Path) -> dict[str, list[Path]]:
 
 
 def write_sources(folder: Path) -> None:
-    """Writes a source file for each unit, and `aten_headers.h` with the headers of the table's ops.
-
-    A macro cannot include files, and ATen/Operators.h takes minutes to compile. Ops that this PyTorch lacks are
-    omitted, and typed_wrapper.cpp skips them.
-    """
+    """Writes a source file for each unit, and `aten_headers.h` with the headers of the table's ops."""
+    # A macro cannot include files, and ATen/Operators.h takes minutes to compile. typed_wrapper.cpp skips missing ops.
     from torch.utils.cpp_extension import include_paths
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -322,10 +316,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(target: Path, version: str, compiler: str) -> None:
-    """Compiles in a temporary folder, in a process of its own.
-
-    The result appears in the cache at once, and only if it loads from that folder.
-    """
+    """Compiles in a process and a folder of its own; the result appears in the cache at once, if it loads."""
     log = target.with_name(f"{target.name}.log")
     with tempfile.TemporaryDirectory(prefix="torch_promote-") as folder, log.open("w") as output:
         # -P: the modules beside this file have names such as `report`, which others must not find.

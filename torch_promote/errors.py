@@ -378,11 +378,8 @@ def body_of(function: Any) -> Any:
 
 
 def check_decorated(usage: str, function: object, may_suspend: bool = False) -> None:
-    """Raises DecoratorError unless a block, written as `usage` says, can be a decorator of an object.
-
-    `may_suspend`: also of coroutine functions and generator functions. Calling one returns before its body runs, so a
-    plain block would be over by then.
-    """
+    """Raises DecoratorError unless a block, written as `usage` says, can be a decorator of an object."""
+    # Calling a coroutine or generator function returns before its body runs: a block that cannot suspend would be over.
     name = usage.removeprefix("with ").partition(":")[0].partition(" as ")[0]
     if not callable(function):
         raise DecoratorError(

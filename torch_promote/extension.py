@@ -57,12 +57,10 @@ class DeviceSpec(NamedTuple):
 
 
 class RegionSpec(NamedTuple):
-    """The settings of a region, and the str that they are packed into.
+    """The settings of a region, and the str of 16 hexadecimal digits that regions hold and the extension reads."""
 
-    The packed form has 16 hexadecimal digits. Regions hold it, the extension reads it, and graphs of torch.compile
-    contain it. It is a str because Dynamo treats a str as a constant (an int that changes between calls becomes a
-    symbol), and FX can print, hash and pickle it. None leaves a setting of the cache unchanged.
-    """
+    # It is a str because Dynamo treats a str as a constant (an int that changes between calls becomes a symbol), and FX
+    # can print, hash and pickle it. None leaves a setting of the cache unchanged.
 
     devices: tuple[DeviceSpec, ...] = ()
     cache_enabled: bool | None = None

@@ -27,12 +27,8 @@ _NOTE = _FOLDER / "_built_with.json"
 
 
 def check_extension() -> None:
-    """Imports the `torch_promote._C` that fits the running PyTorch, and checks that it is usable.
-
-    NOTE [ Which extension ] in building.py lists where it may be. The logger "torch_promote" gets a debug message with
-    the file that was taken. Raises ExtensionError also if another package owns the dispatch key AutocastPrivateUse1, or
-    if the package was imported before, and deleted from `sys.modules`.
-    """
+    """Imports the `torch_promote._C` that fits the running PyTorch, or raises ExtensionError if it is not usable."""
+    # NOTE [ Which extension ] in building.py lists where it may be.
     if _key_is_taken():
         backend = torch._C._get_privateuse1_backend_name()
         raise ExtensionError(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import torch_promote as tp
-from helpers.casts import BIG, Region, X, half, ours, resident_bytes, stock, weight
+from helpers.casts import BIG, Region, X, half, kept_in, ours, resident_bytes, stock, weight
 from helpers.probes import in_thread
 
 
@@ -30,13 +30,6 @@ def in_backward(function: Callable[[], Any]) -> Any:
 def in_backward_elsewhere(function: Callable[[], Any]) -> Any:
     """Calls the function like the engine's thread of a device: in a backward, in a thread without forwards."""
     return in_thread(functools.partial(in_backward, function))
-
-
-def kept_in(action: Callable[[], object]) -> int:
-    """The number of casts that this thread makes and keeps."""
-    before = tp.cache_info()["misses"]
-    action()
-    return tp.cache_info()["misses"] - before
 
 
 def node_of_cast(product: torch.Tensor) -> Any:

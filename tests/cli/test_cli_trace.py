@@ -383,6 +383,5 @@ def test_read_prints_what_the_report_says(folder: Path, capsys: Capture) -> None
         ((RECORD, "--cache=all", "--values", "0"), "Got --cache, --values."),
         ((RECORD, "--model", "Net"), "Got --model."),
         ((RECORD, "0", "--html", "run.html"), "Got --html."),
-        ((RECORD, "0", "1"), "Got 2 patterns."),
     ):
         assert message in error_of(capsys, "trace", "--read", *arguments)

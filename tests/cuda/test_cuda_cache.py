@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 
 import cuda_stand_in
 import torch_promote as tp
+from helpers.casts import kept_in
 from helpers.comparison import assert_same
 from torch_promote import _C
 
@@ -39,13 +40,6 @@ def activation() -> torch.Tensor:
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.no_grad(), tp.stock_autocast("cuda", enabled=False):
         return x @ w.to(torch.bfloat16)
-
-
-def kept_in(action: Callable[[], object]) -> int:
-    """The number of casts that the function adds to the cache."""
-    before = tp.cache_info()["misses"]
-    action()
-    return tp.cache_info()["misses"] - before
 
 
 @contextlib.contextmanager

@@ -890,11 +890,12 @@ SPEED = {"direction": "speed"}
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"tolerance": 0}, "finite number above 0"),
+        ({"tolerance": 0}, r"must be a finite number above 0 \(relative to the"),
+        ({"tolerance": -1}, "finite number above 0"),
         ({"tolerance": math.nan}, "finite number above 0"),
         ({"tolerance": {}}, "finite number above 0"),
         ({"tolerance": {"los": 1e-3}}, r"tolerance names 'los', and step\(\) returned 'loss'. Closest: loss."),
-        ({"budget": 5}, "6 or more, got 5"),
+        ({"budget": 5}, "must be 6 or more, got 5: tune makes so"),
         ({"budget": 6, "direction": "speed"}, "7 or more, got 6"),
         ({"level": "ops"}, r"level must be 'op' or 'module' or 'site', got 'ops'. Closest: op."),
         ({"direction": "fast"}, "direction must be 'accuracy' or 'speed', got 'fast'."),
@@ -903,7 +904,10 @@ SPEED = {"direction": "speed"}
         ({"check": 3}, "check must be a function"),
         ({"seed": 0.5}, "seed must be an int"),
         ({"resume": "/no/such/folder/file.json"}, "there is no folder of that name"),
-        ({"formats": ("lower", "float8")}, r'is for direction="speed", got direction="accuracy".* Give direction="spe'),
+        (
+            {"formats": ("lower", "float8")},
+            r'is for direction="speed", got direction="accuracy".* Give direction="speed" as well',
+        ),
         ({"formats": ("fp32", "float8"), **SPEED}, FORMATS + r"got \('fp32', 'float8'\)\. Tune from flo"),
         ({"formats": ("float8", "lower"), **SPEED}, FORMATS + "and tune it from there to float8"),
         ({"formats": ("lower", "float8:mx"), **SPEED}, FORMATS + "'float8:mx': PyTorch has no product"),
@@ -913,5 +917,6 @@ SPEED = {"direction": "speed"}
 )
 def test_invalid_arguments(arguments: dict[str, Any], text: str) -> None:
     model, step = scaled()
-    with pytest.raises(OptionError, match=text):
+    with pytest.raises(OptionError, match=text) as error:
         tp.tune(step, **{"model": model, "tolerance": 0.1, **arguments})
+    assert type(error.value) is OptionError

@@ -167,7 +167,6 @@ ERRORS: list[tuple[Any, str]] = [
     ({MANY: "fp16", f"{MANY}.dtype": "fp32"}, "'policy_tests::many.dtype'. Name each overload once."),
     ({f"{NAMESPACE}::j*": "fp16", f"{NAMESPACE}::*in": "half"}, "Name the op itself as well,"),
     ({"mm.default": "fp32", torch.ops.aten.mm.default: torch.float32}, "aten::mm gets two policies, 'fp32' from"),
-    (["mm"], "overrides must be a mapping of ops to policies, got list."),
 ]
 
 

@@ -177,7 +177,7 @@ def test_a_fork_inside_of_a_block() -> None:
     [
         ({"model": "model"}, "model must be an nn.Module or None, got 'model'"),
         ({"where": "modules"}, "got 'modules'"),
-        ({"max_calls": -1}, "got -1"),
+        ({"max_calls": -1}, r"must be 0 or more, got -1\."),
         ({"max_calls": "all"}, "got 'all'"),
     ],
 )

@@ -18,7 +18,6 @@ from helpers.probes import in_thread
 from helpers.subprocesses import plain_environment, run_python
 from torch_promote.errors import (
     DecoratorError,
-    FlagError,
     OptionError,
     PromotionLintError,
     PromotionRuleError,
@@ -44,7 +43,6 @@ promotion: Any = tp.promotion
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: promotion(3), RuleDefinitionError, "3"),
     (lambda: promotion(mixed), RuleDefinitionError, "As a decorator, write it with a rule: @promotion("),
-    (lambda: promotion("jax", matmul="yes"), FlagError, "matmul is a bool, got 'yes' of type str. Legal: True, False."),
     (lambda: promotion("torch", "warn", kinds="up to flaot64"), OptionError, "no kind of promotion 'up to flaot64'. L"),
     (lambda: promotion("torch", "warn", kinds=[]), OptionError, "names no kind of promotion. Legal: "),
     (lambda: promotion("torch", "warn", kinds=3), OptionError, "no kind of promotion 3"),

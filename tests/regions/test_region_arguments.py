@@ -289,7 +289,7 @@ def test_a_copy_is_the_same_region(copied: Callable[[Any], Any], overrides: dict
 #: Calls of my_autocast, to be made in the test.
 ask = partial(partial, tp.my_autocast)
 DEVICE, UNSUPPORTED, DTYPE = errors.DeviceTypeError, errors.UnsupportedDeviceError, errors.DtypeError
-NOT_FLOATING = "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or"
+NOT_FLOATING = "torch.int8 is not a floating dtype, so ops cannot be cast to it. Use torch.bfloat16 or torch.float16."
 LEGAL = "Legal: 'cpu', 'cuda', 'xpu', 'mps'."
 #: What is called, the error, and a part of its text.
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -333,6 +333,8 @@ def test_bad_input(call: Callable[[], object], kind: type[Exception], text: str)
             with pytest.raises(kind) as error:
                 call()
             assert text in str(error.value)
+            assert "\n" not in str(error.value)
+            assert type(error.value) is kind
             assert autocast_dtype() == (FP16 if around else None)
 
 

@@ -327,10 +327,8 @@ def _promotion(overloads: Sequence[str]) -> str:
 
 
 def _override(op: str, row: Row | None = None) -> str | None:
-    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it.
-
-    For a row, the policy is not the one that it has on the CPU or on CUDA; float32 for an op that is banned.
-    """
+    """Returns a call of my_autocast that overrides the op; None if no policy is legal for it."""
+    # For a row, the policy is not the one that it has on the CPU or on CUDA; float32 for an op that is banned.
     had = set() if row is None or CastPolicy.banned in (row.cpu, row.cuda) else {row.cpu, row.cuda}
     for policy in ("fp32", "fp16", "match_self", "keep"):
         if CastPolicy(policy) in had:

@@ -53,10 +53,8 @@ def natural(text: str) -> int:
 
 
 def file(suffix: str = "", *, or_stdout: bool = False) -> Callable[[str], str]:
-    """Returns the type of an option that names a file to write, whose name ends in the suffix.
-
-    So nothing runs if the file cannot be written, or the page of a report cannot be made.
-    """
+    """Returns the type of an option that names a file to write, whose name ends in the suffix."""
+    # So nothing runs if the file cannot be written, or the page of a report cannot be made.
 
     def check(path: str) -> str:
         problem = ""
@@ -99,11 +97,9 @@ def show(data: Any, parts: Iterable[Part], as_json: bool, status: int = 0) -> in
 
 
 def render(parts: Iterable[Part], stream: TextIO | None = None) -> str:
-    """Renders parts for a stream, stdout if None: in colour and as wide as the terminal, if it is one. Writes nothing.
-
-    Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width of
-    both. An empty line is between each two parts that are not empty.
-    """
+    """Renders parts for a stream, stdout if None: in colour and as wide as the terminal, if it is one."""
+    # Nothing is wrapped for a pipe, so that grep gets each row as one line. COLUMNS in the environment sets the width
+    # of both.
     from rich.console import Console
 
     from torch_promote.report.base import Report
@@ -156,10 +152,8 @@ def width_of_output(stream: TextIO | None = None) -> int | None:
 
 
 def write(text: str) -> None:
-    """Writes text to stdout. It is not an error if the reader of a pipe (head, less) has exited.
-
-    Raises TorchPromoteError if stdout is closed, or its disk is full.
-    """
+    """Writes text to stdout. Raises TorchPromoteError if it is closed, or its disk is full."""
+    # It is not an error if the reader of a pipe (head, less) has exited.
     if sys.stdout is None:
         raise TorchPromoteError("cannot write: stdout is closed.")
     try:

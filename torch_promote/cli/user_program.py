@@ -222,10 +222,8 @@ def _in_foreground() -> bool:
 
 
 def end_as(status: int, is_process: bool) -> int:
-    """Returns the exit status for a program's status. If a signal ended the program, it also ends this process.
-
-    A negative status is that of a signal. A process that is not the command's alone stays alive.
-    """
+    """Returns the exit status for a program's status (negative: a signal, which also ends this process)."""
+    # A process that is not the command's alone stays alive.
     if status >= 0:
         return status
     if is_process:
@@ -317,11 +315,9 @@ def run_recorded(arguments: argparse.Namespace, request: Request) -> Outcome:
 
 
 def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[str, str | None]) -> int:
-    """Prints the reports of the processes, and writes their files. Returns the exit status: the program's, or 1.
-
-    `files` are those that were asked for, by their suffix; None is none. The status is 1 if the program succeeded, and
-    it left no report, a file was not written, or a record has an origin of inf or NaN.
-    """
+    """Prints the reports of the processes, and writes their files. Returns the exit status: the program's, or 1."""
+    # 1 if the program succeeded, but left no report, a file was not written, or a record has an origin of inf or NaN.
+    # `files` are those that were asked for, by their suffix; None is none.
     from torch_promote.numerics.traced_process import named_after
 
     records = {tag: one for tag, one in outcome.named().items() if one.report is not None}

@@ -27,13 +27,9 @@ _thread = _Thread()
 
 
 def guard_tasks() -> None:
-    """Makes asyncio suspend a task's open regions whenever one of its steps ends.
-
-    Called when a region is entered while an event loop runs; from then on it wraps every callback of asyncio's loops.
-    Python before 3.14 has no public hook between a task's steps, so this replaces `asyncio.Handle._run`, from which
-    asyncio's loops run all callbacks. Loops that do not use it (uvloop, trio) are not covered: decorate the coroutine
-    instead.
-    """
+    """Makes asyncio suspend a task's open regions whenever one of its steps ends."""
+    # Python before 3.14 has no public hook between a task's steps, so this replaces `asyncio.Handle._run`, which runs
+    # all callbacks. Loops that do not use it (uvloop, trio) are not covered: decorate the coroutine instead.
     global _original_run
     if _thread.guarded:
         return

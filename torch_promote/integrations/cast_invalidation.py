@@ -59,10 +59,8 @@ def _watch() -> None:
 
 
 def _end_casts_with_stocks() -> None:
-    """Makes `torch.clear_autocast_cache` end our casts too. The outermost region of torch.autocast calls it at its end.
-
-    Source: torch/amp/autocast_mode.py, autocast.__exit__ (v2.13).
-    """
+    """Makes `torch.clear_autocast_cache` end our casts too; torch.autocast's outermost region calls it at its end."""
+    # Source: torch/amp/autocast_mode.py, autocast.__exit__ (v2.13).
     clear: Any = torch.clear_autocast_cache
 
     @functools.wraps(clear)
@@ -74,11 +72,9 @@ def _end_casts_with_stocks() -> None:
 
 
 def _keep_from_replaying_modes() -> None:
-    """Makes selective checkpointing see the same casts as under stock.
-
-    Its modes number the ops of a block, and match the numbers in the recomputation. A cast that came from the cache in
-    the forward but is made in the recomputation would shift the numbers.
-    """
+    """Makes selective checkpointing see the same casts as under stock."""
+    # Its modes number the ops of a block, and match the numbers in the recomputation. A cast that came from the cache
+    # in the forward but is made in the recomputation would shift the numbers.
     names = ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
     modes = (getattr(torch.utils.checkpoint, name, None) for name in names)
     _C.set_replaying_modes([mode for mode in modes if mode is not None])

@@ -88,12 +88,9 @@ _thread = _Thread()
 
 
 def keeps_stock_autocast(plain: bool) -> bool:
-    """Whether a region that is being entered stays PyTorch's even while `torch_promote.install` is in force.
-
-    This is the case for regions that checkpoint opens to mirror the forward, if the forward ran in PyTorch's own
-    region, or if a region of ours would change the forward's policy or cache mode. A `plain` one would take both from
-    its surroundings.
-    """
+    """Whether a region that is being entered stays PyTorch's even while `torch_promote.install` is in force."""
+    # So are regions by which checkpoint mirrors the forward, if that ran in PyTorch's own region, or if a region of
+    # ours would change its policy or cache mode. A `plain` one would take both from its surroundings.
     mirrors = _thread.mirrors
     if not mirrors or (plain and mirrors == "unless plain"):
         return False
@@ -150,10 +147,7 @@ class _KeepsPolicy:
 
 @functools.cache
 def install() -> None:
-    """Makes `torch.utils.checkpoint` store policies and cache modes.
-
-    Call it before the first use of a policy or cache mode other than stock's.
-    """
+    """Makes `torch.utils.checkpoint` store policies and cache modes; called before the first that is not stock's."""
     module: Any = torch.utils.checkpoint  # not by sys.modules, which is empty while Python ends
     module.CheckpointFunction._backward_cls.run_function = _KeepsPolicy("run_function")
     module._CheckpointFrame.recompute_fn = _KeepsPolicy("recompute_fn")

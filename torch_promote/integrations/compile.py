@@ -162,10 +162,8 @@ def _unwind_after_tracing(base: int) -> None:
 
 
 def skip_frames(*functions: Any, inner: bool = True) -> None:
-    """Keeps Dynamo from compiling frames of these functions and (`inner`) of the functions that they call.
-
-    After a graph break, Dynamo compiles each function that the broken one calls separately.
-    """
+    """Keeps Dynamo from compiling frames of these functions and (`inner`) of the functions that they call."""
+    # After a graph break, Dynamo compiles each function that the broken one calls separately.
     eval_frame: Any = torch._C._dynamo.eval_frame  # exists even before torch._dynamo is imported
     actions = eval_frame._FrameAction
     skip = eval_frame._FrameExecStrategy(actions.SKIP, actions.SKIP if inner else actions.DEFAULT)
@@ -174,13 +172,9 @@ def skip_frames(*functions: Any, inner: bool = True) -> None:
 
 
 def _complete_disk_cache_keys() -> None:
-    """Adds the current policy, and autocast dtypes where they are missing, to the keys of AOTAutograd's cache on disk.
-
-    Since 2.12, PyTorch puts the autocast dtypes into the key (torch/_functorch/_aot_autograd/autograd_cache.py,
-    autocast_state), and with them our policy fingerprints. Before, a process in a region of one dtype could load code
-    that another process had compiled in a region of another dtype. A fingerprint has 25 bits, so two processes with
-    different policies may have equal ones; the digest distinguishes them. See NOTE [ Policy fingerprint ].
-    """
+    """Adds the current policy, and autocast dtypes if they are missing, to the keys of AOTAutograd's disk cache."""
+    # PyTorch puts the dtypes into the key since 2.12 (autograd_cache.py, autocast_state). A policy's fingerprint has 25
+    # bits, so two policies may have the same one; the digest distinguishes them. See NOTE [ Policy fingerprint ].
     details = sys.modules[_DISK_CACHE].AOTAutogradCacheDetails
     original = details.__init__
 
@@ -199,13 +193,9 @@ def _complete_disk_cache_keys() -> None:
 
 
 def _run_backwards_without_autocast() -> None:
-    """Makes the backward of a graph that opens regions run with autocast off.
-
-    The graph of its backward contains the casts. AOTAutograd runs it with autocast off only if autocast is on where the
-    function is called. If the function itself opens the region, a `backward()` in a region runs the graph with autocast
-    on, which casts once more. For dynamic shapes, Inductor has compiled it with autocast off, and an op with another
-    dtype than its buffer writes out of bounds.
-    """
+    """Makes the backward of a graph that opens regions run with autocast off."""
+    # Its graph contains the casts, but AOTAutograd turns autocast off only if it was on at the call: `backward()` in a
+    # region would cast once more, and, for dynamic shapes, write out of bounds of a buffer of another dtype.
     # Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, AOTDispatchAutograd.post_compile (v2.13).
     owner = sys.modules[_AOT_RUNTIME].AOTDispatchAutograd
     original = owner.post_compile
@@ -230,13 +220,9 @@ def note_float8() -> None:
 
 
 def _round_graphs_in_float8() -> None:
-    """Makes Inductor round what a graph with products of `linear` in float8 computes, as eager code does.
-
-    Inductor leaves out conversions between the ops that it fuses, so what a backward recomputes differs from what the
-    forward has computed, by less than a rounding. In float8 it may get another scale or round to another of few values:
-    the gradients are then those of another forward, and attention, which keeps the sums of its softmax, divides by sums
-    of other scores (pytorch issue 150859).
-    """
+    """Makes Inductor round what a graph with products of `linear` in float8 computes, as eager code does."""
+    # Inductor leaves out conversions between ops that it fuses. In float8, a recomputed value may then get another
+    # scale, or round to another of few values: the gradients are those of another forward (pytorch issue 150859).
     # Source: torch/_inductor/compile_fx.py, compile_fx_inner (v2.13), which looks the function up by its name.
     owner = sys.modules[_INDUCTOR]
     original = owner._compile_fx_inner  # type: ignore[attr-defined]
@@ -270,10 +256,8 @@ _AOT_RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 
 
 def install(*region_types: Any) -> None:
-    """Makes regions traceable, and completes AOTAutograd: now, or when the modules are imported.
-
-    The first type is the class that takes only a packed spec, the others are the subclasses of it in this package.
-    """
+    """Makes regions traceable, and completes AOTAutograd: now, or when the modules are imported."""
+    # The first type is the class that takes only a packed spec, the others are the subclasses of it in this package.
     run_after_import(_DISK_CACHE, _complete_disk_cache_keys)
     run_after_import(_AOT_RUNTIME, _run_backwards_without_autocast)
     run_after_import(_INDUCTOR, _round_graphs_in_float8)
@@ -282,10 +266,8 @@ def install(*region_types: Any) -> None:
 
 @contextlib.contextmanager
 def while_changing(what: str) -> Iterator[Callable[[], None]]:
-    """Keeps Dynamo from compiling while `what` changes the installation. Yields what discards Dynamo's compiled code.
-
-    Raises RegionError if this thread is compiling, since it would compile one function for two policies.
-    """
+    """Keeps Dynamo from compiling while `what` changes the installation. Yields what discards compiled code."""
+    # If this thread is compiling, one function would be compiled for two policies.
     dynamo = sys.modules.get(DYNAMO)
     frames: Any = sys.modules.get(f"{DYNAMO}.convert_frame")
     if dynamo is None or frames is None:
@@ -302,11 +284,8 @@ def while_changing(what: str) -> Iterator[Callable[[], None]]:
 
 
 def refuse_strict_export() -> None:
-    """If Dynamo traces for torch.export in a region whose policy is not stock's, adds a call to the graph that raises.
-
-    Strict export runs Dynamo's graph once more to record aten ops, and the call then raises the error of
-    `record_enter`. Dynamo would hide an error raised during tracing.
-    """
+    """Adds a call that raises to Dynamo's graph, if that is for torch.export, in a region with a policy."""
+    # Dynamo would hide an error raised during tracing. Strict export runs its graph once more to record aten ops.
     tracing = translator()
     if tracing is None or _C.policy_is_stock():
         return

@@ -19,11 +19,9 @@ from torch_promote.policy.op_table import DEVICE_TYPES
 
 
 def let_operators_fall_through(key: str) -> None:
-    """Makes every higher-order operator (cond, flex_attention, ...), also later ones, fall through on a dispatch key.
-
-    Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
-    AutocastCUDA and others. Without an entry for our key, the operator would raise.
-    """
+    """Makes every higher-order operator (flex_attention, ...), also later ones, fall through on a dispatch key."""
+    # Such an operator has its own dispatch table in Python, in which PyTorch makes it fall through on AutocastCPU,
+    # AutocastCUDA and others. Without an entry for our key, the operator would raise.
     # Source: torch/_ops.py, HigherOrderOperator.__init__ (v2.13).
     by_default = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     number = torch._C._dispatch_key_parse(key)

@@ -394,13 +394,9 @@ def run_entry(entry: Entry, options: Options) -> EntryResult:
 def run_entries(
     entries: Sequence[Entry], options: Options, jobs: int, run_entry: RunEntry, prepare: Prepare
 ) -> Generator[tuple[int, EntryResult], None, None]:
-    """Runs entries, and yields the position and the result of each when it is done. Closing it stops the workers.
-
-    Workers get one entry at a time. If a worker dies, another one replaces it, and the entry gets a mismatch of kind
-    "crash". An entry for which `run_entry` raises gets one too, but OptionError (the sample does not exist) is raised,
-    and so is WorkerError if a worker dies before its first entry. With 0 jobs, all entries run in this process, for a
-    debugger. `run_entry`, and `prepare` for the start of a worker, are defined at the top level of a module.
-    """
+    """Runs entries, and yields the position and the result of each when it is done. Closing it stops the workers."""
+    # If a worker dies, another one replaces it, and the entry gets a mismatch of kind "crash". 0 jobs: in this process,
+    # for a debugger. `run_entry` and `prepare` (for the start of a worker) are defined at the top level of a module.
     if jobs == 0:
         for position, entry in enumerate(entries):
             with contextlib.redirect_stdout(sys.stderr):

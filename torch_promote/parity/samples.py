@@ -38,11 +38,10 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Make:
-    """Makes the tensors of one sample call.
+    """Makes the tensors of one sample call: calling it returns a tensor of the dtype under test."""
 
-    Calling a `Make` returns a tensor of the dtype under test. Several dtypes alternate, so that the arguments of one
-    call differ. Indices, counts and masks have their own dtypes. Fake tensors have no values.
-    """
+    # Several dtypes alternate, so that the arguments of one call differ. Indices, counts and masks have their own
+    # dtypes.
 
     def __init__(
         self, dtypes: Sequence[torch.dtype], device: str, *, fake: bool = False, grad: bool = False, seed: int = 0
@@ -459,11 +458,9 @@ def _from_op_database(name: str, options: Options) -> Iterator[Sample | NotGener
 
 
 def _generated(op: Any, dtype: torch.dtype, options: Options) -> list[Any]:
-    """Returns PyTorch's samples of one op and dtype; inputs that can require grad do.
-
-    Fake samples are generated on the CPU, where PyTorch can read their values, and do not require grad: in a build
-    without the device, a fake tensor that requires grad ends the process.
-    """
+    """Returns PyTorch's samples of one op and dtype; inputs that can require grad do."""
+    # Fake samples are generated on the CPU, where PyTorch can read their values, and do not require grad: in a build
+    # without the device, a fake tensor that requires grad ends the process.
     import numpy as np  # as the module of PyTorch's samples does
 
     grad = not options.fake and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)

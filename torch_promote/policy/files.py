@@ -102,11 +102,9 @@ def _table_to_data(name: str, table: Table, patterns: Sequence[Pattern]) -> dict
 def _fold(
     given: Entries, patterns: Sequence[Pattern], otherwise: Callable[[str, str], Value | None]
 ) -> tuple[list[Pattern], Entries]:
-    """Returns the patterns that a file of these entries can have, and the entries to name besides them.
-
-    In a file, a name takes precedence over a pattern, and no two patterns may select the same op. `otherwise` returns
-    the policy of a place that has no entry; if it has none, no entry can say so, and the pattern is left out.
-    """
+    """Returns the patterns that a file of these entries can have, and the entries to name besides them."""
+    # In a file, a name takes precedence over a pattern, and no two patterns may select the same op. No entry can say
+    # that a place has none (`otherwise` returns None), so a pattern that selects one is left out.
     kept: list[Pattern] = []
     covered: Entries = {}
     for section, key, value in reversed(patterns):
@@ -302,11 +300,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Entries, Tables, tuple[Pattern, 
 
 
 def write_atomically(path: str | os.PathLike[str], text: str, errors: str = "strict") -> None:
-    """Writes a file in UTF-8. Whoever reads it meanwhile sees the old content or the new, never a part.
-
-    An existing file keeps its mode, and a symbolic link stays: the file that it points to is replaced. Line ends are
-    written as they are.
-    """
+    """Writes a file in UTF-8. Whoever reads it meanwhile sees the old content or the new, never a part."""
+    # An existing file keeps its mode, and a symbolic link stays: the file that it points to is replaced.
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:

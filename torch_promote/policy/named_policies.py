@@ -86,12 +86,9 @@ _FP32_TOO = (
 
 
 def stock_policy(overload: str, device_type: str) -> CastPolicy | None:
-    """Returns the stock policy of an overload in the running PyTorch on one of `DEVICE_TYPES`.
-
-    That is the policy of its row, or `fallthrough` if the row has none for the device type, or PyTorch does not
-    register it. None: the table does not know, because the overload has no row, or because PyTorch or a library
-    registers it on a device type for which its row has no policy.
-    """
+    """Returns the stock policy of an overload in the running PyTorch on a device type; None if the table has none."""
+    # `fallthrough`: the row has no policy for the device type, or PyTorch does not register it. None: no row, or
+    # PyTorch or a library registers the overload on a device type for which its row has no policy.
     return _column(device_type).get(overload)
 
 

@@ -32,12 +32,9 @@ _ALIASES = {
 
 
 def closest_ops(name: str, ops: Iterable[str], namespace: str = "aten") -> list[str]:
-    """Returns the ops that a misspelt name is likely to mean, the likeliest first. Often there are none.
-
-    A wrong suggestion is worse than none, so the limits are narrow, and narrower for an op of PyTorch that has no row
-    in the op table, since few programs name these. A whole word at an end of a row's name counts, too: "attention".
-    The names are without a namespace; `namespace` is "" for names that are not of ops.
-    """
+    """Returns the ops that a misspelt name is likely to mean, the likeliest first. Often there are none."""
+    # A wrong suggestion is worse than none, so the limits are narrow, and narrower for ops that have no row in the
+    # table. The names are without a namespace; `namespace` is "" for names that are not of ops.
     if len(name) > LONGEST_NAME:
         return []
     name = name.strip().lower()
@@ -212,15 +209,9 @@ def _module_error(module: nn.Module | type[nn.Module]) -> PolicyError:
 
 
 def find_overloads(key: object) -> tuple[str, ...]:
-    """Returns the full names of the overloads that a name, an op object or a pattern selects, in `in_order`.
-
-    The key is "softmax", "aten::softmax", "mylib::op" or `torch.ops.aten.softmax` (every overload of the op);
-    "softmax.int", "aten::softmax.int" or `torch.ops.aten.softmax.int` (that overload); "mm.default" (the overload
-    without a name); what `torch.library.custom_op` returns; a function or method of PyTorch, or its name in Python
-    (`torch.mm`, `F.softmax`, "F.softmax", "torch.Tensor.softmax", "torch.ops.aten.mm"), which selects every overload of
-    the op that it calls, and must call only one; or a shell pattern ("linalg_*", "aten::linalg_*", "mylib::*"), which
-    has to match the op, the overload or the full name. The namespace defaults to aten.
-    """
+    """Returns the full names of the overloads that a name, an op object or a pattern selects, in `in_order`."""
+    # "softmax", `torch.ops.aten.softmax`: all of the op; "mm.default": one; `torch.mm`, "F.softmax": all of the only op
+    # that the function calls; "linalg_*": a shell pattern of the op, the overload or the full name.
     asked = spell_key(key)
     if len(asked) > LONGEST_NAME:
         raise PolicyError(f"no op is called {asked!r}. {HOW_TO_NAME}")

@@ -143,11 +143,9 @@ LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
 
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
-    """Checks overrides, and returns pairs of an overload's full name and its policy, in the order of `in_order`.
-
-    The keys are as in `find_overloads`, the values as in `parse_policy`. If a key selects several overloads, those for
-    which the policy is legal get it. A name takes precedence over a pattern.
-    """
+    """Checks overrides, and returns pairs of an overload's full name and its policy, in the order of `in_order`."""
+    # If a key selects several overloads, those for which the policy is legal get it. A name takes precedence over a
+    # pattern.
     if not isinstance(overrides, Mapping):
         raise PolicyError(
             f"overrides must be a mapping of ops to policies, got {type(overrides).__name__}. Write {{op: policy}}, "
@@ -217,11 +215,8 @@ def _illegal_for_all(key: str, policy: CastPolicy | torch.dtype, reasons: Mappin
 
 
 def parse_policy(value: object, op: str = "") -> CastPolicy | torch.dtype:
-    """Returns the policy that a user's value stands for: a `CastPolicy`, a floating `torch.dtype`, or the name of one.
-
-    "fp16" and "fp32" are names of policies: "fp16" is another name of `lower_precision_fp`, as "lower" is. The op that
-    the policy is for starts the error text.
-    """
+    """Returns the policy of a user's value: a `CastPolicy`, a floating dtype, or a name, such as "lower", of either."""
+    # "fp16" and "fp32" are names of policies; "fp16" is `lower_precision_fp`. `op` starts the error text.
     where = f"{op}: " if op else ""
     if isinstance(value, CastPolicy):
         return value

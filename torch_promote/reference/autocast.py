@@ -317,10 +317,9 @@ def _casts(
 
 
 def _matching(call: Call, device: str) -> Iterator[_Target]:
-    """The tensors that `match_self` may cast, with the dtype of what is written.
-
-    Lists go in step with a list that is written. Beside such a list of several dtypes, no dtype matches other tensors.
-    """
+    """The tensors that `match_self` may cast, with the dtype of what is written."""
+    # Lists go in step with a list that is written. Beside such a list of several dtypes, no dtype matches other
+    # tensors.
     first = next(filter(None, _written(call)), [])
     dtypes = [one.dtype if _eligible(one, device, with_doubles=True) else None for one in first]
     for argument in call.signature.arguments:
@@ -347,12 +346,9 @@ def _target(call: Call, device: str, policy: CastPolicy | torch.dtype, lower: to
 
 
 def _candidates(call: Call) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """The tensors of a call that may be cast, with their paths, and whether `promote` considers their dtypes.
-
-    Arguments that the op writes to are none. For an op of the table, they are tensors, optional tensors and lists of
-    tensors; as in PyTorch, lists of optional tensors such as index_put's indices are not. For any other op, every
-    tensor in any argument is one. `promote` casts optional tensors without considering their dtypes.
-    """
+    """The tensors of a call that may be cast, with their paths, and whether `promote` considers their dtypes."""
+    # Arguments that the op writes to are none. Nor are, for an op of the table, lists of optional tensors (index_put's
+    # indices). `promote` casts optional tensors, but ignores their dtypes.
     # Source: aten/src/ATen/autocast_mode.h, cached_cast (v2.13).
     in_table = call.signature.name in _rows()
     for argument in call.signature.arguments:
@@ -371,10 +367,8 @@ def _written(call: Call) -> Iterator[list[torch.Tensor]]:
 
 
 def _devices(call: Call) -> set[str]:
-    """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU.
-
-    MKLDNN tensors do not take part: their dispatch keys include no backend, and backends determine the Autocast keys.
-    """
+    """The device types that take part in dispatch. A Python number passed for a tensor is on the CPU."""
+    # The keys of MKLDNN tensors include no backend, and backends determine the Autocast keys.
     # Source: c10/core/DispatchKeySet.h, getAutocastRelatedKeySetFromBackend (v2.13).
     found = set()
     for argument in call.signature.arguments:
@@ -398,11 +392,9 @@ def _eligible(tensor: torch.Tensor, device: str, with_doubles: bool = False) -> 
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether stock's cache mode keeps casts of a tensor.
-
-    Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether inference
-    mode is on; this package also excludes tensors created in inference mode, which have no version counter.
-    """
+    """Whether stock's cache mode keeps casts of a tensor."""
+    # Not modelled: PyTorch does not cache casts of tensors that belong to a CUDA graph. PyTorch checks whether
+    # inference mode is on; this package also excludes tensors created in inference mode, which have no version counter.
     # Source: aten/src/ATen/autocast_mode.cpp, cached_cast (v2.13).
     return (
         tensor.dtype is torch.float32

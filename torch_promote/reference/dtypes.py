@@ -142,19 +142,14 @@ def is_complex(dtype: torch.dtype) -> bool:
 
 
 def is_integral(dtype: torch.dtype, include_bool: bool = False) -> bool:
-    """Whether a dtype is one of the eight integer dtypes with whole bytes, or bool if `include_bool` is set.
-
-    As in PyTorch, int1 to int7 and uint1 to uint7 are not integral.
-    """
+    """Whether a dtype is one of the eight integer dtypes with whole bytes, or bool if `include_bool` is set."""
+    # As in PyTorch, int1 to int7 and uint1 to uint7 are not integral.
     # Source: c10/core/ScalarType.h, isIntegralType (v2.13).
     return dtype in _INTEGRAL or (include_bool and dtype is torch.bool)
 
 
 def to_complex(dtype: torch.dtype) -> torch.dtype | None:
-    """Returns the complex dtype whose parts have a floating dtype. A complex dtype is returned unchanged.
-
-    None: PyTorch has none, as for integers, bool, float8 and float4.
-    """
+    """Returns the complex dtype whose parts have a floating dtype; itself if complex; None if PyTorch has none."""
     # Source: c10/core/ScalarType.h, toComplexType (v2.13).
     return _TO_COMPLEX.get(dtype)
 

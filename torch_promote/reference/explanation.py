@@ -59,10 +59,7 @@ def listed(items: Sequence[str]) -> str:
 
 
 def explain_plan(op: str, plan: AutocastPlan, overridden: bool, names: Mapping[str, str]) -> str:
-    """Returns the step that says what autocast does with a call that has a policy.
-
-    `names` has the tensors that the expression spells, by their paths, as it spells them.
-    """
+    """Returns the step that says what autocast does with a call that has a policy; `names` spells tensors, by path."""
     policy = plan.policy.value if isinstance(plan.policy, CastPolicy) else f"to run in {_names([plan.policy])}"
     casts: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for cast in plan.all_casts():
@@ -283,10 +280,7 @@ _LIMITS = {
 
 
 def _overflow(name: str, value: Operand | Number, computed: torch.dtype, op: str, compares: bool) -> str:
-    """What happens to a number, or to a value of a 0-dim tensor, that does not fit the dtype that an op computes in.
-
-    The text starts with a space. It is empty if every value fits.
-    """
+    """What happens to a number that does not fit the dtype that an op computes in: "", or a text after a space."""
     # Source: aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, binary_kernel_reduced_floating_vec_opmath_support (v2.13);
     # c10/util/TypeCast.h, convert (v2.13); aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::compute_types (v2.13).
     target, real = dtype_name(computed), to_real(computed)

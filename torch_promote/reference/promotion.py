@@ -69,11 +69,8 @@ class PromotionError(TorchPromoteError, TypeError):
 
 
 def read_table(text: str) -> dict[tuple[torch.dtype, torch.dtype], torch.dtype | None]:
-    """Returns a table in typecodes as a mapping of pairs in both orders, without dtypes that the running PyTorch lacks.
-
-    Args:
-        text: A header of typecodes, and rows that start with theirs. "--" marks a pair without a common dtype.
-    """
+    """Returns a table as a mapping of pairs in both orders, without dtypes that the running PyTorch lacks."""
+    # `text`: a header of typecodes, and rows that start with theirs. "--" marks a pair without a common dtype.
     header, *rows = (line.split() for line in text.strip().splitlines())
     pairs: dict[tuple[torch.dtype, torch.dtype], torch.dtype | None] = {}
     for row, *codes in rows:
@@ -198,12 +195,9 @@ class Operand(NamedTuple):
 
 
 def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """Joins the dtype of a state with the dtype of the next weaker one. None: no operand has this state.
-
-    The weaker dtype only matters if it is of a higher kind: a 0-dim int64 does not widen an int32 with dimensions, but
-    a 0-dim float makes it floating, and a 0-dim complex makes it complex. If only one is a bits dtype,
-    the result is None. A complex dtype raises beside one without a complex counterpart (float8, float4).
-    """
+    """Joins the dtype of a state with the dtype of the next weaker one. None: no operand has this state."""
+    # The weaker dtype matters only if it is of a higher kind. If only one is a bits dtype, the result is None. A
+    # complex dtype raises beside one without a complex counterpart (float8, float4).
     # Source: aten/src/ATen/native/TypeProperties.cpp, combine_categories (v2.13).
     if higher is not None and is_complex(higher):
         return higher
@@ -225,11 +219,9 @@ def combine_categories(higher: torch.dtype | None, lower: torch.dtype | None) ->
 
 
 def number_dtype(number: Number, default_dtype: torch.dtype | None = None) -> torch.dtype:
-    """Returns the dtype that promotion uses for a Python number. An int is an int64, or a uint64 if it only fits that.
-
-    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
-    update_result_type_state (v2.13).
-    """
+    """Returns the dtype that promotion uses for a Python number. An int is an int64, or a uint64 if only that fits."""
+    # Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13); aten/src/ATen/native/TypeProperties.cpp,
+    # update_result_type_state (v2.13).
     if isinstance(number, bool | torch.SymBool):
         return torch.bool
     if isinstance(number, int | torch.SymInt):
@@ -284,10 +276,8 @@ def result_type(
 def _dtype_and_state(
     operand: torch.Tensor | Number | torch.dtype | Operand, default_dtype: torch.dtype | None
 ) -> tuple[torch.dtype, str]:
-    """The dtype that promotion uses for an operand, and the operand's state.
-
-    A wrapped number counts as the default dtype, or its complex dtype, whatever its tensor's dtype is.
-    """
+    """The dtype that promotion uses for an operand, and the operand's state."""
+    # A wrapped number counts as the default dtype, or its complex dtype, whatever its tensor's dtype is.
     # Source: aten/src/ATen/native/TypeProperties.cpp, update_result_type_state (v2.13).
     if isinstance(operand, torch.dtype):
         return operand, "dim"

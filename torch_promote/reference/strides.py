@@ -74,11 +74,9 @@ def is_non_overlapping_and_dense(shape: Sizes, strides: Sizes) -> bool:
 
 
 def _grows_along(shape: Sizes, strides: Sizes, perm: Sequence[int]) -> bool:
-    """Whether the strides suggest that a tensor was created in the format with the order `perm` of dimensions.
-
-    Shape and strides may be ambiguous: a `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of
-    dimensions of size 1 then decide; if they do not either, the tensor counts as contiguous.
-    """
+    """Whether the strides suggest that a tensor was created in the format with the order `perm` of dimensions."""
+    # A `[2, 1, 4, 4]` tensor can be contiguous in both formats. The strides of dimensions of size 1 then decide; if
+    # they do not either, the tensor counts as contiguous.
     # Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 (v2.13); c10/core/MemoryFormat.h,
     # is_channels_last_strides_3d_s5 (v2.13).
     if strides[1] == 0:  # the channels are expanded
@@ -168,13 +166,9 @@ def broadcast_shapes(*shapes: Sizes) -> Sizes:
 
 
 def reorder_dimensions(shape: Sizes, operands: Sequence[Sizes]) -> list[int]:
-    """Returns the order in which TensorIterator iterates over the dimensions, innermost first.
-
-    It is an insertion sort that starts from the order of a contiguous tensor. Two dimensions are compared operand by
-    operand, and the first operand whose strides differ decides. If none does, the dimensions keep their order and the
-    insertion continues past them. The comparison is not transitive, so another sort would give another order.
-    The strides of the operands are broadcast to `shape`: 0 in expanded dimensions.
-    """
+    """Returns the order in which TensorIterator iterates over the dimensions, innermost first."""
+    # An insertion sort: the first operand whose strides differ decides. Comparison is not transitive, so another sort
+    # would give another order. The strides of the operands are broadcast to `shape`: 0 in expanded dimensions.
     # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::reorder_dimensions (v2.13).
     ndim = len(shape)
     perm = list(range(ndim - 1, -1, -1))
@@ -206,13 +200,9 @@ def _should_swap(shape: Sizes, operands: Sequence[Sizes], dim0: int, dim1: int) 
 
 
 def output_strides(shape: Sizes, operands: Sequence[Layout]) -> Sizes:
-    """Returns the strides of the result that TensorIterator allocates.
-
-    For an input that the CPU first converts to another dtype, the operand is the copy: see `temporary_strides`.
-
-    Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::fast_set_up (v2.13); aten/src/ATen/TensorIterator.cpp,
-    TensorIteratorBase::allocate_or_resize_outputs (v2.13).
-    """
+    """Returns the strides of the result that TensorIterator allocates; an operand may be a `temporary_strides` copy."""
+    # Source: aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::fast_set_up (v2.13);
+    # aten/src/ATen/TensorIterator.cpp, TensorIteratorBase::allocate_or_resize_outputs (v2.13).
     if all(own == shape for own, _ in operands):
         fast = _fast_set_up(shape, [strides for _, strides in operands])
         if fast is not None:

@@ -251,10 +251,8 @@ def _as_operand(value: torch.Tensor | Number | Operand) -> Operand:
 
 
 def wrap_number(number: Number) -> Operand:
-    """Returns the 0-dim operand that PyTorch wraps a Python number in. Its dtype differs from that of `number_dtype`.
-
-    Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
-    """
+    """Returns the 0-dim operand that PyTorch wraps a Python number in; `number_dtype` returns another dtype."""
+    # Source: aten/src/ATen/ScalarOps.h, scalar_to_tensor (v2.13).
     return Operand(number_dtype(number, torch.float64), (), (), "cpu", True)
 
 

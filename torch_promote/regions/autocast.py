@@ -56,12 +56,10 @@ _R = TypeVar("_R")
 
 
 class Steps:
-    """A context manager that runs each step of one body in a region.
+    """A context manager that runs each step of one body in a region."""
 
-    Autocast state belongs to a thread: a body that is suspended in the middle of a region would leave it open for the
-    code that the thread runs next. So the regions, also those that the body opens itself and holds across steps, are
-    suspended after each step, and resumed for the next one. After the last step, no region is left to end.
-    """
+    # Autocast state belongs to a thread: a suspended body would leave its regions open for the code that runs next. So
+    # all of them, its own ones too, are suspended after each step. After the last step, no region is left to end.
 
     def __init__(self, region: AbstractContextManager[Any]) -> None:
         self._region = region

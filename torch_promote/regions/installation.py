@@ -81,11 +81,10 @@ class stock_autocast(_Autocast):  # noqa: N801 (named as the class that it is)
 
 
 class _Objects(list[weakref.ref[Any]]):
-    """The objects whose regions are open in a thread, once per open region, outermost first.
+    """The objects whose regions are open in a thread, once per open region, outermost first."""
 
-    The references own the regions: the extension stores the address of an owner, and that of an object may be reused
-    while its region is open. A dead reference is that of a region that no code can end.
-    """
+    # The references own the regions: the extension stores the address of an owner, and that of an object may be reused
+    # while its region is open. A dead reference is that of a region that no code can end.
 
     __slots__ = ("__weakref__",)
 
@@ -473,10 +472,8 @@ VARIABLES = (AUTOCAST, POLICY, defaults.MODEL, OVERRIDES, CACHE)
 
 
 def use_environment() -> Installation | None:
-    """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1.
-
-    It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
-    """
+    """Calls `install` with TORCH_PROMOTE_OVERRIDES and TORCH_PROMOTE_CACHE if TORCH_PROMOTE_AUTOCAST is 1."""
+    # It passes no policy: regions without one use the default policy, which TORCH_PROMOTE_POLICY sets.
     if os.environ.get(AUTOCAST) != "1":  # _torch_promote_hooks warns of other values
         return None
     cache = os.environ.get(CACHE, "")

@@ -218,10 +218,9 @@ class _Bound:
 
 
 class PolicyForward(_Bound):
-    """The attribute `forward` of a module with a policy. Looks like a bound method.
+    """The attribute `forward` of a module with a policy. Looks like a bound method."""
 
-    `module` is None if it no longer exists. `inner` is the `forward` that it had before; None: that of its class.
-    """
+    # `module` is None if it no longer exists. `inner` is the `forward` that it had before; None: that of its class.
 
     def __init__(self, module: nn.Module | None, inner: Callable[..., Any] | None = None) -> None:
         super().__init__(module, inner)
@@ -451,11 +450,9 @@ def _restore(attributes: dict[str, Any], module: nn.Module) -> None:
 
 
 def _call_as_itself(module: nn.Module, args: Any, kwargs: Any = None) -> Any:
-    """Passes a shallow copy of a module with a policy to the forward that it shares; see NOTE [ Whose forward ].
-
-    It also raises if somebody deleted the forward. And without a hook, the fast path of `nn.TransformerEncoderLayer`
-    would not call its modules.
-    """
+    """Passes a shallow copy of a module with a policy to the forward that it shares; see NOTE [ Whose forward ]."""
+    # It also raises if somebody deleted the forward. And without a hook, the fast path of `nn.TransformerEncoderLayer`
+    # would not call its modules.
     # Source: torch/nn/modules/transformer.py, TransformerEncoderLayer.forward (v2.13).
     forward = module.__dict__.get("forward")
     if forward is None and policies_in_force(module):

@@ -387,10 +387,8 @@ class Binding:
 
 
 def _change(change: Callable[..., None], number: int, policies: Mapping[nn.Module, ModulePolicy]) -> None:
-    """Changes the tables on modules, one thread at a time.
-
-    Garbage collection may end a binding in the middle of a change. The end of that change then detaches it.
-    """
+    """Changes the tables on modules, one thread at a time."""
+    # Garbage collection may end a binding in the middle of a change. The end of that change then detaches it.
     global _is_changing
     _changes.append((change, number, policies))
     with _lock:

@@ -149,10 +149,7 @@ _without_object = Lint(None)
 
 
 def report(number: int, region: int, op: str, operands: Sequence[_Operand], computed: torch.dtype) -> None:
-    """Reports a call as the region's `on_promotion` says: one event for each kind that describes it, if any does.
-
-    The extension calls it with the number of the rule and the address of the `promotion` object.
-    """
+    """Reports a call to the `promotion` object at an address: one event for each kind that describes the call."""
     from torch_promote.regions.promotion_tables import describe_operand, registered
 
     rule, _, wanted, mode = registered(number)
@@ -248,10 +245,8 @@ def _warn(event: PromotionEvent, frame: FrameType | None) -> None:
 
 
 def _traced_line() -> tuple[str, int] | None:
-    """Returns the line of the function that torch.compile is compiling; None outside a compilation.
-
-    While Dynamo traces, its tracing context has the line; when the graph is traced again, the graph's nodes have it.
-    """
+    """Returns the line of the function that torch.compile is compiling; None outside a compilation."""
+    # While Dynamo traces, its tracing context has the line; when the graph is traced again, the graph's nodes have it.
     if torch._guards.TracingContext.try_get() is None:
         return None
     stack = torch._guards.TracingContext.extract_stack()

@@ -377,11 +377,9 @@ folders: tuple[str, str] = (_TORCH, str(Path(__file__).parents[1]) + os.sep)
 
 
 def caller() -> list[Any] | None:
-    """Returns what a function that PyTorch has written in Python was given, which makes the current call of an op.
-
-    These are the tensors and numbers that the outermost such function was given; None if the user calls the op. See
-    NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack tell.
-    """
+    """Returns what PyTorch's outermost Python function that makes this call got; None if the user calls the op."""
+    # See NOTE [ Composite calls ] in csrc/promotion/call.h. Nothing is recorded beforehand: the frames of the stack
+    # tell.
     found = None
     frame: FrameType | None = sys._getframe()
     while frame is not None and (

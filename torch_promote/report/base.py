@@ -447,11 +447,7 @@ _INFINITE_HEAT = 1.5
 
 
 def heat_shares(values: Sequence[float], scale: tuple[float, float] | None = None) -> list[float]:
-    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN.
-
-    Infinity is beyond the scale, so that it has a colour of its own. `scale` has the numbers at its ends; None: the
-    values' own.
-    """
+    """Returns the positions of values on a logarithmic scale from 0.05 to 1; 0 for zeros and NaN, 1.5 for infinity."""
     powers = [math.log10(value) for value in scale or values if 0 < value < math.inf]
     top = max(powers, default=0.0)
     low = max(min(powers, default=0.0), top - _DECADES)

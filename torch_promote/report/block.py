@@ -55,10 +55,8 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
 
 
 def block(check: Callable[..., None]) -> Callable[[Callable[_P, Iterator[_R]]], Callable[_P, ReportBlock[_R]]]:
-    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again.
-
-    `check` gets the arguments by name when the block is made, and raises for those that are not legal.
-    """
+    """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again."""
+    # `check` gets the arguments by name when the block is made, and raises for those that are not legal.
 
     def decorate(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
         signature = inspect.signature(function)

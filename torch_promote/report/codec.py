@@ -31,10 +31,7 @@ WRONG_DATA = (KeyError, TypeError, ValueError, AttributeError, IndexError, Asser
 
 
 def encode(value: Any) -> Any:
-    """Returns a value as JSON-compatible values. Infinite numbers and NaN become strings.
-
-    A dataclass becomes a dict of its fields, and an object that has `to_dict`, such as a `Policy`, what it returns.
-    """
+    """Returns a value as JSON-compatible values; infinite numbers and NaN become strings, and dataclasses dicts."""
     if value is None or type(value) in (str, int, bool):
         return value
     if isinstance(value, enum.Enum):
@@ -55,11 +52,9 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, data: Any) -> Any:
-    """Returns the value of a type from the data that `encode` returned. Raises one of WRONG_DATA for other data.
-
-    The type is a dataclass, or any that the field of one may have: numbers, texts, dtypes, enums, classes with
-    `from_dict`, and tuples, lists, mappings, unions and literals of these.
-    """
+    """Returns the value of a type from the data that `encode` returned. Raises one of WRONG_DATA for other data."""
+    # The type is a dataclass, or any that the field of one may have: numbers, texts, dtypes, enums, classes with
+    # `from_dict`, and tuples, lists, mappings, unions and literals of these.
     return _decoder(kind)(data)
 
 

@@ -22,10 +22,9 @@ _TENSORS = ("List[Tensor]", "Optional[List[Tensor]]", "List[Optional[Tensor]]")
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a schema.
+    """One argument of a schema."""
 
-    Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
-    """
+    # Source: aten/src/ATen/core/function_schema.h, Argument (v2.13).
 
     name: str
     type: str  # as the schema prints it, such as `Optional[Tensor]`
@@ -109,10 +108,8 @@ class Call(Mapping[str, Any]):
     def of(
         cls, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], default_dtype: torch.dtype
     ) -> Call:
-        """Binds arguments as the dispatcher does: by position, by name, then by default.
-
-        Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
-        """
+        """Binds arguments as the dispatcher does: by position, by name, then by default."""
+        # Source: torch/csrc/jit/python/pybind_utils.h, createStackForSchema (v2.13).
         signature = signature_of(op)
         values = {argument.name: argument.default for argument in signature.arguments}
         values.update(zip(values, args, strict=False))
@@ -129,11 +126,8 @@ class Call(Mapping[str, Any]):
         return len(self.bound)
 
     def operands(self, *names: str) -> Iterator[TensorLike | Number]:
-        """Yields the values of the named arguments, or of all tensor arguments that are not `out`.
-
-        The elements of lists are yielded one by one; absent tensors are skipped. A Python number may be passed for a
-        tensor: PyTorch's wrapped number.
-        """
+        """Yields the tensors of the named arguments, or of all but `out`; those of lists one by one."""
+        # Absent tensors are skipped. A Python number may be passed for a tensor: PyTorch's wrapped number.
         chosen = names or tuple(a.name for a in self.signature.arguments if (a.is_tensor or a.is_list) and not a.is_out)
         for name in chosen:
             value = self.bound[name]
@@ -143,10 +137,7 @@ class Call(Mapping[str, Any]):
                     yield operand
 
     def tensor(self, name: str | None = None) -> TensorLike:
-        """Returns the named tensor, the first of a list of them, or the first tensor of the call.
-
-        For a Python number passed for a tensor, this is the 0-dim operand that PyTorch wraps it in.
-        """
+        """Returns the named tensor (the first of a list), or the call's first; a number as its 0-dim operand."""
         operand = next(self.operands(*(() if name is None else (name,))))
         return operand if isinstance(operand, TensorLike) else wrap_number(operand)
 

@@ -131,10 +131,8 @@ def bin_counts(call: Call) -> torch.dtype:
 
 @_rule
 def statistics(call: Call, name: str | None = None) -> torch.dtype:
-    """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32.
-
-    On other devices than the CPU, batch and layer norm always use float32 for half-precision inputs.
-    """
+    """A mean or deviation that is saved for the backward: float32 if the input is half and a parameter is float32."""
+    # On other devices than the CPU, batch and layer norm always use float32 for half-precision inputs.
     # Source: aten/src/ATen/native/cpu/mixed_data_type.h, param_scalar_type (v2.13);
     # aten/src/ATen/native/cuda/Normalization.cu, batch_norm_cuda (v2.13);
     # aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda (v2.13); for fake tensors of other devices
@@ -150,10 +148,8 @@ def statistics(call: Call, name: str | None = None) -> torch.dtype:
 
 @_rule
 def wanted(call: Call, position: str, *names: str) -> torch.dtype | None:
-    """A gradient selected by the output mask: the dtype of the first named argument that is not None.
-
-    `position` is the gradient's index in the mask. A gradient that is not selected is undefined, None.
-    """
+    """A gradient selected by the output mask at `position`: the dtype of the first named argument that is not None."""
+    # A gradient that is not selected is undefined, None.
     # Source: aten/src/ATen/native/layer_norm.cpp, layer_norm_backward_cpu (v2.13).
     if not call["output_mask"][int(position)]:
         return None

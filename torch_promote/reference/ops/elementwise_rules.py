@@ -160,10 +160,8 @@ def power_of_number(call: Call, *, out: TensorLike | None = None) -> Elementwise
 
 @_rule
 def times_power(call: Call, *, out: TensorLike | None = None) -> ElementwiseResult:
-    """A tensor times a power of two. There is a kernel for integer exponents of floating tensors; others are products.
-
-    The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
-    """
+    """A tensor times a power of two: a kernel for integer exponents of floating tensors, otherwise a product."""
+    # The base 2 is a Python number for float32 and integer tensors, and otherwise a 0-dim tensor of the tensor's dtype.
     # Source: aten/src/ATen/native/BinaryOps.cpp, ldexp (v2.13).
     tensor, exponent = call.tensor("self"), call.tensor("other")
     if is_floating(tensor.dtype) and is_integral(exponent.dtype, include_bool=True):

@@ -97,10 +97,8 @@ _JOINS = {pair: _join(pair) for pair in itertools.product(LATTICE, repeat=2)}
 
 @functools.cache
 def jax_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns JAX's rule with 64-bit dtypes enabled and PyTorch's default dtype for Python floats.
-
-    A join of float* stands for the default dtype, one of complex* for its complex dtype.
-    """
+    """Returns JAX's rule with 64-bit dtypes enabled and PyTorch's default dtype for Python floats."""
+    # A join of float* stands for the default dtype, one of complex* for its complex dtype.
     # Source: jax/_src/dtypes.py, _type_promotion_lattice (v0.10).
     weak = {"int*": torch.int64, "float*": default_dtype, "complex*": default_complex(default_dtype)}
 
@@ -265,11 +263,9 @@ def _numpys_number(number: type, dtype: torch.dtype) -> torch.dtype:
 
 
 def _numpys_many(dtypes: Sequence[torch.dtype]) -> torch.dtype | None:
-    """Like PyArray_PromoteDTypeSequence: promotes one dtype with each of the others, and folds the results.
-
-    Thus int16, uint16 and float32 give float32, without int32 as an intermediate step. NumPy uses ml_dtypes only for
-    pairs; among more dtypes, bfloat16 stands for float32 unless it represents the values of all others.
-    """
+    """Promotes one dtype with each of the others, and folds the results, like PyArray_PromoteDTypeSequence."""
+    # Thus int16, uint16 and float32 give float32, without int32 as an intermediate step. NumPy uses ml_dtypes only for
+    # pairs; among more dtypes, bfloat16 stands for float32 unless it represents the values of all others.
     found = set(dtypes)
     if torch.bfloat16 in found:
         found.remove(torch.bfloat16)
@@ -373,10 +369,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 @functools.cache
 def strict_rule(default_dtype: torch.dtype) -> PromotionRule:
-    """Returns the strict rule for every dtype of the running PyTorch.
-
-    A call whose tensors have one dtype never raises. Integers still divide to the default dtype.
-    """
+    """Returns the strict rule: a call whose tensors have one dtype never raises, and integers divide to the default."""
     return PromotionRule(
         name="strict",
         tensors={(a, b): a if a is b else None for a in ALL_DTYPES for b in ALL_DTYPES},

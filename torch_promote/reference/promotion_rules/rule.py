@@ -74,10 +74,8 @@ def words_of_table(table: str, a: torch.dtype | type, b: torch.dtype, common: to
 def _by_state(
     operands: Iterable[OperandLike], zero_dim_is_weak: bool
 ) -> tuple[list[torch.dtype], list[torch.dtype], type | None]:
-    """The distinct dtypes of tensors with dimensions, those of 0-dim tensors, and the highest type of number.
-
-    If 0-dim tensors are not weak, they count as tensors with dimensions.
-    """
+    """The distinct dtypes of tensors with dimensions, those of 0-dim tensors, and the highest type of number."""
+    # If 0-dim tensors are not weak, they count as tensors with dimensions.
     dims: dict[torch.dtype, None] = {}
     zeros: dict[torch.dtype, None] = {}
     numbers: list[type] = []
