@@ -1153,6 +1153,9 @@ class Walk:
             f"{reader} reads what compiled code computed in {'AB'[side]}, and it differs by more than rounding "
             f"(relative L2 {spell_number(error)})."
         )
+        draw = "" if function is None else compiled.recording.draws.get(function, "")
+        if draw:
+            text += f" The compiled function draws random numbers (generator {draw.rpartition(' ')[0]})."
         self._add(Fact("op", text, first[0], first[1], self._step_of(first[0], first[1]), error), "compiled")
 
     def _compare_compiled(self, gap: Gap) -> None:
