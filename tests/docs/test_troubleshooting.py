@@ -273,3 +273,26 @@ def test_errors_while_torch_compile_traces(
     assert "program.py:3, compiled: RuntimeError(" in said
     for text in (said, report.content().verdict):
         assert cure in text
+
+
+def test_an_error_in_another_thread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace does not observe it, and a region is one thread's."""
+    code = "import concurrent.futures as c\nwith torch.autocast('cpu'), c.ThreadPoolExecutor(1) as pool:\n    low = model(x)"
+    code += "\n    pool.submit(nn.Linear(4, 4), low).result()"
+    with pytest.raises(RuntimeError) as error, tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    monkeypatch.setattr("sys.last_value", error.value, raising=False)
+    say_at_exit()
+    for text in (capsys.readouterr().err, report.content().verdict):
+        assert "aten::linear of input bfloat16[" in text
+        assert "program.py:4, module" in text
+        assert "where the regions of other threads are not open: open one there." in text
+
+
+def test_a_result_that_is_complex_is_not_cast_back() -> None:
+    for code, back in (("torch.view_as_complex(low[:, :2])", False), ("torch.linalg.cholesky(low @ low.T)", True)):
+        with pytest.raises(RuntimeError), tp.trace() as report:
+            execute(Row("", "", code, ""), code)
+        text = report.content().verdict
+        assert "cast self with .to(torch.float32)" in text
+        assert ("its result back" in text) == back

@@ -14,6 +14,7 @@ it, from the traceback.
 from __future__ import annotations
 
 import ast
+import concurrent.futures.thread
 import contextlib
 import functools
 import itertools
@@ -136,6 +137,7 @@ _NEEDS_FLOAT32 = re.compile(
     r"descriptor|other than float and double|of float, double|Half, Float or Double|half, float and double|is banned|"
     r"unsafe to autocast|support tensors of type"
 )
+_MAKES_COMPLEX = re.compile("complex|stft|fft")
 #: The backward of an autograd.Function that custom_bwd decorates.
 _DECORATED = "custom_bwd.<locals>."
 #: The most elements of the tensors of a call that is made again.
@@ -164,10 +166,27 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
-        if found or cure_by_text(text) or cure_of_compiled(text):
-            return Failure(text[:2000], _custom_function(frames), found)
+        told = "" if found else cure_by_text(text) or cure_of_compiled(text)
+        if not (found or told) and _is_in_thread(frames):  # whose calls a trace does not observe
+            told = _of_error(error)
+        if found or told:
+            return Failure(text[:2000], _custom_function(frames), found, told)
         error = error.__cause__ or error.__context__
     return None
+
+
+#: What runs the function of a thread.
+_THREADS = threading.Thread.run.__code__, concurrent.futures.thread._WorkItem.run.__code__
+_IN_THREAD = "It ran in a thread of its own, where the regions of other threads are not open: open one there. "
+
+
+def _is_of_python(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(os.path.dirname(threading.__file__)) and "-packages" not in file
+
+
+def _is_in_thread(frames: Iterable[types.FrameType]) -> bool:
+    return any(frame.f_code in _THREADS for frame in frames)
 
 
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
@@ -209,7 +228,7 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None = None) -> Cure:
         return Cure(known, {})
     in_function = "" if failure is None else failure.function
     if call.phase == "backward" and not call.autocast and not in_function.startswith(_DECORATED):
-        return Cure(_of_a_backward(first.inputs, in_function), {})
+        return Cure(_of_a_backward(first.inputs, in_function, first.name), {})
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
         return Cure("", {})
@@ -265,7 +284,7 @@ def _keeps(dtypes: Iterable[torch.dtype]) -> bool:
     return len(found) > 1 and any(one is torch.float64 or one.is_complex for one in found)
 
 
-def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
+def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "") -> str:
     if function:
         device = next((one.device.partition(":")[0] for one in infos), "...")
         return (
@@ -276,9 +295,10 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str) -> str:
     dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
     if len(dtypes) < 2:
         return ""
+    loss = ": a loss takes target.to(prediction.dtype)" if "loss" in name else ", or run the op in float32"
     return (
-        f"The forward of the op got two dtypes ({', '.join(dtypes)}), and its backward takes one. Cast in the forward: "
-        "a loss takes target.to(prediction.dtype)."
+        f"The forward of the op got two dtypes ({', '.join(dtypes)}), and its backward takes one. Cast in the forward"
+        f"{loss}."
     )
 
 
@@ -318,7 +338,8 @@ def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
         target = kept[0] if kept and not wide.is_complex else wide
     cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
     changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
-    back = f", and its result back with .to({dtypes[0]})" if len(dtypes) == 1 else ""
+    is_back = len(dtypes) == 1 and not _MAKES_COMPLEX.search(call.op)
+    back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if is_back else ""
     return f"In the code, at that line: cast {changed} with .to({target}){back}.", cast
 
 
@@ -474,7 +495,8 @@ def _of_error(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     if told := cure_of_compiled(text):
         return told
-    frame, number = next(((one, line) for one, line in reversed(steps) if is_of_program(one)), steps[-1])
+    of_program = [(one, line) for one, line in steps if is_of_program(one) and not _is_of_python(one)]
+    frame, number = of_program[-1] if of_program else steps[-1]
     path = RunningModules().path_at(steps[-1][0])
     where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
     known = cure_by_text(text)
@@ -492,6 +514,8 @@ def _of_error(error: BaseException) -> str:
     if call is None:  # such as an error that a program raises itself
         return ""
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
+    if _is_in_thread(frames):
+        return f"{shown}, at {where}. {_IN_THREAD}{_by_hand(call)[0]}".rstrip()
     return f"{shown}, at {where}. {_advice(call, text)}{ask}"
 
 

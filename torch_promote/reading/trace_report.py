@@ -12,7 +12,7 @@ from torch_promote.errors import OptionError, check_path, explains_arguments, sh
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
-from torch_promote.reading.dtype_errors import cure_by_text, cure_of, cure_of_compiled, describe_raised
+from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
@@ -175,7 +175,7 @@ class TraceReport(Recording, Report):
         assert failure is not None
         said = textwrap.shorten(failure.text, 200).rstrip(".")
         if not failure.in_call or not self.raised:
-            return f"The program ended with {said}. {cure_by_text(failure.text) or cure_of_compiled(failure.text)}"
+            return f"The program ended with {said}. {failure.told}"
         cure = cure_of(self.raised[-1], failure).text
         return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 

@@ -289,11 +289,13 @@ class Failure:
         text: Its class and its text.
         function: The method of a torch.autograd.Function in which it was raised: "Scale.backward"; "" if in none.
         in_call: Whether the last call that raised has raised it.
+        told: If not, what its traceback tells; "" if nothing.
     """
 
     text: str
     function: str = ""
     in_call: bool = True
+    told: str = ""
 
 
 Place: TypeAlias = tuple[str, str, str]
