@@ -277,8 +277,8 @@ def test_errors_while_torch_compile_traces(
 
 def test_an_error_in_another_thread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A trace does not observe it, and a region is one thread's."""
-    code = "import concurrent.futures as c\nwith torch.autocast('cpu'), c.ThreadPoolExecutor(1) as pool:\n    low = model(x)"
-    code += "\n    pool.submit(nn.Linear(4, 4), low).result()"
+    code = "import concurrent.futures as c\nwith torch.autocast('cpu'), c.ThreadPoolExecutor(1) as pool:\n"
+    code += "    low = model(x)\n    pool.submit(nn.Linear(4, 4), low).result()"
     with pytest.raises(RuntimeError) as error, tp.trace() as report:
         execute(Row("", "", code, ""), code)
     monkeypatch.setattr("sys.last_value", error.value, raising=False)

@@ -875,3 +875,87 @@ def test_what_was_not_kept_is_not_missed() -> None:
     assert difference.equal
     assert (difference.compared, difference.dropped) == (2, 3)
     assert "3 (not stored; see max_calls)" in str(difference)
+
+
+# --- what one run alone updates, and in what order
+
+
+def in_steps(
+    change: Callable[[nn.Sequential, int], None], last: Callable[[int], bool] = lambda step: True
+) -> TraceReport:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizers = [torch.optim.SGD(model[k].parameters(), 0.1) for k in (0, 2)]
+    with tp.trace(values=True) as report:
+        for step in range(3):
+            change(model, step)
+            model(torch.ones(3, 4)).square().mean().backward()
+            for optimizer in optimizers if last(step) else optimizers[:1]:
+                optimizer.step()
+                optimizer.zero_grad()
+    return report
+
+
+def test_parameters_that_one_run_alone_updates_differ() -> None:
+    """They have no contents at the end of that step in the other run, which has left them as they were."""
+
+    def freeze(model: nn.Sequential, step: int) -> None:
+        model[0].requires_grad_(step < 2)
+
+    found = in_steps(lambda *_: None).diff(in_steps(freeze))
+    assert "equal after every step" not in str(found), str(found)
+    first = next(one for one in found.steps if one.parameters)
+    assert first.worst_parameter.startswith("0.")
+
+
+def test_a_run_with_fewer_steps_is_told() -> None:
+    found = in_steps(lambda *_: None).diff(in_steps(lambda *_: None, last=lambda step: step < 2))
+    assert found.step_counts == (6, 5)
+    assert " A has 6 steps of an optimizer, B 5." in found.content().verdict
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimizer_with_its_parameters_in_another_order_is_equal(make: Any) -> None:
+    def run(reverses: bool) -> TraceReport:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        parameters = list(model.parameters())
+        optimizer = make(parameters[::-1] if reverses else parameters, 0.1, foreach=False)
+        with tp.trace(model, values=True) as report:
+            for _ in range(2):
+                model(torch.ones(3, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return report
+
+    found = run(False).diff(run(True))
+    assert found.equal, str(found)
+
+
+def test_contents_that_something_unrecorded_has_changed() -> None:
+    def run(changes: bool) -> TraceReport:
+        x = torch.ones(4, 4)
+        shared = x.numpy()
+        with tp.trace(values=True) as report:
+            x.add_(1.0)
+            if changes:
+                shared[:] = 5.0
+            x.mul(2.0)
+        return report
+
+    found = run(False).diff(run(True))
+    assert not found.equal
+    assert "other elements" not in str(found), str(found)
+
+
+def test_a_detach_that_one_run_lacks_is_named_where_the_backward_goes_on() -> None:
+    def run(detaches: bool) -> TraceReport:
+        torch.manual_seed(0)
+        generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+        with tp.trace(values=True) as report:
+            fake = generator(torch.ones(2, 4))
+            critic(fake.detach() if detaches else fake).mean().backward()
+        return report
+
+    text = str(run(True).diff(run(False)))
+    assert "Only A calls aten::detach in " in text, text

@@ -226,6 +226,7 @@ class Difference(Report):
         left_out: By run, the number of optimizer steps that the other one was not asked to record.
         outside: By run, the number of calls before the first step in common, if one run alone was recorded from a later
             step on. They are not compared.
+        step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
         failures: By run, the error that ended it, if the other one did not end with it as well.
@@ -262,6 +263,7 @@ class Difference(Report):
     unfinished: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     outside: dict[str, int] = field(default_factory=dict)
+    step_counts: tuple[int, int] | None = None
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
     failures: dict[str, str] = field(default_factory=dict)
@@ -350,6 +352,8 @@ class Difference(Report):
             "still running."
             for name, steps in self.unfinished.items()
         ]
+        if self.step_counts:
+            more.append(f" A has {self.step_counts[0]:,} steps of an optimizer, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
         return "".join([self._sentence(), *more])
 
@@ -558,6 +562,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         unmatched=unmatched + (walk.read_at_last + _unmatched_ends(before, after) if with_values else 0),
         unfinished={name: len(run.ends) for name, run in (("A", before), ("B", after)) if is_unfinished(run)},
         left_out=left_out,
+        step_counts=_step_counts(before, after),
         outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
         moved=walk.moved,
@@ -569,6 +574,11 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
 def _failures(before: Recording, after: Recording) -> dict[str, str]:
     texts = {name: run.failure.text if run.failure else "" for name, run in (("A", before), ("B", after))}
     return {name: text for name, text in texts.items() if text and texts["A"] != texts["B"]}
+
+
+def _step_counts(before: Recording, after: Recording) -> tuple[int, int] | None:
+    counts = len(before.ends), len(after.ends)
+    return None if counts[0] == counts[1] or is_unfinished(before) or is_unfinished(after) else counts
 
 
 def _unread_states(recording: Recording) -> list[str]:
@@ -811,10 +821,16 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
             step = walk.one.steps[pair.one]
             outputs[step] = max(outputs.get(step, 0.0), error)
     found = []
+    # What each run knows of its parameters: one may leave alone what the other one updates.
+    known = [
+        {name: source.values for name, source in run.named.items() if source.kind == "parameter"} for run in walk.runs
+    ]
     for number, (one, other) in enumerate(zip(before.ends, after.ends, strict=False)):
+        known = [mine | dict(end.parameters) for mine, end in zip(known, (one, other), strict=True)]
+        updated = one.parameters.keys() | other.parameters.keys()
         losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
         gradients, worst_gradient = _worst(one.gradients, other.gradients)
-        parameters, worst_parameter = _worst(one.parameters, other.parameters)
+        parameters, worst_parameter = _worst(*({name: mine[name] for name in updated & mine.keys()} for mine in known))
         loss = max((error for error in losses if error is not None), default=None)
         found.append(
             StepDifference(number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter)

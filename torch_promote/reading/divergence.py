@@ -318,6 +318,10 @@ class Walk:
     def _add(self, fact: Fact, key: Any = None) -> None:
         """Adds a fact, or counts it if it is true of another call already."""
         place = self._places.get(key) if key is not None else None
+        if place is None:  # one sentence may be true of calls of several lines
+            place = next(
+                (k for k, one in enumerate(self.facts) if (one.kind, one.text) == (fact.kind, fact.text)), None
+            )
         if place is not None:
             self.facts[place] = replace(self.facts[place], calls=self.facts[place].calls + 1)
             return
@@ -747,6 +751,13 @@ class Walk:
         key: tuple[str, ...] = "elements", call.name, what[0]
         first: tuple[int | None, int | None] = pair
         text = f"{self.place(*pair)} reads other elements of {what[0]} ({info.name}) in the two runs."
+        changed = [
+            w is not None and len(run.results(w)) == 1 and run.results(w)[0] != read.digest
+            for run, w, read in zip(self.runs, writers, reads, strict=True)
+        ]
+        if sum(changed) == 1:  # the other run reads what the call has written
+            text = f"{self.place(*pair)} reads other contents ({info.name}): in {'AB'[changed[1]]}, they are no longer "
+            text += f"{what[changed[1]]}, and no recorded call has changed them."
         a, b = writers
         view = self._view_between(pair, (reads[0].written_by, reads[1].written_by))
         if a is None or b is None:
@@ -805,7 +816,12 @@ class Walk:
         """The last view of what a call reads that one run alone has made: the run's index, and the call."""
         for side, run in enumerate(self.runs):
             for k in sorted((k for k in self._gap_of[side] if k < pair[side]), reverse=True):
-                if run.is_transparent(k) and any(read.written_by == written[side] for read in run.reads(k)):
+                is_none = run.calls[k].op in ("aten::resolve_neg", "aten::resolve_conj")  # such as of numpy()
+                if (
+                    run.is_transparent(k)
+                    and not is_none
+                    and any(read.written_by == written[side] for read in run.reads(k))
+                ):
                     return side, k
         return None
 
@@ -879,6 +895,8 @@ class Walk:
         call, step = self.one.calls[pair.one], self._step_of(*pair)
         infos = call.inputs[place], self.other.calls[pair.other].inputs[place]
         where = f"{self.place(*pair)} ({infos[0].name})"
+        if call.op.startswith("fsdp::") and self.facts:
+            return  # what other processes have sent
         if call.phase not in ("forward", "recompute") and self.facts:
             return
         if infos[0].shape != infos[1].shape:
@@ -1029,7 +1047,7 @@ class Walk:
         parameter = writing.pop() if len(writing) == 1 and not all(computing) else ""
         kinds = [run.named[parameter].kind for run in self.runs if parameter in run.named]
         on = f", on the {kinds[0] if kinds else 'parameter'} {parameter}" if parameter else ""
-        text = f"{self.described(gap)}{on}.{self._accumulated(gap)}"
+        text = f"{self.described(gap)}{on}.{self._accumulated(gap)}{self._not_detached(gap)}"
         kind: Kind = "structure"
         if all(computing):
             ends = [run.calls[calls[-1]] for (run, _), calls in zip(self._sides(gap), computing, strict=True)]
@@ -1052,6 +1070,24 @@ class Walk:
                     step = max(run.steps[w] for w in writers if w >= 0)
                     return f" {'AB'[side]} adds to a gradient of step {step}."
         return ""
+
+    def _not_detached(self, gap: Gap) -> str:
+        """Says if a run has no backward where it alone calls detach before."""
+        phases = [{run.calls[k].phase for k in calls} for run, calls in self._sides(gap)]
+        if {"backward"} not in phases or set() not in phases:
+            return ""
+        side = phases.index(set())
+        run = self.runs[side]
+        last = (gap.one or gap.other)[0]
+        found = [
+            k for k in self._gap_of[side] if facts_of(run.calls[k].name).is_detach and run.calls[k].phase == "forward"
+        ]
+        found = [k for k in found if run.steps[k] == self.runs[1 - side].steps[last]]
+        if not found:
+            return ""
+        call = run.calls[found[0]]
+        line = f", {call.line.rpartition('/')[2]}" if call.line else ""
+        return f" Only {'AB'[side]} calls {call.op} in {module_name(call.module)}{line}."
 
     def _explain_gap(self, gap: Gap, pair: Pair, place: int, error: float | None) -> None:
         """Explains that a call reads what calls of one run alone have written."""

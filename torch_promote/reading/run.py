@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,29 +70,28 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
     if windowed[0] == windowed[1] or not steps[0] or len(steps[1]) < 2:
         return nothing, nothing
     lines = [[(whole.calls[i].name, whole.calls[i].line) for i in step] for step in steps[1][:_MOST_STEPS]]
-    common = [_common_end(lines[0], step) for step in lines[1:]]
-    size, later = max(common), common.index(max(common)) + 1
-    names = [[window.calls[i].name for i in steps[0][0]], *([name for name, _ in lines[k]] for k in (0, later))]
-    end = len(lines[later]) - size  # the number of calls that end the step before
-    if names[0][-size:] == names[1][-size:]:
-        end = len(names[0]) - size  # also such as those of a checkpoint
-    elif names[0][:end] != names[2][:end]:
-        return nothing, nothing
-    if not size:
-        return nothing, nothing
-    outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][: len(lines[0]) - size])
+    start = _first_in(lines[0], itertools.chain(*lines[1:]))
+    mine = [(window.calls[i].name, window.calls[i].line) for i in steps[0][0]]
+    end = _first_in(mine, lines[0][start:])
+    if end == len(mine):  # another file: its lines are others
+        later = max(lines[1:], key=len)
+        end = _first_in(later, lines[0][start:])
+        if [name for name, _ in mine[:end]] != [name for name, _ in later[:end]]:
+            return nothing, nothing
+    outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][:start])
     return outside if windowed[0] else outside[::-1]
+
+
+def _first_in(one: Sequence[object], other: Iterable[object]) -> int:
+    """The place of the first that is in the other sequence; the length if none is."""
+    known = set(other)
+    return next((place for place, key in enumerate(one) if key in known), len(one))
 
 
 def _of_steps(recording: Recording) -> list[list[int]]:
     """The numbers of the calls that the program made, by step."""
     ends = [0, *(end.calls for end in recording.ends)]
     return [[i for i in range(start, end) if recording.calls[i].own] for start, end in itertools.pairwise(ends)]
-
-
-def _common_end(one: Sequence[object], other: Sequence[object]) -> int:
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def is_unfinished(recording: Recording) -> bool:
@@ -162,8 +161,8 @@ class Run:
         return found if all(found) else ()
 
     def tells(self, i: int) -> bool:
-        """Whether a call's results identify it: not those that are zeros."""
-        return any(values.amax != 0.0 for values in self.values(i))
+        """Whether a call's results identify it: not zeros of a backward, which those of several steps of a loop are."""
+        return self.calls[i].phase != "backward" or any(values.amax != 0.0 for values in self.values(i))
 
     def is_transparent(self, i: int) -> bool:
         """Whether a call is a view or a conversion."""
