@@ -816,10 +816,12 @@ class Walk:
         """The last view of what a call reads that one run alone has made: the run's index, and the call."""
         for side, run in enumerate(self.runs):
             for k in sorted((k for k in self._gap_of[side] if k < pair[side]), reverse=True):
-                is_none = run.calls[k].op in ("aten::resolve_neg", "aten::resolve_conj")  # such as of numpy()
+                infos = run.calls[k].inputs, run.calls[k].outputs
+                is_other = [one.shape for one in infos[0][:1]] != [one.shape for one in infos[1]]  # numpy() calls `to`
+                is_other |= run.results(k) != tuple(read.digest for read in run.reads(k)[:1])
                 if (
-                    run.is_transparent(k)
-                    and not is_none
+                    is_other
+                    and run.is_transparent(k)
                     and any(read.written_by == written[side] for read in run.reads(k))
                 ):
                     return side, k

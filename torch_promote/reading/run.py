@@ -90,7 +90,7 @@ def _first_in(one: Sequence[object], other: Iterable[object]) -> int:
 
 def _of_steps(recording: Recording) -> list[list[int]]:
     """The numbers of the calls that the program made, by step."""
-    ends = [0, *(end.calls for end in recording.ends)]
+    ends = [0, *(min(end.calls, len(recording.calls)) for end in recording.ends)]  # `max_calls` may have dropped some
     return [[i for i in range(start, end) if recording.calls[i].own] for start, end in itertools.pairwise(ends)]
 
 
