@@ -1186,3 +1186,100 @@ def test_the_step_of_an_origin_in_an_optimizer_is_the_one_that_runs() -> None:
     assert report.origin is not None
     assert (report.origin.phase, report.origin.step) == ("optimizer", 0)
     assert any(one.endswith("or pass an eps that is not 0 in float16.") for one in report.origin.why), report.origin.why
+
+
+# --- what a mask, an op inside of another, and equal numbers have to do with it
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_infinite_number_of_a_mask_in_a_loss(smoothing: float) -> None:
+    """With label smoothing, a class that is masked has a weight in the loss; without, it has none."""
+    weight = nn.Parameter(torch.ones(4, 4))
+    mask, target = torch.tensor([False, False, True, False]), torch.tensor([0, 1])
+
+    def step() -> None:
+        logits = (torch.ones(2, 4) @ weight).masked_fill(mask, -INF)
+        nn.functional.cross_entropy(logits, target, label_smoothing=smoothing).backward()
+
+    report = find(step)
+    assert [one.kind for one in report.benign][:1] == ["mask"]
+    if not smoothing:
+        assert report.origin is None, str(report)
+        return
+    assert report.origin is not None
+    assert (report.origin.kind, report.attempts) == ("mathematics", [])
+    assert "aten::masked_fill.Scalar, forward, " in report.origin.why[0]
+    assert find(step, allow=["masked_fill"]).origin is None
+
+
+def test_equal_numbers_that_one_repeated_call_makes_unequal() -> None:
+    """The root of the distance of two equal images: float32 for one of the two calls alone is no cure."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 2, 3)
+    x = torch.randn(1, 1, 8, 8)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            one, other = conv(x), conv(x)
+        (one.float() - other.float()).square().mean().sqrt().backward()
+
+    report = find(step)
+    assert report.origin is not None
+    assert (report.origin.kind, report.attempts) == ("mathematics", []), str(report)
+    assert "The derivative of sqrt is infinite at 0." in str(report)
+
+
+def test_an_op_inside_of_which_autocast_casts() -> None:
+    """Squared distances by products: aten::einsum has no policy, and the product inside of it has one."""
+    torch.manual_seed(0)
+    codes = 3 + torch.randn(16, 8)
+    x = codes[:8].clone().requires_grad_()
+
+    def distances(overrides: dict[str, str]) -> Tensor:
+        with tp.my_autocast("cpu", torch.bfloat16, overrides=overrides):
+            products = torch.einsum("id,jd->ij", x, codes)
+        return (x.square().sum(1)[:, None] + codes.square().sum(1) - 2 * products + 1e-2).sqrt()
+
+    report = find(lambda: distances({}))
+    assert report.origin is not None
+    assert (report.origin.kind, report.origin.op) == ("rounding", "aten::einsum"), str(report)
+    assert [one.option for one in report.attempts] == ["--override einsum=fp32"]
+    assert bool(distances({"einsum": "fp32"}).isfinite().all())
+
+
+def test_what_a_cast_inside_of_a_call_has_saved_for_a_backward_comes_from_the_calls_before() -> None:
+    """kl_div casts its target to float32, and the target comes from products in bfloat16."""
+    torch.manual_seed(0)
+    student = nn.Linear(4, 8)
+
+    def step() -> None:
+        with tp.my_autocast("cpu", torch.bfloat16):
+            p = nn.functional.softmax(student(torch.randn(4, 4) * 400), -1)
+            q = torch.full((4, 8), 0.125).log()
+            nn.functional.kl_div(q, p, reduction="batchmean").backward()
+
+    report = find(step)
+    assert report.origin is not None
+    assert report.origin.kind == "mathematics", str(report)
+    assert "no call before it ran in a lower dtype" not in str(report)
+    assert "log_target=True" in str(report)
+
+
+def test_a_step_that_the_scaler_skipped_is_a_step_of_an_origin() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**14), torch.optim.SGD([weight], 0.1)
+    report_of = []
+
+    def run() -> None:
+        for step in range(3):
+            loss = (weight.to(HALF) * 100.0).sum() / (1.0 if step < 2 else 0.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    report_of.append(find(run))
+    origin = report_of[0].origin
+    assert origin is not None
+    assert (origin.op, origin.step) == ("aten::div", 2), str(report_of[0])
+    assert report_of[0].scaler.skipped == 2

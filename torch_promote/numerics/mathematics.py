@@ -26,6 +26,8 @@ _POLES = {
     "Acosh": "1",
     "Pow": "0, with an exponent below 1",
 }
+#: Decompositions whose vectors have no derivative where values are equal, by the name of the autograd node.
+_OF_EQUAL_VALUES = {"LinalgSvd": "singular vectors of equal values", "LinalgEigh": "eigenvectors of equal values"}
 #: What does in one what two ops do, without rounding in between: by the ops, and one of those in between, or "".
 _IDIOMS = {
     ("softmax", "", "log"): "F.log_softmax",
@@ -80,6 +82,16 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
             f"The derivative of {of.lower()} is infinite at {pole}. Keep its argument away from there: add a small "
             "number to it, or replace it there before the op. torch.where on the result does not help: its backward "
             "multiplies the infinite derivative by 0."
+        )
+    elif of == "Xlogy":
+        yield (
+            "The derivative of kl_div with respect to its target is not finite where the target is 0. Pass its "
+            "logarithm, of log_softmax: F.kl_div(..., log_target=True)."
+        )
+    elif of in _OF_EQUAL_VALUES:
+        yield (
+            f"The derivative of {_OF_EQUAL_VALUES[of]} divides by their differences, and by their sums. Separate them, "
+            "such as by a small random matrix that is added before, or detach the vectors."
         )
     elif not node and any(not one.numel() for one in tensors if one.is_floating_point()):
         yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."

@@ -68,6 +68,7 @@ from torch_promote.observe.ops import (
     written,
 )
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
+from torch_promote.recording.recorder import loss_of
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
 from torch_promote.reference.dtypes import LOWER_DTYPES
 
@@ -121,12 +122,12 @@ class Sources:
     """The benign calls that the non-finite values of tensors come from."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[StorageWeakRef, NonfiniteOrigin]] = {}
+        self._known: dict[int, tuple[StorageWeakRef, NonfiniteOrigin, Call | None]] = {}
         self._most = 1000
 
-    def add(self, tensors: Iterable[torch.Tensor], source: NonfiniteOrigin) -> None:
-        """Adds tensors with such values."""
-        self._known |= {one.cdata: (one, source) for one in map(_storage, tensors) if one is not None}
+    def add(self, tensors: Iterable[torch.Tensor], source: NonfiniteOrigin, reader: Call | None = None) -> None:
+        """Adds tensors with such values, and the call that passed them on."""
+        self._known |= {one.cdata: (one, source, reader) for one in map(_storage, tensors) if one is not None}
         if len(self._known) > self._most:
             self._known = {key: one for key, one in list(self._known.items()) if not one[0].expired()}
             self._most = 1000 + 2 * len(self._known)
@@ -135,6 +136,11 @@ class Sources:
         """Returns the call that the values of the first tensor come from of which it is known."""
         known = (self._known.get(one.cdata) for one in map(_storage, tensors) if one is not None)
         return next((one[1] for one in known if one is not None), None)
+
+    def reader_of(self, tensor: torch.Tensor) -> Call | None:
+        """Returns the call that passed such values on to a tensor."""
+        found = None if (storage := _storage(tensor)) is None else self._known.get(storage.cdata)
+        return None if found is None else found[2]
 
 
 #: Stands for the storage of a tensor that cannot be followed, such as a sparse one.
@@ -359,7 +365,8 @@ class NonfiniteFinder:
         self._recent = RecentCalls()
         self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
-        self._steps = 0
+        self._steps = 0  # also those that GradScaler skipped
+        self._steps_before = 0  # at GradScaler's last update
         self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
@@ -373,7 +380,9 @@ class NonfiniteFinder:
         if of.facts.writes:
             self._look_before(watched, of)
         tensors = [tensor for _, tensor in watched.tensors]
-        if self._parent(of) is None and (of.autocast or self._recent.concerns(tensors, args)):
+        around = self._parent(of)
+        is_cast = of.facts.is_copy and isinstance(around, CastingCall)  # autograd may save what it returns
+        if (around is None or is_cast) and (of.autocast or self._recent.concerns(tensors, args)):
             watched.kept = self._recent.keep(args, watched.copies, of.phase)
         # A number as the other factor is the scale that the scaler hands to a fused optimizer.
         is_scaling = name == "aten::mul.Tensor" and of.around is None and isinstance(args[1], torch.Tensor)
@@ -386,6 +395,9 @@ class NonfiniteFinder:
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
+            if found_inf and self._steps == self._steps_before:  # the scaler has skipped the optimizer's
+                self._steps += 1
+            self._steps_before = self._steps
             self._scale, self._scaled_overflow = None, False
         return watched
 
@@ -434,6 +446,8 @@ class NonfiniteFinder:
             if call.name not in known:
                 known[call.name] = call, self._recent.maker_of(watched.kept or ())
         self._check(watched, parent)
+        if self._first is None and not self.observer.is_done and parent is None:
+            self._check_loss(loss_of(call, of.args))
         if self.observer.is_done:
             self._recent.clear()
         elif watched.kept is not None and watched.facts.has_results:
@@ -447,6 +461,24 @@ class NonfiniteFinder:
             self.seen.clipped = self.seen.clipped or call
         elif self.seen.undivided is None and not self._is_unscaled and self._computes_with_scaled(watched, call):
             self.seen.undivided = call
+
+    def _check_loss(self, loss: torch.Tensor | None) -> None:
+        """Reports the infinite numbers of a mask that a loss contains: nothing has replaced or left them out."""
+        source = None if loss is None else self._sources.of([loss])
+        if loss is None or source is None or source.kind != "mask" or is_finite(extremes([loss])[0]):
+            return
+        reader = self._sources.reader_of(loss) or source.call
+        if self._is_allowed(source.call) or self._is_allowed(reader):
+            return
+        text = (
+            f"It passes an infinite number on that the program asked for, {tell_where(source.call)}; the loss is not "
+            "finite for it. A target or a smoothing of labels gives weight to what the mask leaves out: leave it out "
+            "of the loss as well, or mask with a finite number.",
+        )
+        outputs = (TensorRange.of("0", loss),)
+        origin = NonfiniteOrigin(reader, "mathematics", reader.name, (), outputs, text=text, step=self._steps)
+        self.observer.is_done = True
+        self._found(origin, True)
 
     def _computes_with_scaled(self, watched: WatchedCall, call: Call) -> bool:
         """Whether a call of the forward reads gradients of a loss that GradScaler has scaled, and does not divide."""
@@ -500,7 +532,7 @@ class NonfiniteFinder:
                 spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
             if not call.composite and (source := self._source(watched)) is not None:
                 is_divided = source.kind == "GradScaler" and self._divides(watched)
-                self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source)
+                self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source, call)
             self._settle()
         elif self._is_allowed(call):
             self._nan_is_known = True

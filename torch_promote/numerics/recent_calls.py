@@ -292,12 +292,17 @@ class RecentCalls:
         if is_lower and not facts.writes and (values := cures([target])):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
             return self._told(target, "rounding", (call,), [text], values[target.number].low)
-        singles = [(one, values) for one in tried[:_MOST_TRIED] if (values := cures([one]))]
-        for one, values in singles[:1]:
-            return self._loss([one], values, target, self._tell_other(singles[1:]))
         by_op: dict[str, list[RecentCall]] = {}
         for one in tried:
             by_op.setdefault(one.call.name, []).append(one)
+        # An override acts on all calls of an op: one of them alone may differ from its equals by rounding.
+        singles = [
+            (one, values)
+            for one in tried[:_MOST_TRIED]
+            if (values := cures([one])) and (len(by_op[one.call.name]) == 1 or cures(by_op[one.call.name]))
+        ]
+        for one, values in singles[:1]:
+            return self._loss([one], values, target, self._tell_other(singles[1:]))
         for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
                 return self._loss(same, values, target)
@@ -393,7 +398,9 @@ class RecentCalls:
         for one, values in singles:
             _, texts = _compare(one, values[one.number])
             if texts:
-                return [f"Instead, float32 for {tell_where(one.call)}, cures it as well: there, {texts[0]}"]
+                return [
+                    f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
+                ]
         return []
 
     def _loss(
@@ -553,7 +560,7 @@ def _repeated(
 
 def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: bool) -> list[torch.Tensor]:
     """Repeats a call: in float32, or in the dtypes that its region chooses, or in those that it had."""
-    target = None if is_wide else _region_dtype(recent.call)
+    target = None if is_wide else _region_dtype(recent)
 
     def convert(value: Any, to: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Any:
         if isinstance(value, _Kept):
@@ -588,15 +595,18 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
         )
 
 
-def _region_dtype(call: Call) -> torch.dtype | None:
-    """The dtype to which a call's policy casts its arguments; None if it does not."""
-    policy = call.policy
-    if policy is None or isinstance(policy, torch.dtype):
+def _region_dtype(recent: RecentCall) -> torch.dtype | None:
+    """The dtype to which a call's policy casts its arguments, or that of an op inside; None if neither does."""
+    call, policy = recent.call, recent.call.policy
+    if isinstance(policy, torch.dtype):
         return policy
     if policy in (CastPolicy.fp32, CastPolicy.fp32_set_opt_dtype, CastPolicy.fp32_append_dtype):
         return torch.float32
     if policy is CastPolicy.lower_precision_fp:
         return next((info.dtype for info in call.ran_with if info.dtype in LOWER_DTYPES), None)
+    if policy is None and call.autocast and not any(info.dtype in LOWER_DTYPES for info in call.inputs):
+        casts = recent.facts.is_copy or recent.facts.is_cast or not call.composite
+        return None if casts else next((one.dtype for one in recent.results if one.dtype in LOWER_DTYPES), None)
     return None
 
 

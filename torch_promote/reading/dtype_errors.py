@@ -26,6 +26,7 @@ import threading
 import traceback
 import types
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -306,7 +307,8 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     if not _outcome(call, {}) and not _is_about_dtypes(text):
         return Cure("", {})
     by_hand, cast = _by_hand(call)
-    if _outcome(call, {}) and _outcome(replace(call, inputs=cast), {}) != "":
+    again = _outcome(call, {})
+    if again and _alike(again, text or again) and _outcome(replace(call, inputs=cast), {}) != "":
         by_hand = ""
     if call.policy_source.startswith(AUTOCAST_OFF):
         off = f"Autocast is off there, by {call.policy_source.removeprefix(AUTOCAST_OFF)}, so no override acts. "
@@ -335,7 +337,9 @@ def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
         is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
         kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
-        target = kept[0] if kept and not wide.is_complex else wide
+        (most, count), (_, rest) = Counter(one.dtype for one in infos if _is_float(one.dtype)).most_common(2)
+        target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
+        target = kept[0] if kept and not wide.is_complex else target
     cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
     changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
     is_back = len(dtypes) == 1 and not _MAKES_COMPLEX.search(call.op)
