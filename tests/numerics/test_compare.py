@@ -694,3 +694,15 @@ def test_errors_in_calls() -> None:
 def test_invalid_arguments() -> None:
     with pytest.raises(tp.TorchPromoteError, match="no policy is called 'fp33'"):
         tp.compare(step_of(model := chain(0, 2)), model=model, candidate="fp33")
+
+
+def test_a_program_that_casts_its_batch_itself_is_told_that_the_reference_casts_nothing() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(torch.ones(2, 4).bfloat16()).float().sum()
+
+    with pytest.raises(RuntimeError, match="same dtype") as error:
+        tp.compare(step, model=model)
+    assert "in which no region casts" in error.value.__notes__[0]

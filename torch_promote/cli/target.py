@@ -189,6 +189,7 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
                 raise  # ours, of the target's name or of what it returned
             lines = [f"{what} raised {type(error).__name__}: {error}".rstrip(": ")]
             lines += traceback.StackSummary.extract(iter(frames)).format()
+            lines += getattr(error, "__notes__", [])
             if isinstance(error, SyntaxError):
                 lines += traceback.format_exception_only(error)[:-1]  # the place; the last line is the message
             raise TargetError("\n".join(line.rstrip() for line in lines)) from error

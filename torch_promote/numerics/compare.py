@@ -38,6 +38,7 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.observe.places import RunningModules, shorten
 from torch_promote.observe.surroundings import watch_unseen
 from torch_promote.policy.policy import Policy, PolicyLike
+from torch_promote.reading.dtype_errors import is_about_dtypes
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import module_name, some_of, spell_number
 
@@ -123,6 +124,12 @@ def _policy_of(policy: PolicyLike) -> Policy:
     return Policy.of(REFERENCE if isinstance(policy, str) and policy == "fp32" else policy)
 
 
+_WITHOUT_CASTS = (
+    "It raised in the reference, in which no region casts. The program itself gives an op tensors of two dtypes: give "
+    "it float32 data, and let the region cast."
+)
+
+
 class ComparedRuns:
     """Compares two policies like `compare`, with the runs of an open `StepRuns`."""
 
@@ -155,7 +162,7 @@ class ComparedRuns:
         """Performs the runs. Raises StepError as `compare`."""
         not_seen: list[Unseen] = []
         with watch_unseen(not_seen):
-            first = self._run(self._reference, self._kept)
+            first = self._run_reference()
         theirs, gradients = self._run_candidate()
         for one in self._kept.calls.values():
             one.results = []  # the candidate may have raised before it got there
@@ -242,6 +249,14 @@ class ComparedRuns:
             results = self._run(self._reference, local, after)
         local.finish()
         return results, local
+
+    def _run_reference(self) -> Results:
+        try:
+            return self._run(self._reference, self._kept)
+        except RuntimeError as error:
+            if self._reference == Policy.named(REFERENCE) and is_about_dtypes(str(error)):
+                error.add_note(_WITHOUT_CASTS)
+            raise
 
     def _runs_to_compare(self) -> tuple[RunningModules, KeepReference, CompareCandidate, tuple[Policy, Policy]]:
         return RunningModules(self._model), self._kept, self._theirs, (self._reference, self._candidate)

@@ -255,7 +255,7 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None = None) -> Cure:
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
         if not repeats:
-            if not (_is_about_dtypes(text) if text else len(floats) > 1):
+            if not (is_about_dtypes(text) if text else len(floats) > 1):
                 break
             return Cure(_override(key, policy, tried=False), {key: policy})
         if _outcome(call, {**_in_force(call), key: policy}) == "":
@@ -265,8 +265,8 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None = None) -> Cure:
         return Cure(f"Autocast casts no float64. Make {doubles} float32 in the code, with .float().", {})
     by_hand, cast = _by_hand(call)
     if repeats and _outcome(replace(call, inputs=cast), _in_force(call)) != "":
-        return Cure("No cast policy cures it." if _is_about_dtypes(text) else "", {})
-    if not repeats and not _is_about_dtypes(text):
+        return Cure("No cast policy cures it." if is_about_dtypes(text) else "", {})
+    if not repeats and not is_about_dtypes(text):
         return Cure("", {})
     module = ""
     if call.module and not call.module[0].isupper() and len(floats) == 1 and not call.composite:
@@ -304,7 +304,7 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "") -
 
 
 def _with_autocast_off(call: Call, text: str) -> Cure:
-    if not _outcome(call, {}) and not _is_about_dtypes(text):
+    if not _outcome(call, {}) and not is_about_dtypes(text):
         return Cure("", {})
     by_hand, cast = _by_hand(call)
     again = _outcome(call, {})
@@ -504,7 +504,7 @@ def _of_error(error: BaseException) -> str:
     path = RunningModules().path_at(steps[-1][0])
     where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
     known = cure_by_text(text)
-    if known or not _is_about_dtypes(text):
+    if known or not is_about_dtypes(text):
         return known and f"{where}: {known}"
     ask = "`torch-promote trace` names the call, with its dtypes, and tries the cure."
     frames = [one for one, _ in steps]
@@ -555,7 +555,8 @@ _ABOUT_DTYPES = re.compile(
 )
 
 
-def _is_about_dtypes(text: str) -> bool:
+def is_about_dtypes(text: str) -> bool:
+    """Whether the text of an error may be of dtypes."""
     return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
 
 
@@ -608,7 +609,7 @@ _FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='(\w+)[^']*', )?size=\(([\d, 
 def cure_of_compiled(text: str) -> str:
     """Returns what cures an error of dtypes that torch.compile found while it traced a program; "" for any other."""
     found = _COMPILED.search(text)
-    if found is None or not _is_about_dtypes(found[3]):
+    if found is None or not is_about_dtypes(found[3]):
         return ""
     op = {"setitem": "index_put_"}.get(found[1], found[1])
     with contextlib.suppress(PolicyError):
