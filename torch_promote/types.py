@@ -26,7 +26,7 @@ from torch_promote.numerics.find_nonfinite import NonfiniteReport as NonfiniteRe
 from torch_promote.numerics.nonfinite import BenignKind as BenignKind
 from torch_promote.numerics.nonfinite import NonfiniteKind as NonfiniteKind
 from torch_promote.numerics.nonfinite import NonfiniteOrigin as NonfiniteOrigin
-from torch_promote.numerics.scaler_steps import ScalerSteps as ScalerSteps
+from torch_promote.numerics.nonfinite import ScalerSteps as ScalerSteps
 from torch_promote.numerics.tuning import Candidate as Candidate
 from torch_promote.numerics.tuning import Certificate as Certificate
 from torch_promote.numerics.tuning import Direction as Direction

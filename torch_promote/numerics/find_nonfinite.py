@@ -13,10 +13,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_promote.errors import NonfiniteError, OptionError, check_flag
-from torch_promote.numerics.nonfinite import NonfiniteOrigin, Vanished, tell_line, tell_where
+from torch_promote.numerics.nonfinite import NonfiniteOrigin, ScalerSteps, Vanished, tell_line, tell_where
 from torch_promote.numerics.nonfinite_finder import FinderState, NonfiniteFinder
 from torch_promote.numerics.recent_calls import may_have_override
-from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, check_model, shorten

@@ -49,12 +49,12 @@ from torch_promote.numerics.nonfinite import (
     BenignKind,
     NonfiniteKind,
     NonfiniteOrigin,
+    ScalerSteps,
     Vanished,
     tell_line,
     tell_where,
 )
 from torch_promote.numerics.recent_calls import WITHOUT_REGION, RecentCalls, tell_constants
-from torch_promote.numerics.scaler_steps import ScalerSteps
 from torch_promote.numerics.step_state import repeat
 from torch_promote.observe.call import Call
 from torch_promote.observe.observer import CallObserver, CastingCall, OpenCall

@@ -307,7 +307,7 @@ class Walk:
     def _insert_gradients(self, step: int, alone: Sequence[Sequence[str]]) -> None:
         text = "; ".join(f"{'AB'[i]} alone has those of {some_of(found)}" for i, found in enumerate(alone) if found)
         name = (alone[0] or alone[1])[0]
-        one, other = (self._reader(run, run.named[name]) for run in self.runs)
+        one, other = self._first_of_optimizer(step)
         fact = Fact("structure", f"Of gradients, {text}.", one, other, step, parameter=name)
         calls = [self._call_of(one) for one in self.facts]
         later = (i for i, call in enumerate(calls) if call is not None and call.phase in ("backward", "optimizer"))
