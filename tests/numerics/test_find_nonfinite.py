@@ -1063,9 +1063,24 @@ def test_a_number_that_the_inner_backward_of_a_penalty_lost() -> None:
         assert bool((gradient_of(model).square().sum(1).sqrt() > 0).all())
 
 
+def test_a_penalty_of_gradients_of_a_loss_that_is_not_scaled() -> None:
+    def step() -> None:
+        scaler.scale(model(torch.ones(2, 16)).mean()).backward()
+        with tp.my_autocast("cpu", HALF):
+            loss = (gradient_of(model).norm(dim=1) - 1).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    model = critic()
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(model.parameters(), 1e-3)
+    assert find(step).to_dict()["undivided"] is None
+
+
 @pytest.mark.parametrize("divides", [True, False])
 def test_a_penalty_of_gradients_that_are_scaled(divides: bool) -> None:
     def step() -> None:
+        scaler.scale(model(torch.ones(2, 16)).mean()).backward()  # whose gradients the penalty does not use
         with tp.my_autocast("cpu", HALF):
             gradient = gradient_of(model, scaler.scale)
             if divides:
@@ -1107,6 +1122,26 @@ def test_gradients_that_are_clipped_by_value_while_they_are_scaled(unscales: boo
     for foreach in (False, True):
         report = find(functools.partial(step, foreach))
         assert (report.to_dict()["clipped"] is None) == unscales, str(report)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_step_with_gradients_of_a_loss_that_is_not_scaled(clips: bool) -> None:
+    """The second of two optimizers steps between the scaled backward and the step of the first."""
+    models = critic(), critic()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizers = [torch.optim.SGD(one.parameters(), 1e-3) for one in models]
+
+    def step() -> None:
+        scaler.scale(models[0](torch.ones(4, 16)).square().mean()).backward()
+        models[1](torch.ones(4, 16)).square().mean().backward()
+        if clips:
+            nn.utils.clip_grad_norm_(models[1].parameters(), 1.0)
+        optimizers[1].step()
+        scaler.step(optimizers[0])
+        scaler.update()
+
+    data = find(lambda: [step() for _ in range(2)]).to_dict()
+    assert (data["stepped_scaled"], data["clipped"]) == (None, None)
 
 
 @pytest.mark.parametrize("how", ["bare", "scaler", "fused", "disabled", "unscaled"])

@@ -147,6 +147,11 @@ class Sources:
 _LOST = 0
 
 
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The addresses of storages; in a backward, a reference to one would keep autograd from adding in place."""
+    return {torch._C._storage_address(one) for one in tensors if has_storage(one)}  # type: ignore[attr-defined]
+
+
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
@@ -360,6 +365,9 @@ class NonfiniteFinder:
         self.seen: FinderState = FinderState()
         self._scale: float | None = None  # GradScaler's
         self._is_unscaled = True  # whether the gradients are, since the loss was scaled
+        # The addresses of the storages of the losses that GradScaler has scaled, and of what their backwards computed.
+        self._scaled_losses, self._scaled_memory = set[int](), set[int]()
+        self._is_of_scaled = False  # whether the backward that runs, or ran last, is of such a loss
         self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
         self._nan_is_known = False
         self._recent = RecentCalls()
@@ -399,6 +407,7 @@ class NonfiniteFinder:
                 self._steps += 1
             self._steps_before = self._steps
             self._scale, self._scaled_overflow = None, False
+            self._scaled_memory.clear()
         return watched
 
     def _look_before(self, watched: WatchedCall, of: OpenCall) -> None:
@@ -452,15 +461,37 @@ class NonfiniteFinder:
             self._recent.clear()
         elif watched.kept is not None and watched.facts.has_results:
             self._recent.add(watched.facts, watched.kept, call, results)
+        self._follow_scale(watched, call, results)
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self._scaled_memory.difference_update(_addresses(watched.args[0]))
             found = extremes(watched.args[1:2])[0][1] > 0
             gradients = [one for one in watched.args[0] if found and has_storage(one)]
             self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
             self._is_unscaled = True
-        elif not self._is_unscaled and watched.facts.op_name in _CLIPPING and _is_called_by(clip_grad, sys._getframe()):
+        elif (
+            self._are_scaled(watched)
+            and watched.facts.op_name in _CLIPPING
+            and _is_called_by(clip_grad, sys._getframe())
+        ):
             self.seen.clipped = self.seen.clipped or call
         elif self.seen.undivided is None and not self._is_unscaled and self._computes_with_scaled(watched, call):
             self.seen.undivided = call
+
+    def _follow_scale(self, watched: WatchedCall, call: Call, results: list[torch.Tensor]) -> None:
+        """Notes which gradients have GradScaler's scale in them."""
+        if watched.scales:
+            self._scaled_losses = _addresses(results)
+        elif call.phase == "backward":
+            if self._is_of_scaled:
+                self._scaled_memory |= _addresses(results)
+            else:
+                self._scaled_memory -= _addresses(results)
+        elif (loss := loss_of(call, watched.args)) is not None:
+            self._is_of_scaled = not self._scaled_losses.isdisjoint(_addresses([loss]))
+
+    def _are_scaled(self, watched: WatchedCall) -> bool:
+        tensors = (tensor for _, tensor in watched.tensors)
+        return not self._is_unscaled and not self._scaled_memory.isdisjoint(_addresses(tensors))
 
     def _check_loss(self, loss: torch.Tensor | None) -> None:
         """Reports the infinite numbers of a mask that a loss contains: nothing has replaced or left them out."""
@@ -488,7 +519,7 @@ class NonfiniteFinder:
             call.phase == "forward"
             and watched.kept is not None
             and not passes
-            and self._recent.reads_gradient(watched.kept)
+            and self._recent.reads_scaled_gradient(watched.kept, self._scale or 0.0)
             and not self._divides(watched)
         )
 
@@ -632,6 +663,9 @@ class NonfiniteFinder:
 
     def _note_scaled_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._is_unscaled or not self._scale or self.seen.stepped_scaled or self.observer.is_done:
+            return
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        if self._scaled_memory.isdisjoint(_addresses(gradients)):
             return
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != grad_scaler.__file__:

@@ -351,15 +351,20 @@ class RecentCalls:
                 waiting += _kept_in(recent.args)
         return bool(waiting)
 
-    def reads_gradient(self, kept: Iterable[Any]) -> bool:
-        """Whether an argument is a result of a backward with `create_graph`, perhaps in another dtype or shape."""
-        waiting = list(_kept_in(kept))
-        for one in waiting:
-            recent = None if one.maker is None else self._calls.get(one.maker)
-            if recent is not None and recent.call.phase == "backward":
+    def reads_scaled_gradient(self, kept: Iterable[Any], scale: float) -> bool:
+        """Whether an argument is a result of a backward with `create_graph` of what a scale has multiplied."""
+        waiting = [one.maker for one in _kept_in(kept) if one.maker is not None]
+        seen = set[int]()
+        while waiting:
+            recent = self._calls.get(number := waiting.pop())
+            if recent is None or number in seen:
+                continue
+            seen.add(number)
+            in_backward = recent.call.phase == "backward"
+            if in_backward and recent.call.op == "aten::mul" and scale in map(_number_of, _kept_in(recent.args)):
                 return True
-            if recent is not None and (recent.facts.keeps_elements or recent.facts.is_copy):
-                waiting += _kept_in(recent.args)
+            if in_backward or recent.facts.keeps_elements or recent.facts.is_copy:
+                waiting += recent.makers
         return False
 
     def maker_of(self, kept: Iterable[Any]) -> Call | None:
@@ -625,6 +630,12 @@ def _has_zero(kept: _Kept) -> bool:
             return tensor is not None and has_storage(tensor) and bool((tensor == 0).any())
     except RuntimeError:  # the dtype or the device lacks an op
         return False
+
+
+def _number_of(kept: _Kept) -> float | None:
+    tensor = kept.known
+    with unnoticed():
+        return None if tensor is None or tensor.dim() or not tensor.is_floating_point() else float(tensor)
 
 
 def _hold(tensor: torch.Tensor, phase: Phase) -> tuple[torch.Tensor | None, StorageWeakRef | None]:

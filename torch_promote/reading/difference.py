@@ -830,7 +830,7 @@ def _steps(before: Recording, after: Recording, walk: Walk) -> list[StepDifferen
         updated = one.parameters.keys() | other.parameters.keys()
         losses = [relative_error(*pair) for pair in zip(one.losses, other.losses, strict=False)]
         gradients, worst_gradient = _worst(one.gradients, other.gradients)
-        parameters, worst_parameter = _worst(*({name: mine[name] for name in updated & mine.keys()} for mine in known))
+        parameters, worst_parameter = _worst(*({k: v for k, v in mine.items() if k in updated} for mine in known))
         loss = max((error for error in losses if error is not None), default=None)
         found.append(
             StepDifference(number, outputs.get(number), loss, gradients, worst_gradient, parameters, worst_parameter)

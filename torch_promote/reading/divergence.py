@@ -395,15 +395,15 @@ class Walk:
             elif first.digest != second.digest:
                 names.append(name)
                 sizes = [one.amax for one in (first, second) if one.count == 1 and name.startswith(_NEVER_NEGATIVE)]
-                shown = [f"{size:g}" for size in sizes if size is not None]
-                told = f"is {shown[0]} in A and {shown[1]} in B" if len(shown) > 1 else "differs"
-                texts.append(f"{name} {told}{'' if len(shown) > 1 else _l2(relative_error(first, second))}")
+                spelled = [f"{size:g}" for size in sizes if size is not None]
+                both = "is {} in A and {} in B".format(*spelled) if len(spelled) > 1 else ""
+                texts.append(f"{name} {both or f'differs{_l2(relative_error(first, second))}'}")
         numbers: dict[str, str] = {}
         for name in dict.fromkeys([*one.numbers, *other.numbers]):
             first_number, second_number = one.numbers.get(name, "missing"), other.numbers.get(name, "missing")
             if first_number != second_number:
-                both = argument_text(first_number), argument_text(second_number)
-                numbers[name] = f"{name} is {both[0]} in A and {both[1]} in B"
+                a, b = argument_text(first_number), argument_text(second_number)
+                numbers[name] = f"{name} is {a} in A and {b} in B"
         step = one.step
         if not names:
             # Another kind of optimizer has other ones, and calls other ops.
