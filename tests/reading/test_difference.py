@@ -911,7 +911,7 @@ def test_parameters_that_one_run_alone_updates_differ() -> None:
 def test_a_run_with_fewer_steps_is_told() -> None:
     found = in_steps(lambda *_: None).diff(in_steps(lambda *_: None, last=lambda step: step < 2))
     assert found.step_counts == (6, 5)
-    assert " A has 6 steps of an optimizer, B 5." in found.content().verdict
+    assert " A has 6 steps, B 5." in found.content().verdict
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD])

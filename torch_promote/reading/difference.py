@@ -353,7 +353,7 @@ class Difference(Report):
             for name, steps in self.unfinished.items()
         ]
         if self.step_counts:
-            more.append(f" A has {self.step_counts[0]:,} steps of an optimizer, B {self.step_counts[1]:,}.")
+            more.append(f" A has {self.step_counts[0]:,} steps, B {self.step_counts[1]:,}.")
         more += [f" {name} ended with an error: {text.rstrip('.')}." for name, text in self.failures.items()]
         return "".join([self._sentence(), *more])
 
