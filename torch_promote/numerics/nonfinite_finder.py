@@ -486,7 +486,10 @@ class NonfiniteFinder:
                 self._scaled_memory |= _addresses(results)
             else:
                 self._scaled_memory -= _addresses(results)
-        elif (loss := loss_of(call, watched.args)) is not None:
+            return
+        elif not (watched.facts.writes or watched.facts.shares):
+            self._scaled_memory -= _addresses(results)  # which use the memory of a gradient again
+        if (loss := loss_of(call, watched.args)) is not None:
             self._is_of_scaled = not self._scaled_losses.isdisjoint(_addresses([loss]))
 
     def _are_scaled(self, watched: WatchedCall) -> bool:
