@@ -317,6 +317,7 @@ def test_a_block_without_with_says_how_to_get_the_report(function: Any, name: st
         block.__enter__()
 
 
+@pytest.mark.usefixtures("without_onednn")  # of which torchao's product has no kernel for some instruction sets
 @pytest.mark.parametrize("by_torchao", [False, True])
 def test_the_operands_in_float8(by_torchao: bool) -> None:
     linear, x = torch.nn.Linear(16, 32, bias=False).to(torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16)
