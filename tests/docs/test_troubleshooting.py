@@ -286,7 +286,7 @@ def test_an_error_in_another_thread(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for text in (capsys.readouterr().err, report.content().verdict):
         assert "aten::linear of input bfloat16[" in text
         assert "program.py:4, module" in text
-        assert "where the regions of other threads are not open: open one there." in text
+        assert "a region that another thread has opened does not act there." in text
 
 
 def test_a_result_that_is_complex_is_not_cast_back() -> None:

@@ -706,3 +706,18 @@ def test_a_program_that_casts_its_batch_itself_is_told_that_the_reference_casts_
     with pytest.raises(RuntimeError, match="same dtype") as error:
         tp.compare(step, model=model)
     assert "in which no region casts" in error.value.__notes__[0]
+
+
+def test_identical_results_of_a_lower_dtype_say_nothing_of_the_reference() -> None:
+    """Ones are exact in bfloat16, in which the reference does not run, and a model may be in bfloat16 itself."""
+    for model, x in ((nn.Linear(4, 4), torch.ones(2, 4)), (nn.Linear(4, 4).bfloat16(), torch.ones(2, 4).bfloat16())):
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+
+        def step(model: nn.Module = model, x: torch.Tensor = x) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x).float().sum()
+
+        text = str(tp.compare(step, model=model))
+        assert "No op has an error, and the results are identical.\n" in text
+        assert ("The program's own tensors are bfloat16" in text) == (x.dtype is torch.bfloat16)

@@ -259,8 +259,9 @@ class Comparison(Report):
         worst = max(self.metrics, key=lambda metric: metric.error, default=None)
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
             ran = {name for site in self.sites for name in site.dtypes.split(", ")} & set(map(dtype_name, LOWER_DTYPES))
-            why = f"the reference ran in {' and '.join(sorted(ran))}, too" if ran else "no op runs in lower precision"
-            return f"No op has an error, and the results are identical: {why}."
+            return (
+                f"No op has an error, and the results are identical{'' if ran else ': no op runs in lower precision'}."
+            )
         if not math.isfinite(worst.error):
             if worst.candidate is None or worst.reference is None:
                 return f"The candidate's {worst.name} is missing or not finite."

@@ -27,7 +27,7 @@ _POLES = {
     "Pow": "0, with an exponent below 1",
 }
 #: Decompositions whose vectors have no derivative where values are equal, by the name of the autograd node.
-_OF_EQUAL_VALUES = {"LinalgSvd": "singular vectors of equal values", "LinalgEigh": "eigenvectors of equal values"}
+_OF_EQUAL_VALUES = {"LinalgSvd": "singular vectors", "LinalgEigh": "eigenvectors"}
 #: What does in one what two ops do, without rounding in between: by the ops, and one of those in between, or "".
 _IDIOMS = {
     ("softmax", "", "log"): "F.log_softmax",
@@ -90,8 +90,8 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         )
     elif of in _OF_EQUAL_VALUES:
         yield (
-            f"The derivative of {_OF_EQUAL_VALUES[of]} divides by their differences, and by their sums. Separate them, "
-            "such as by a small random matrix that is added before, or detach the vectors."
+            f"The derivative of {_OF_EQUAL_VALUES[of]} divides by differences of the values. If some are equal, separate "
+            "them by a small random matrix that is added before, or detach the vectors."
         )
     elif not node and any(not one.numel() for one in tensors if one.is_floating_point()):
         yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."

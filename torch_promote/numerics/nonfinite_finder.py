@@ -506,8 +506,7 @@ class NonfiniteFinder:
             return
         text = (
             f"It passes an infinite number on that the program asked for, {tell_where(source.call)}; the loss is not "
-            "finite for it. A target or a smoothing of labels gives weight to what the mask leaves out: leave it out "
-            "of the loss as well, or mask with a finite number.",
+            "finite for it. Leave out of the loss what the mask leaves out, or mask with a finite number.",
         )
         outputs = (TensorRange.of("0", loss),)
         origin = NonfiniteOrigin(reader, "mathematics", reader.name, (), outputs, text=text, step=self._steps)

@@ -178,7 +178,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
 
 #: What runs the function of a thread.
 _THREADS = threading.Thread.run.__code__, concurrent.futures.thread._WorkItem.run.__code__
-_IN_THREAD = "It ran in a thread of its own, where the regions of other threads are not open: open one there. "
+_IN_THREAD = "It ran in a thread of its own: a region that another thread has opened does not act there. "
 
 
 def _is_of_python(frame: types.FrameType) -> bool:
