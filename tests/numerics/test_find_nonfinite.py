@@ -1063,27 +1063,13 @@ def test_a_number_that_the_inner_backward_of_a_penalty_lost() -> None:
         assert bool((gradient_of(model).square().sum(1).sqrt() > 0).all())
 
 
-def test_a_penalty_of_gradients_of_a_loss_that_is_not_scaled() -> None:
-    def step() -> None:
-        scaler.scale(model(torch.ones(2, 16)).mean()).backward()
-        with tp.my_autocast("cpu", HALF):
-            loss = (gradient_of(model).norm(dim=1) - 1).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    model = critic()
-    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(model.parameters(), 1e-3)
-    assert find(step).to_dict()["undivided"] is None
-
-
-@pytest.mark.parametrize("divides", [True, False])
-def test_a_penalty_of_gradients_that_are_scaled(divides: bool) -> None:
+@pytest.mark.parametrize("how", ["divided", "of a loss without a scale", "scaled"])
+def test_a_penalty_of_gradients_that_are_scaled(how: str) -> None:
     def step() -> None:
         scaler.scale(model(torch.ones(2, 16)).mean()).backward()  # whose gradients the penalty does not use
         with tp.my_autocast("cpu", HALF):
-            gradient = gradient_of(model, scaler.scale)
-            if divides:
+            gradient = gradient_of(model, *[scaler.scale] * (how != "of a loss without a scale"))
+            if how == "divided":
                 gradient = gradient * (1.0 / scaler.get_scale())
             loss = (gradient.norm(dim=1) - 1).square().mean()
         scaler.scale(loss).backward()
@@ -1094,7 +1080,7 @@ def test_a_penalty_of_gradients_that_are_scaled(divides: bool) -> None:
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(model.parameters(), 1e-3)
     report = find(step)
     data = report.to_dict()
-    if divides:
+    if how != "scaled":
         assert data["undivided"] is None, str(report)
         return
     assert data["undivided"]["op"] == "aten::linalg_vector_norm", str(report)
@@ -1303,7 +1289,6 @@ def test_what_a_cast_inside_of_a_call_has_saved_for_a_backward_comes_from_the_ca
 def test_a_step_that_the_scaler_skipped_is_a_step_of_an_origin() -> None:
     weight = nn.Parameter(torch.ones(2))
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**14), torch.optim.SGD([weight], 0.1)
-    report_of = []
 
     def run() -> None:
         for step in range(3):
@@ -1313,8 +1298,7 @@ def test_a_step_that_the_scaler_skipped_is_a_step_of_an_origin() -> None:
             scaler.update()
             optimizer.zero_grad()
 
-    report_of.append(find(run))
-    origin = report_of[0].origin
-    assert origin is not None
-    assert (origin.op, origin.step) == ("aten::div", 2), str(report_of[0])
-    assert report_of[0].scaler.skipped == 2
+    report = find(run)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.step) == ("aten::div", 2), str(report)
+    assert report.scaler.skipped == 2

@@ -90,8 +90,8 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         )
     elif of in _OF_EQUAL_VALUES:
         yield (
-            f"The derivative of {_OF_EQUAL_VALUES[of]} divides by differences of the values. If some are equal, separate "
-            "them by a small random matrix that is added before, or detach the vectors."
+            f"The derivative of {_OF_EQUAL_VALUES[of]} divides by differences of the values. If some are equal, "
+            "separate them by a small random matrix that is added before, or detach the vectors."
         )
     elif not node and any(not one.numel() for one in tensors if one.is_floating_point()):
         yield "An argument has no elements, so the mean of them is 0 / 0. Compute it only if there are some."
