@@ -156,6 +156,56 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
 
+@dataclass(eq=False)
+class ScaledGradients:
+    """GradScaler's scale, and which gradients have it in them."""
+
+    scale: float | None = None  # from the first scaled loss of a step to the update of the scale
+    are_unscaled: bool = True  # whether the gradients are, since the loss was scaled
+    has_overflowed: bool = False  # whether only scaled gradients have overflowed since the last update
+    unfit: list[StorageWeakRef] = field(default_factory=list)  # those of the last step, if one was not finite
+    # The addresses of the storages of the scaled losses, and of what their backwards computed.
+    _losses: set[int] = field(default_factory=set)
+    _memory: set[int] = field(default_factory=set)
+    _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of such a loss
+
+    def begin(self, scale: float, is_overflow: bool) -> None:
+        """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
+        self.has_overflowed &= is_overflow
+        self.scale, self.are_unscaled = scale, scale == 1
+
+    def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool) -> None:
+        """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
+        self._memory.difference_update(_addresses(gradients))
+        self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
+        self.are_unscaled = True
+
+    def update(self) -> None:
+        """GradScaler updates its scale."""
+        self.scale, self.has_overflowed = None, False
+        self._memory.clear()
+
+    def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these tensors has the scale in it."""
+        return not self.are_unscaled and not self._memory.isdisjoint(_addresses(tensors))
+
+    def follow(self, watched: WatchedCall) -> None:
+        """Called after each call."""
+        made = _addresses(watched.results)
+        if watched.scales:
+            self._losses = made
+        elif watched.call.phase == "backward":
+            if self._is_backward_of_one:
+                self._memory |= made
+            else:
+                self._memory -= made
+            return
+        elif not (watched.facts.writes or watched.facts.shares):
+            self._memory -= made  # which use the memory of a gradient again
+        if (loss := loss_of(watched.call, watched.args)) is not None:
+            self._is_backward_of_one = not self._losses.isdisjoint(_addresses([loss]))
+
+
 @dataclass
 class FinderState:
     """What a finder knows so far."""
@@ -363,19 +413,13 @@ class NonfiniteFinder:
         self._is_allowed = is_allowed
         self._lock = threading.RLock()
         self.seen: FinderState = FinderState()
-        self._scale: float | None = None  # GradScaler's
-        self._is_unscaled = True  # whether the gradients are, since the loss was scaled
-        # The addresses of the storages of the losses that GradScaler has scaled, and of what their backwards computed.
-        self._scaled_losses, self._scaled_memory = set[int](), set[int]()
-        self._is_of_scaled = False  # whether the backward that runs, or ran last, is of such a loss
-        self._scaled_overflow = False  # whether only scaled gradients have overflowed since GradScaler's last update
+        self._scaled = ScaledGradients()
         self._nan_is_known = False
         self._recent = RecentCalls()
         self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
         self._steps = 0  # also those that GradScaler skipped
         self._steps_before = 0  # at GradScaler's last update
-        self._unfit: list[StorageWeakRef] = []  # the gradients of the last step if GradScaler found one not finite
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
         self._first: NonfiniteOrigin | None = None  # of those whose values are still there, the first
@@ -397,24 +441,22 @@ class NonfiniteFinder:
         if is_scaling and _is_called_by(grad_scaler, sys._getframe()):
             watched.scales = True
             source = self._sources.of(args[:1])
-            self._scaled_overflow &= source is not None and source.kind == "GradScaler" and source.scale is None
-            self._scale = extremes([args[1]])[0][1]
-            self._is_unscaled = self._scale == 1
+            is_overflow = source is not None and source.kind == "GradScaler" and source.scale is None
+            self._scaled.begin(extremes([args[1]])[0][1], is_overflow)
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
             if found_inf and self._steps == self._steps_before:  # the scaler has skipped the optimizer's
                 self._steps += 1
             self._steps_before = self._steps
-            self._scale, self._scaled_overflow = None, False
-            self._scaled_memory.clear()
+            self._scaled.update()
         return watched
 
     def _look_before(self, watched: WatchedCall, of: OpenCall) -> None:
         tensors = [tensor for _, tensor in written([one for one in of.facts.writes if not one.is_out], of.args)]
         watched.before = dict(zip(map(id, tensors), extremes(tensors), strict=True))
         repeats = isinstance(of, CastingCall) or any(tensor.dtype in LOWER_DTYPES for _, tensor in watched.tensors)
-        repeats |= watched.is_partial or (self._scale is not None and of.phase == "backward")
+        repeats |= watched.is_partial or (self._scaled.scale is not None and of.phase == "backward")
         with unnoticed():
             # Copying a tensor without data fails or (for fake tensors) crashes, and no verdict needs it.
             watched.copies = {
@@ -461,40 +503,18 @@ class NonfiniteFinder:
             self._recent.clear()
         elif watched.kept is not None and watched.facts.has_results:
             self._recent.add(watched.facts, watched.kept, call, results)
-        self._follow_scale(watched, call, results)
+        scaled = self._scaled
+        scaled.follow(watched)
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
-            self._scaled_memory.difference_update(_addresses(watched.args[0]))
-            found = extremes(watched.args[1:2])[0][1] > 0
-            gradients = [one for one in watched.args[0] if found and has_storage(one)]
-            self._unfit = [StorageWeakRef(one.untyped_storage()) for one in gradients]
-            self._is_unscaled = True
+            scaled.unscale(watched.args[0], extremes(watched.args[1:2])[0][1] > 0)
         elif (
-            self._are_scaled(watched)
-            and watched.facts.op_name in _CLIPPING
+            watched.facts.op_name in _CLIPPING
+            and scaled.have_scale(tensor for _, tensor in watched.tensors)
             and _is_called_by(clip_grad, sys._getframe())
         ):
             self.seen.clipped = self.seen.clipped or call
-        elif self.seen.undivided is None and not self._is_unscaled and self._computes_with_scaled(watched, call):
+        elif self.seen.undivided is None and not scaled.are_unscaled and self._computes_with_scaled(watched, call):
             self.seen.undivided = call
-
-    def _follow_scale(self, watched: WatchedCall, call: Call, results: list[torch.Tensor]) -> None:
-        """Notes which gradients have GradScaler's scale in them."""
-        if watched.scales:
-            self._scaled_losses = _addresses(results)
-        elif call.phase == "backward":
-            if self._is_of_scaled:
-                self._scaled_memory |= _addresses(results)
-            else:
-                self._scaled_memory -= _addresses(results)
-            return
-        elif not (watched.facts.writes or watched.facts.shares):
-            self._scaled_memory -= _addresses(results)  # which use the memory of a gradient again
-        if (loss := loss_of(call, watched.args)) is not None:
-            self._is_of_scaled = not self._scaled_losses.isdisjoint(_addresses([loss]))
-
-    def _are_scaled(self, watched: WatchedCall) -> bool:
-        tensors = (tensor for _, tensor in watched.tensors)
-        return not self._is_unscaled and not self._scaled_memory.isdisjoint(_addresses(tensors))
 
     def _check_loss(self, loss: torch.Tensor | None) -> None:
         """Reports the infinite numbers of a mask that a loss contains: nothing has replaced or left them out."""
@@ -521,7 +541,7 @@ class NonfiniteFinder:
             call.phase == "forward"
             and watched.kept is not None
             and not passes
-            and self._recent.reads_scaled_gradient(watched.kept, self._scale or 0.0)
+            and self._recent.reads_scaled_gradient(watched.kept, self._scaled.scale or 0.0)
             and not self._divides(watched)
         )
 
@@ -581,7 +601,7 @@ class NonfiniteFinder:
 
     def _divides(self, watched: WatchedCall) -> bool:
         """Whether a call of the forward divides by GradScaler's scale."""
-        factor = {"aten::div": self._scale, "aten::mul": 1 / (self._scale or 1)}.get(watched.call.op.removesuffix("_"))
+        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(watched.call.op.removesuffix("_"))
         with unnoticed():
             numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
         return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
@@ -664,16 +684,16 @@ class NonfiniteFinder:
             self._drop_ended()
 
     def _note_scaled_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_unscaled or not self._scale or self.seen.stepped_scaled or self.observer.is_done:
+        if not self._scaled.scale or self.seen.stepped_scaled or self.observer.is_done:
             return
         gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        if self._scaled_memory.isdisjoint(_addresses(gradients)):
+        if not self._scaled.have_scale(gradients):
             return
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != grad_scaler.__file__:
             frame = frame.f_back
         if frame is None:  # GradScaler itself hands the scale to a fused optimizer
-            self.seen.stepped_scaled = type(optimizer).__name__, innermost_line(), self._scale
+            self.seen.stepped_scaled = type(optimizer).__name__, innermost_line(), self._scaled.scale
 
     def _find_loss(self, watched: WatchedCall) -> NonfiniteOrigin | tuple[str, ...]:
         try:
@@ -743,7 +763,7 @@ class NonfiniteFinder:
         source = self._source(watched) if watched.scales else None
         if source is not None and source.kind == "GradScaler" and source.scale is not None:
             return Verdict("scaled gradient", call.name)
-        unfit = self._scaled_overflow or any(not one.expired() for one in self._unfit)
+        unfit = self._scaled.has_overflowed or any(not one.expired() for one in self._scaled.unfit)
         if call.phase == "optimizer" and unfit and not all(map(is_finite, inputs)):
             steps = any(isinstance(one, torch.nn.Parameter) for one in watched.nonfinite)
             return Verdict("optimizer step", call.name) if steps and watched.facts.writes else None
@@ -755,14 +775,14 @@ class NonfiniteFinder:
             if any(spread.knows(tensors) for _, spread in self._provisional):
                 return None
         numbers = _written_numbers(watched)
-        is_known = self._nan_is_known or self._scaled_overflow
+        is_known = self._nan_is_known or self._scaled.has_overflowed
         passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
         if makes_nan and passes_nan and not is_known:
             self._add_benign("mask", call, watched.nonfinite)
             return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
         if makes_nan and has_nan:
             return None if is_known else Verdict("data", call.name)
-        if (has_nan or has_inf) and self._scaled_overflow:
+        if (has_nan or has_inf) and self._scaled.has_overflowed:
             return None
         if not makes_nan:
             if has_nan:
@@ -796,7 +816,7 @@ class NonfiniteFinder:
 
     def _only_scaled(self, watched: WatchedCall) -> bool:
         """Whether the result would be finite without GradScaler's scale."""
-        if not self._scale or not (watched.scales or watched.call.phase == "backward"):
+        if not self._scaled.scale or not (watched.scales or watched.call.phase == "backward"):
             return False
         if not all(map(is_finite, watched.inputs)):
             return False
@@ -816,13 +836,13 @@ class NonfiniteFinder:
             for tensor, (low, high) in zip(watched.results, found, strict=True)
             if tensor.is_floating_point()
         ]
-        if any(size / self._scale > largest for size, largest in sizes):
+        if any(size / self._scaled.scale > largest for size, largest in sizes):
             return False
-        if not self._scaled_overflow:
+        if not self._scaled.has_overflowed:
             self.seen.scaled = self._origin(watched, Verdict("overflow in the op", watched.call.name))
-        self._scaled_overflow = True
+        self._scaled.has_overflowed = True
         largest = max(size for size, _ in sizes)
-        self._add_benign("GradScaler", watched.call, watched.nonfinite, self._scale, largest)
+        self._add_benign("GradScaler", watched.call, watched.nonfinite, self._scaled.scale, largest)
         return True
 
     def _kind(self, watched: WatchedCall, finite: bool) -> Verdict:
