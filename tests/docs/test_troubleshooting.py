@@ -101,14 +101,14 @@ def test_a_line_raises_its_text_and_its_cure_passes(row: Row) -> None:
         execute(row, row.cure)
         if failure.in_call:
             assert "What cures it: " in said.verdict
-            assert not cure_of(report.raised[-1], failure).overrides
+            assert not cure_of(report.raised[-1], failure, report.calls).overrides
         else:  # no op has raised
             assert said.verdict.startswith(f"The program ended with {failure.text.partition(':')[0]}: ")
             assert cure_by_text(failure.text) in said.verdict
         return
     op, _, policy = row.cure.partition("=")
     execute(row, row.code, {op: policy})
-    cure = cure_of(report.raised[-1], failure)
+    cure = cure_of(report.raised[-1], failure, report.calls)
     assert (cure.overrides, cure.tried) == ({op: policy}, True), said.verdict
     assert f"--override {row.cure}, in code" in said.verdict
     explained = report.explain(f"op={report.raised[-1][0].op}")
@@ -207,6 +207,20 @@ def test_errors_of_values_that_are_not_finite(
     monkeypatch.setattr("sys.last_value", error.value, raising=False)
     say_at_exit()
     assert "`torch-promote find-nan` in place of this command names the call" in capsys.readouterr().err
+
+
+def test_a_backward_of_two_dtypes_names_the_override_of_its_forward() -> None:
+    code = """
+net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+with torch.autocast("cpu", torch.float16):
+    out = net(torch.ones(8, 4)).squeeze()
+torch.vmap(lambda v: torch.autograd.grad(out, list(net.parameters()), v)[0])(torch.eye(8))
+"""
+    with pytest.raises(RuntimeError, match="expected scalar type"), tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    assert "or run it in float32: --override batch_norm=fp32, in code" in report.content().verdict
+    with tp.install(overrides={"batch_norm": "fp32"}):
+        execute(Row("", "", code, ""), code)
 
 
 def test_errors_that_the_program_handles() -> None:

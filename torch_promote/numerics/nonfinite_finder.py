@@ -601,7 +601,9 @@ class NonfiniteFinder:
 
     def _divides(self, watched: WatchedCall) -> bool:
         """Whether a call of the forward divides by GradScaler's scale."""
-        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(watched.call.op.removesuffix("_"))
+        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(
+            watched.call.op.removesuffix("_")
+        )
         with unnoticed():
             numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
         return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)

@@ -220,16 +220,27 @@ def cure_by_text(text: str) -> str:
     return next((cure for pattern, cure in _BY_TEXT.items() if re.search(pattern, text)), "")
 
 
+def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[Call]) -> Cure:
+    """Returns what cures the error of a call, one of these; see NOTE [ How a cure is found ]."""
+    call, first = raised
+    forwards = (
+        one
+        for one in (calls if call.phase == "backward" else ())
+        if one.own and one.autocast and (one.phase, one.module, one.line) == ("forward", call.module, call.line)
+    )
+    return _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+
+
 @functools.lru_cache(maxsize=64)
-def cure_of(raised: tuple[Call, Call], failure: Failure | None = None) -> Cure:
-    """Returns what cures the error of a call; see NOTE [ How a cure is found ]."""
+def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | None) -> Cure:
+    """The same; `forward` is the call that the backward is of."""
     (call, first), text = raised, "" if failure is None else failure.text
     known = cure_by_text(text)
     if known:
         return Cure(known, {})
     in_function = "" if failure is None else failure.function
     if call.phase == "backward" and not call.autocast and not in_function.startswith(_DECORATED):
-        return Cure(_of_a_backward(first.inputs, in_function, first.name), {})
+        return Cure(_of_a_backward(first.inputs, in_function, first.name, forward), {})
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
         return Cure("", {})
@@ -285,7 +296,7 @@ def _keeps(dtypes: Iterable[torch.dtype]) -> bool:
     return len(found) > 1 and any(one is torch.float64 or one.is_complex for one in found)
 
 
-def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "") -> str:
+def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", forward: Call | None = None) -> str:
     if function:
         device = next((one.device.partition(":")[0] for one in infos), "...")
         return (
@@ -296,10 +307,15 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "") -
     dtypes = sorted({dtype_name(one.dtype) for one in infos if _is_float(one.dtype)})
     if len(dtypes) < 2:
         return ""
-    loss = ": a loss takes target.to(prediction.dtype)" if "loss" in name else ", or run the op in float32"
+    how = ": a loss takes target.to(prediction.dtype)." if "loss" in name else ", or run the op in float32."
+    if forward is not None and "loss" not in name:
+        with contextlib.suppress(PolicyError):
+            key = forward.op.removeprefix("aten::")
+            if any(overload == forward.name for overload, _ in parse_overrides({key: "fp32"})):
+                how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
     return (
         f"The forward of the op got two dtypes ({', '.join(dtypes)}), and its backward takes one. Cast in the forward"
-        f"{loss}."
+        f"{how}"
     )
 
 

@@ -246,7 +246,7 @@ class _Explainer:
         if self.raised:
             last, failure = self.raised[-1], self.report.failure
             ended = failure is not None and failure.in_call and last == self.report.raised[-1]
-            cure = cure_of(last, failure if ended else None).text
+            cure = cure_of(last, failure if ended else None, self.report.calls).text
             if cure:
                 yield f"What cures the error: {cure}"
         if self.first_nonfinite is not None:

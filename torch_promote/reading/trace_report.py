@@ -176,7 +176,7 @@ class TraceReport(Recording, Report):
         said = textwrap.shorten(failure.text, 200).rstrip(".")
         if not failure.in_call or not self.raised:
             return f"The program ended with {said}. {failure.told}"
-        cure = cure_of(self.raised[-1], failure).text
+        cure = cure_of(self.raised[-1], failure, self.calls).text
         return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 
     def _first_nonfinite(self) -> str:
@@ -261,7 +261,10 @@ class TraceReport(Recording, Report):
         yield Table("Promoted to float32", operands, promotions(self.calls), note=note, most=5)
         ended = self.failure is not None and self.failure.in_call
         others = self.raised[: len(self.raised) - ended]
-        cures = [(describe_raised(one), cure_of(one).text or None) for one in reversed(others[-_ERRORS_SHOWN:])]
+        cures = [
+            (describe_raised(one), cure_of(one, None, self.calls).text or None)
+            for one in reversed(others[-_ERRORS_SHOWN:])
+        ]
         yield Table("Calls that raised", ("call", "what cures it"), cures)
         unused = [
             (one.op, one.policy, one.device, one.policy_source, self._calls_without(one.op))
