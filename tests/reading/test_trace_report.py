@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,40 @@ def test_updates_that_are_rounded_away(dtype: Any, rates: tuple[float, ...], fac
             optimizer.step()
             optimizer.zero_grad()
     assert ("1 of 1 parameters in 16 bits have the same bits" in report.content().verdict) == is_said
+
+
+def _ema(average: torch.Tensor, weight: torch.Tensor) -> None:
+    average.mul_(0.999).add_(weight.to(average.dtype), alpha=0.001)
+
+
+UPDATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], torch.dtype, str]] = {
+    "an average": (_ema, torch.bfloat16, "mul_ at "),
+    "lerp": (lambda average, weight: average.lerp_(weight.to(average.dtype), 1e-4), torch.bfloat16, "lerp_ at "),
+    "of a list": (
+        lambda average, weight: torch._foreach_lerp_([average], [weight.to(average.dtype)], 1e-4),
+        torch.bfloat16,
+        "_foreach_lerp_ at ",
+    ),
+    "a sum": (lambda total, weight: total.add_(1e-5), torch.float16, "add_ at "),
+    "in float32": (_ema, torch.float32, ""),
+    "that moves": (lambda average, weight: average.lerp_(weight.to(average.dtype), 0.5), torch.bfloat16, ""),
+    "that has arrived": (lambda average, weight: average.lerp_(average.clone(), 1e-4), torch.bfloat16, ""),
+    "of zeros": (lambda total, weight: total.add_(torch.zeros_like(total)), torch.bfloat16, ""),
+    "without a change": (lambda total, weight: total.mul_(1.0), torch.bfloat16, ""),
+    "of masked values": (lambda total, weight: total.mul_(torch.ones_like(total)), torch.bfloat16, ""),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_that_leave_a_tensor_as_it_was(name: str) -> None:
+    update, dtype, start = UPDATES[name]
+    average, weight = torch.full((8,), 1.5, dtype=dtype), torch.full((8,), 2.0)
+    with tp.trace(values=True) as report:
+        for _ in range(5):
+            update(average, weight)
+    said = report.content().verdict
+    assert said.startswith(start) if start else "as they were" not in said
+    assert not start or "left 5 of 5 " in said
 
 
 def test_losses_of_other_devices_are_read_together() -> None:

@@ -21,7 +21,7 @@ from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
 if TYPE_CHECKING:
-    from torch_promote.recording.recording import Recording
+    from torch_promote.recording.recording import Read, Recording
 
 OTHER = "other"
 _LOWER = ("bfloat16", "float16", "float8", "float4")
@@ -229,6 +229,67 @@ def unchanged_weights(report: Recording) -> str:
     )
 
 
+#: Ops that add to a tensor, or scale it, and the arguments with which that is no change.
+_UPDATES = {
+    "add_": {"alpha": 0, "other": 0, "scalar": 0},
+    "sub_": {"alpha": 0, "other": 0, "scalar": 0},
+    "mul_": {"other": 1, "scalar": 1},
+    "div_": {"other": 1, "scalar": 1},
+    "lerp_": {"weight": 0},
+}
+_LEAST_UPDATES = 4
+
+
+def unchanged_writes(report: Recording) -> str:
+    """What is said of tensors in 16 bits that updates leave as they are, such as an average of the weights; or ""."""
+    same, all_of = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for number, call in enumerate(report.calls):
+        neutral = _UPDATES.get(call.op.partition("::")[2].removeprefix("_foreach_"))
+        if neutral is None or not call.own or call.error:
+            continue
+        if call.phase == "optimizer" and "lerp" not in call.op:  # that of torch.optim.swa_utils
+            continue
+        numbers = dict(call.arguments)
+        if any(numbers.get(name) == value for name, value in neutral.items()):
+            continue
+        reads = dict(zip([one.name for one in call.inputs], report.reads.get(number, ()), strict=False))
+        for info, values in zip(call.inputs, report.values.get(number, ()), strict=False):
+            head, _, place = info.name.partition("[")
+            before, others = reads.get(info.name), [name for name in reads if name.partition("[")[2] == place]
+            other = next((reads[name] for name in others if name != info.name), None)
+            if head != "self" or before is None or not before.digest or not values.in_16_bits or not values.is_finite:
+                continue
+            if other is None:
+                moves = bool(values.amax)
+            elif "lerp" in call.op:
+                moves = bool(other.digest) and other.digest != before.digest
+            else:
+                moves = ("add" in call.op or "sub" in call.op) and _is_not_zero(report, other)
+            if moves:
+                key = call.op, call.line, dtype_name(info.dtype)
+                all_of[key] += 1
+                same[key] += before.digest == values.digest
+    told = [
+        f"{op.partition('::')[2]} at {short_line(line)} left {count:,} of {all_of[op, line, dtype]:,} {dtype} tensors "
+        "as they were, bit for bit: a change below half the distance to the next number is rounded away. Tensors in "
+        "float32 keep it."
+        for (op, line, dtype), count in same.most_common()
+        if count >= _LEAST_UPDATES and 2 * count >= all_of[op, line, dtype]
+    ]
+    return " ".join(told[:2])
+
+
+def _is_not_zero(report: Recording, read: Read) -> bool:
+    """Whether it is known that elements that a call reads are not all 0."""
+    known = [_values_in(report, one) for one in read.written_by[-1:]]
+    return any(one is not None and one.digest == read.digest and one.count and one.zeros < 1 for one in known)
+
+
+def _values_in(report: Recording, writer: int) -> Values | None:
+    """The values of a source, or of the first result of a call."""
+    return report.sources[-1 - writer].values if writer < 0 else (report.values.get(writer) or (None,))[0]
+
+
 def _made_zeros(report: Recording, number: int) -> bool:
     call, values = report.calls[number], report.values.get(number, ())
     lower = any(
@@ -236,11 +297,7 @@ def _made_zeros(report: Recording, number: int) -> bool:
     )
     if call.phase != "backward" or not call.own or not lower:
         return False
-    read = [
-        report.sources[-1 - one].values if one < 0 else (report.values.get(one) or (None,))[0]
-        for of in report.reads.get(number, ())
-        for one in of.written_by[-1:]
-    ]
+    read = [_values_in(report, one) for of in report.reads.get(number, ()) for one in of.written_by[-1:]]
     return bool(read) and all(one is not None and one.count and one.zeros < 1 for one in read)
 
 
