@@ -26,6 +26,7 @@ from torch_promote import _C
 from torch_promote.checking.crosscheck import crosscheck
 from torch_promote.errors import NonfiniteError, OptionError
 from torch_promote.numerics.find_nonfinite import NonfiniteReport, find_nonfinite
+from torch_promote.numerics.nonfinite_finder import WatchedCall
 from torch_promote.numerics.recent_calls import RecentCalls
 from torch_promote.reading.trace import trace
 from torch_promote.regions.defaults import default_policy
@@ -751,14 +752,17 @@ def test_no_override_is_advised_for_a_call_outside_of_regions(is_backward: bool)
 
     def step() -> None:
         if is_backward:
-            (torch.sum(x * 1) * 3e4).backward(torch.tensor(60000.0, dtype=HALF))
+            (x[0, 0] * 2**-10 * 1e3).backward(torch.tensor(60000.0, dtype=HALF))
         else:
             x * 2
 
     report = find(step)
-    assert report.found
+    assert report.origin is not None
     assert report.attempts == []
     assert "to try" not in str(report)
+    assert ("convert the arguments of the op there" in report.origin.why[-2]) == is_backward
+    assert report.origin.why[-2].startswith("No region was open")
+    assert report.origin.why[-1].endswith("it is too large for float16.")
 
 
 def test_advice_for_a_module_outside_of_the_model() -> None:
@@ -1207,6 +1211,62 @@ def test_the_step_of_an_origin_in_an_optimizer_is_the_one_that_runs() -> None:
     assert report.origin is not None
     assert (report.origin.phase, report.origin.step) == ("optimizer", 0)
     assert any(one.endswith("or pass an eps that is not 0 in float16.") for one in report.origin.why), report.origin.why
+
+
+def test_the_calls_of_a_closure_are_of_the_step_that_calls_it() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = (weight * (0 if len(steps) > 1 else 1)).log().sum()
+        loss.backward()
+        return loss
+
+    def train() -> None:
+        for number in range(3):
+            steps.append(number)
+            optimizer.step(closure)
+
+    steps: list[int] = []
+    report = find(train)
+    assert report.origin is not None
+    assert (report.origin.op, report.origin.step) == ("aten::log", 1)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_memory_that_is_filled_with_nan_until_the_program_writes_to_all_of_it(left: int) -> None:
+    net = nn.Linear(3, 2)
+
+    def program() -> None:
+        buffer = torch.full((4, 3), NAN)
+        for row in range(4 - left):
+            buffer[row] = row
+        net(buffer)[: 4 - left].sum().backward()
+
+    report = find(program)
+    assert report.found == bool(left)
+    if report.origin is not None:
+        assert report.origin.why[0] == "The program itself passes NaN."
+        assert "They are read by aten::addmm, forward" in report.origin.why[1]
+
+
+def test_memory_that_nothing_has_written_is_no_gradient_that_became_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(self: WatchedCall, dtype: torch.dtype | None) -> list[Tensor] | None:
+        repeated.append(self.call.op)
+        return once_more(self, dtype)
+
+    repeated: list[str] = []
+    once_more = WatchedCall.again
+    monkeypatch.setattr(WatchedCall, "again", again)
+    x = big(1.0, HALF).requires_grad_()
+    with tp.trace() as report:
+        x.sum().backward()
+    assert any("empty" in call.op for call in report.calls.where(phase="backward"))  # for a gradient with strides of 0
+    x.grad = None
+    find(lambda: x.sum().backward())
+    assert repeated
+    assert not any("empty" in op for op in repeated)
 
 
 # --- what a mask, an op inside of another, and equal numbers have to do with it

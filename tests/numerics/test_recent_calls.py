@@ -24,6 +24,10 @@ nn.init.constant_(LINEAR.weight, 0.5)
 nn.init.zeros_(LINEAR.bias)
 
 
+#: The mean of these numbers is no float16.
+EXACT = torch.tensor([[1.0, 1 + 2**-10]])
+
+
 def linear(value: float) -> torch.Tensor:
     """Returns [[value, value]] of `LINEAR`, which a region casts."""
     result: torch.Tensor = LINEAR(torch.full((1, 2), float(value)))
@@ -260,6 +264,15 @@ NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
         (lambda: linear(1) * torch.tensor([[0.0, 1.0]]) * -INF, ["It multiplies 0 by inf in 1 places"]),
         (lambda: linear(1) / torch.tensor([0.0, 1.0]), ["The divisor is 0 in 1 of 2 places."]),
         (lambda: 1 / (linear(1) * torch.tensor([0.0, 1.0])), ["The divisor is 0 in 1 of 2 places."]),
+        (lambda: linear(1) / torch.zeros(1), ["The divisor is 0 in 1 of 1 places.", NOTHING]),
+        (
+            lambda: (linear(-1000).float().exp() * torch.ones(2)).sum(-1).log(),
+            ["It sums results of exp: torch.logsumexp"],
+        ),
+        (  # in float32, the two are equal, too; that one of them alone is not rounded to float16 would hide it
+            lambda: (LINEAR(EXACT) - LINEAR(EXACT).to(HALF)) / (LINEAR(EXACT) - LINEAR(EXACT).to(HALF)),
+            ["0 is divided by 0 in 2", TRIED],
+        ),
         (lambda: (linear(1) * 0) / 0, ["The divisor is 0 in 1 of 1 places, and 0 is divided by 0 in 2"]),
         (lambda: masked(linear(1)) - masked(linear(1)), ["It subtracts inf from inf of the same sign in 2"]),
         (lambda: (linear(1) * 0).pow(-0.5), ["2 numbers are 0, and the exponent is below 0."]),

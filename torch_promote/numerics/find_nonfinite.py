@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_promote.errors import NonfiniteError, OptionError, check_flag
 from torch_promote.numerics.nonfinite import NonfiniteOrigin, ScalerSteps, Vanished, tell_line, tell_where
@@ -19,6 +17,7 @@ from torch_promote.numerics.recent_calls import may_have_override
 from torch_promote.observe.call import Call, Unseen
 from torch_promote.observe.observer import observe
 from torch_promote.observe.places import RunningModules, check_model, shorten
+from torch_promote.observe.surroundings import watch_steps
 from torch_promote.policy.op_names import exact_key, find_overloads
 from torch_promote.recording.values import TensorRange
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
@@ -67,6 +66,10 @@ class NonfiniteReport(Report):
         self.torch_version: str = str(torch.__version__)
         self._seen = FinderState()
         self._attempts: list[Attempt] | None = None  # those of another process
+
+    def begin_at(self, step: int) -> None:
+        """The block begins after so many steps of the program."""
+        self._seen.steps = step
 
     @property
     def found(self) -> bool:
@@ -361,8 +364,7 @@ def find_nonfinite(
     finder = NonfiniteFinder(modules, found, lambda call: any(_names(one, call) for one in allowed))
     report._seen = finder.seen
     try:
-        with observe(finder.observer, report.not_seen), ExitStack() as hooks:
-            hooks.callback(register_optimizer_step_pre_hook(finder.before_step).remove)
+        with watch_steps(finder.after_step, finder.before_step), observe(finder.observer, report.not_seen):
             yield report
     finally:
         finder.finish()

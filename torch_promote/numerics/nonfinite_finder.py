@@ -70,7 +70,7 @@ from torch_promote.observe.ops import (
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.recorder import loss_of
 from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
-from torch_promote.reference.dtypes import LOWER_DTYPES
+from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 
 
 class Propagation:
@@ -84,6 +84,7 @@ class Propagation:
         self.in_backward: bool = in_backward
         self.is_marker: bool = is_marker
         self.is_replaced: bool = False
+        self.reader: Call | None = None  # the first call whose results have such values, too
         self._known: dict[int, StorageWeakRef] = {}  # keeps the addresses from being used again
         self._unread: set[int] = set()
         self._add(origin)
@@ -102,6 +103,17 @@ class Propagation:
         if read:
             self._add(outputs)
         return bool(read)
+
+    def overwrite(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Called when a call has written to tensors: their memory may have no such values any more."""
+        for tensor in tensors:
+            reference = _storage(tensor)
+            if reference is not None and reference.cdata in self._unread & self._known.keys():
+                with unnoticed(), contextlib.suppress(RuntimeError):  # as in `extremes`
+                    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+                    if is_finite(extremes([whole])[0]):
+                        self._unread.discard(reference.cdata)
+                        self.is_replaced = True
 
     def knows(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors contains such values."""
@@ -212,6 +224,7 @@ class FinderState:
 
     benign: dict[tuple[str, ...], NonfiniteOrigin] = field(default_factory=dict)  # by place
     checked: int = 0  # the number of checked calls
+    steps: int = 0  # the number of optimizer steps so far, also those that GradScaler skipped
     # The ops that the forward called in a region, by module and line: a call by name, and the call that made its input.
     forward_ops: dict[tuple[str, str], dict[str, tuple[Call, Call | None]]] = field(default_factory=dict)
     # Gradients that a lower dtype made 0, by place; and the step with the most parameters whose gradient is 0: its
@@ -393,6 +406,12 @@ _IN_FUNCTION = (
     'torch.amp.custom_fwd(device_type="...", cast_inputs=torch.float32) on its forward and torch.amp.custom_bwd on its '
     "backward, both get float32."
 )
+_BACKWARD_WITHOUT_REGION = (
+    "No region was open, so the backward computes in the dtype of the forward: to compute it in float32, convert the "
+    "arguments of the op there with .float()."
+)
+_TOO_LARGE = "What its result goes to has to be float32, too, or bfloat16: it is too large for {dtype}."
+_PASSES_NAN = "The program itself passes NaN."
 _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 
 
@@ -418,7 +437,6 @@ class NonfiniteFinder:
         self._recent = RecentCalls()
         self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
-        self._steps = 0  # also those that GradScaler skipped
         self._steps_before = 0  # at GradScaler's last update
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
@@ -446,9 +464,9 @@ class NonfiniteFinder:
         elif name == "aten::_amp_update_scale_":
             (_, scale), (_, found_inf) = extremes([args[0], args[2]])
             self.seen.scaler.add(scale, found_inf > 0, *args[4:])
-            if found_inf and self._steps == self._steps_before:  # the scaler has skipped the optimizer's
-                self._steps += 1
-            self._steps_before = self._steps
+            if found_inf and self.seen.steps == self._steps_before:  # the scaler has skipped the optimizer's
+                self.seen.steps += 1
+            self._steps_before = self.seen.steps
             self._scaled.update()
         return watched
 
@@ -529,7 +547,7 @@ class NonfiniteFinder:
             "finite for it. Leave out of the loss what the mask leaves out, or mask with a finite number.",
         )
         outputs = (TensorRange.of("0", loss),)
-        origin = NonfiniteOrigin(reader, "mathematics", reader.name, (), outputs, text=text, step=self._steps)
+        origin = NonfiniteOrigin(reader, "mathematics", reader.name, (), outputs, text=text, step=self.seen.steps)
         self.observer.is_done = True
         self._found(origin, True)
 
@@ -570,6 +588,8 @@ class NonfiniteFinder:
                     spread.is_replaced |= spread.read(tensor for _, tensor in watched.tensors) and not casts
                 elif spread.is_marker and drops and spread.knows(tensor for _, tensor in watched.tensors):
                     spread.read(watched.nonfinite_inputs)
+                if watched.facts.writes:
+                    spread.overwrite(watched.results)
             if self._provisional:
                 self._settle()
             return
@@ -582,7 +602,8 @@ class NonfiniteFinder:
             verdict = self._judge(watched)
         if verdict is None:
             for _, spread in self._provisional if not call.composite else ():
-                spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite)
+                if spread.read([tensor for _, tensor in watched.tensors], watched.nonfinite):
+                    spread.reader = spread.reader or call
             if not call.composite and (source := self._source(watched)) is not None:
                 is_divided = source.kind == "GradScaler" and self._divides(watched)
                 self._sources.add(watched.nonfinite, replace(source, scale=None) if is_divided else source, call)
@@ -609,8 +630,7 @@ class NonfiniteFinder:
         return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
-        call, text = watched.call, verdict.text
-        step = self._steps - (call.phase == "optimizer")  # its step has been counted
+        call, text, step = watched.call, verdict.text, self.seen.steps
         if verdict.kind == "scaled gradient" and (source := self._source(watched)) is not None:
             text = (
                 f"Only GradScaler's scale makes it infinite: {source.scaled:.4g} with the scale {source.scale:g}, "
@@ -623,10 +643,14 @@ class NonfiniteFinder:
         name = "" if node is None else node.name()
         if text and verdict.kind != "mathematics" and not call.autocast:
             function = getattr(node, "_forward_cls", None)
-            if call.phase == "forward":
-                text = (*text, WITHOUT_REGION)
-            elif function is not None:
+            if function is not None:
                 text = (*text, _IN_FUNCTION.format(name=function.__name__))
+            elif call.phase == "forward":
+                text = (*text, WITHOUT_REGION)
+            elif call.phase == "backward" and not self.seen.forward_ops:
+                text = (*text, _BACKWARD_WITHOUT_REGION)
+            if verdict.kind == "overflow in the op" and text[-1] in (WITHOUT_REGION, _BACKWARD_WITHOUT_REGION):
+                text = (*text, _TOO_LARGE.format(dtype=dtype_name(_lower_dtype(watched))))
         if verdict.kind == "mathematics" and not text:
             here = "origin", call.name, call.module, call.line
             self._looks[here] += 1
@@ -651,7 +675,9 @@ class NonfiniteFinder:
     def _look_for_zeros(self, watched: WatchedCall) -> None:
         """Repeats the first calls of a backward from each place in float32, and those with nothing but zeros."""
         call, facts = watched.call, watched.facts
-        if not any(tensor.dtype in LOWER_DTYPES for tensor in watched.results) or facts.is_random or facts.shares:
+        if not any(tensor.dtype in LOWER_DTYPES for tensor in watched.results):
+            return
+        if facts.is_random or facts.shares or facts.is_uninitialized:
             return
         place = call.name, call.module, call.line
         only_zeros = any(
@@ -673,15 +699,18 @@ class NonfiniteFinder:
                     self.seen.vanished[place] = replace(self.seen.vanished.get(place, found), calls=calls)
                     return
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before a step of an optimizer: counts the gradients that are 0, if a lower dtype made some 0."""
         self._note_scaled_step(optimizer)
         if self.seen.vanished and not self.observer.is_done:
             given = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
             zeros = sum(found == (0, 0) for found in extremes(given))
             if zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
-                self.seen.zero_gradients = self._steps, zeros, len(given)
-        self._steps += 1
+                self.seen.zero_gradients = self.seen.steps, zeros, len(given)
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after a step of an optimizer, whose closure was a part of it."""
+        self.seen.steps += 1
         with self._lock:
             self._drop_ended()
 
@@ -752,6 +781,10 @@ class NonfiniteFinder:
     def finish(self) -> None:
         """Called after the block."""
         with self._lock:
+            reader = next((spread.reader for origin, spread in self._provisional if origin is self._first), None)
+            if self._first is not None and reader is not None and _PASSES_NAN in self._first.text:
+                text = *self._first.text, f"They are read by {tell_where(reader)}."
+                self._found(replace(self._first, text=text), False)
             self._drop_ended()
         self._recent.clear()
 
@@ -781,7 +814,7 @@ class NonfiniteFinder:
         passes_nan = any(math.isnan(one) for one in (*watched.args, *numbers) if isinstance(one, float))
         if makes_nan and passes_nan and not is_known:
             self._add_benign("mask", call, watched.nonfinite)
-            return Verdict("mathematics", call.name, text=("The program itself passes NaN.",))
+            return Verdict("mathematics", call.name, text=(_PASSES_NAN,))
         if makes_nan and has_nan:
             return None if is_known else Verdict("data", call.name)
         if (has_nan or has_inf) and self._scaled.has_overflowed:
@@ -868,7 +901,7 @@ class NonfiniteFinder:
         text = WHY["overflow in the op"]
         low, high = min((one for one, _ in found), default=0.0), max((one for _, one in found), default=0.0)
         text = f"{text[:-1]}: from {low:.5g} to {high:.5g}." if found else "The inputs are finite, its result is not."
-        dtype = next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER_DTYPES), torch.float32)
+        dtype = _lower_dtype(watched)
         constants = tell_constants(watched.facts, watched.kept or (), dtype)
         return Verdict("overflow in the op", call.name, text=(text, *constants))
 
@@ -903,6 +936,10 @@ class NonfiniteFinder:
             if known is not new or len(self.seen.benign) < _MOST_BENIGN:
                 count = known.count + (known is not new)
                 self.seen.benign[key] = replace(new, call=known.call, count=count)
+
+
+def _lower_dtype(watched: WatchedCall) -> torch.dtype:
+    return next((tensor.dtype for tensor in watched.nonfinite if tensor.dtype in LOWER_DTYPES), torch.float32)
 
 
 def _written_numbers(watched: WatchedCall) -> list[float]:

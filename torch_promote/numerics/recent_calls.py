@@ -292,6 +292,11 @@ class RecentCalls:
         if is_lower and not facts.writes and (values := cures([target])):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
             return self._told(target, "rounding", (call,), [text], values[target.number].low)
+        whole = cures(tried) if tried else None
+        if (
+            whole is None and not unknown
+        ):  # that it is finite with one of them in float32 is due to the others' rounding
+            tried = []
         by_op: dict[str, list[RecentCall]] = {}
         for one in tried:
             by_op.setdefault(one.call.name, []).append(one)
@@ -306,8 +311,8 @@ class RecentCalls:
         for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
                 return self._loss(same, values, target)
-        unknown = ""
-        if tried and (values := cures(tried)):
+        if whole is not None:
+            values = whole
             for name in reversed(list(by_op)):  # without the ops that are not needed, the farthest first
                 fewer = [one for one in tried if one.call.name in by_op and one.call.name != name]
                 if fewer and (found := cures(fewer)):
@@ -321,6 +326,8 @@ class RecentCalls:
                 f"The same call in float32 is not finite either. Whether it is with the {count} that ran in a lower "
                 f"dtype in float32, too, is not known: {why}."
             )
+            if any(one.call.phase == "backward" and one.is_lower for one in before.values()):
+                text += " Some are of a backward, whose small values become 0: a scaled loss keeps them."
         else:
             text = (
                 f"It is not finite in float32 either, also with the {count} that ran in a lower dtype in float32: "
@@ -335,10 +342,22 @@ class RecentCalls:
         return self._told(overflow, "overflow in the op", (), texts)
 
     def _tell_maker(self, target: RecentCall) -> list[str]:
-        maker = self.maker_of(target.args)
+        maker = self.maker_of(_at_fault(target))
         if maker is None:
             return []
-        return [f"Its argument was made by {tell_where(maker)}.", *tell_idiom(maker, target.call)]
+        idiom = tell_idiom(maker, target.call)
+        if (maker.op, target.call.op) == ("aten::sum", "aten::log") and self._multiplies_exponentials(target):
+            idiom.append("It sums results of exp: torch.logsumexp, of what a mask leaves, does not compute that sum.")
+        return [f"Its argument was made by {tell_where(maker)}.", *idiom]
+
+    def _multiplies_exponentials(self, of: RecentCall) -> bool:
+        """Whether an argument is a result of exp, or a sum or product of one."""
+        makers = [self._calls[one] for one in of.makers if one in self._calls]
+        passing = ("aten::mul", "aten::masked_fill", "aten::sum")
+        return any(
+            one.call.op == "aten::exp" or (one.call.op in passing and self._multiplies_exponentials(one))
+            for one in makers
+        )
 
     def are_of_forward(self, kept: Iterable[Any]) -> bool:
         """Whether calls of the forward have made what a call of a backward reads, as far as that is known."""
@@ -382,7 +401,7 @@ class RecentCalls:
     def _before(self, target: RecentCall) -> dict[int, RecentCall]:
         """The calls that the arguments of a call come from, in the order in which they ran."""
         found: dict[int, RecentCall] = {}
-        waiting = list(target.makers)
+        waiting = [one.maker for one in _kept_in(_at_fault(target)) if one.maker is not None]
         while waiting:
             number = waiting.pop()
             if number in self._calls and number not in found:
@@ -392,7 +411,8 @@ class RecentCalls:
 
     def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
         """Whether an argument in a lower dtype may come from a call that is not in the list."""
-        arguments = [one for recent in (*before.values(), target) for one in _kept_in(recent.args)]
+        given = [*(recent.args for recent in before.values()), _at_fault(target)]
+        arguments = [one for args in given for one in _kept_in(args)]
         return any(one.maker not in before and one.dtype in LOWER_DTYPES for one in arguments) or (
             self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
         )
@@ -621,6 +641,12 @@ def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
             yield value
         elif isinstance(value, list):
             yield from _kept_in(value)
+
+
+def _at_fault(call: RecentCall) -> list[Any]:
+    """The arguments of a call that is not finite in float32: of a division by 0, the divisor."""
+    divisors = list(_kept_in(call.args[1:2])) if call.facts.op_name.removesuffix("_") == "aten::div" else []
+    return divisors if any(map(_has_zero, divisors)) else call.args
 
 
 def _has_zero(kept: _Kept) -> bool:

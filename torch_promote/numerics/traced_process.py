@@ -133,6 +133,8 @@ class _Process:
                 *(None, values, False, options["max_calls"], RecordingFile(self._file), steps), modules=self._modules
             )
         self._report = self._block.__enter__()
+        if self._request.finds_nonfinite:
+            self._report.begin_at(self._request.first)
 
     def _name_file(self) -> str:
         """The file of this process: the one that was asked for, or one in the folder for a worker, say."""
