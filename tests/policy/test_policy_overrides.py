@@ -54,6 +54,12 @@ def test_the_schema_decides_what_is_legal(op: str, expected: list[str]) -> None:
                 check_legal(name, policy)
 
 
+def test_a_conversion_is_to_be_changed_in_the_code() -> None:
+    for name in ("to.dtype", "_to_copy", "type_as"):
+        with pytest.raises(tp.PolicyError, match="it converts to the dtype that the program names: change"):
+            check_legal(f"aten::{name}", FP32)
+
+
 def test_the_policies_of_every_op_of_the_dispatcher() -> None:
     """An op that writes may match its argument; one that computes may cast; one that moves data may do neither."""
     moving = {

@@ -247,6 +247,36 @@ def test_updates_that_leave_a_tensor_as_it_was(name: str) -> None:
     assert not start or "left 5 of 5 " in said
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "alpha", "is_lost"),
+    [
+        (BF16, 1e-3, 1, True),
+        (BF16, 1e-1, 1e-2, True),
+        (BF16, 1e-1, 1, False),
+        (torch.float16, 1e-4, -1, True),
+        (torch.float16, 1e-2, 1, False),
+        (F32, 1e-3, 1, False),
+        (BF16, 0.0, 1, False),
+        (BF16, 2**-7, 1, False),  # the sum is exact
+    ],
+)
+def test_a_term_that_a_sum_loses(dtype: torch.dtype, size: float, alpha: float, is_lost: bool) -> None:
+    """The change is estimated from the recording, and known from the same sum in float64."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (1 + torch.rand(256, generator=generator)).to(dtype) if size != 2**-7 else torch.ones(256, dtype=dtype)
+    delta = torch.full((256,), size, dtype=dtype)
+    with tp.trace(values=True) as report:
+        for _ in range(2):
+            total = weight.add(delta, alpha=alpha)
+    change = (total.double() - weight.double() - alpha * delta.double()).norm() / (abs(alpha) * delta.double().norm())
+    assert bool(change > 0.5) == is_lost
+    said = report.content().verdict
+    assert said.startswith("add at ") == is_lost
+    if is_lost:
+        estimate = float(re.findall(r"by about (\S+) times the norm of its smaller term, in 2 calls", said)[0])
+        assert change / 1.6 < estimate < change * 1.6
+
+
 def test_losses_of_other_devices_are_read_together() -> None:
     """And what has no data is no loss that was read."""
     with FakeTensorMode(), tp.trace() as report:

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command, and returns its exit status."""
     from torch_promote.numerics.compare import compare
+    from torch_promote.numerics.comparison import TRACED
     from torch_promote.report.base import spell_number
 
     tolerance = targets.tolerance_of(arguments)
@@ -104,7 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             continue
         status = 1
-    _say_next(arguments, errors, limits, status)
+    if not any(errors.values()) and any(TRACED in note for note in comparison.notes):
+        targets.say_next(arguments, "trace", "--values", policy=arguments.candidate)
+    else:
+        _say_next(arguments, errors, limits, status)
     return status
 
 

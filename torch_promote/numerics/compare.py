@@ -21,7 +21,7 @@ from torch_promote.numerics.call_observers import (
     KeepReference,
     KeptCall,
 )
-from torch_promote.numerics.comparison import Comparison, Metric, Site
+from torch_promote.numerics.comparison import NOTHING, TRACED, Comparison, Metric, Site
 from torch_promote.numerics.impacts import (
     Backwards,
     ErrorSums,
@@ -417,13 +417,13 @@ class ComparedRuns:
         if not differ:
             own = {info.dtype for kept in calls.values() for info in kept.call.inputs} & set(LOWER_DTYPES)
             cause = (
-                f"The program's own tensors are {' and '.join(sorted(map(dtype_name, own)))}: keep parameters and data "
-                "in float32, and let a region cast."
+                f"The program's own tensors are {' and '.join(sorted(map(dtype_name, own)))}, in the reference, too. "
+                f"To compare what that loses, keep parameters and data in float32, and let a region cast. {TRACED}"
                 if own
                 else "Regions with a policy= keep it: remove policy= and overrides= from the step, and check that it "
                 "opens a region."
             )
-            notes.append(f"No call ran in another dtype than in the reference. {cause}")
+            notes.append(f"{NOTHING} {cause}")
         elif self._backwards.failed:
             notes.append(f"The backward that compare() ran on the step's result failed: {self._backwards.failed}")
         elif not self._impacts.totals and not self._notes:
@@ -448,7 +448,7 @@ class ComparedRuns:
         if same and differ:
             notes.append(
                 "The program itself converts to a lower dtype, so that these calls lose as much in the reference, and "
-                f"their errors are not compared: {some_of(same, _FEW, '; ')}."
+                f"their errors are not compared: {some_of(same, _FEW, '; ')}. {TRACED}"
             )
         notes += [
             f"{name} was not run alone: {why}. Its local error is unknown." for name, why in self._local.refused.items()

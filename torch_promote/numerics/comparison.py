@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from torch_promote.policy.policy import Policy
-from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import (
     Branch,
     Chart,
@@ -258,10 +257,11 @@ class Comparison(Report):
     def _verdict(self) -> str:
         worst = max(self.metrics, key=lambda metric: metric.error, default=None)
         if worst is None or not (worst.error or any(site.local or site.nonfinite for site in self.sites)):
-            ran = {name for site in self.sites for name in site.dtypes.split(", ")} & set(map(dtype_name, LOWER_DTYPES))
-            return (
-                f"No op has an error, and the results are identical{'' if ran else ': no op runs in lower precision'}."
-            )
+            if any(note.startswith(NOTHING) for note in self.notes):
+                return "The results are identical: no op ran in another dtype than in the reference."
+            return "No op has an error, and the results are identical."
+        if not worst.error:
+            return "The results are identical, although ops have errors."
         if not math.isfinite(worst.error):
             if worst.candidate is None or worst.reference is None:
                 return f"The candidate's {worst.name} is missing or not finite."
@@ -281,7 +281,9 @@ class Comparison(Report):
             label = "unknown impact" if largest else "largest error"
             facts.append((label, str(first), f"local {spell_number(first.local)}{accumulated}"))
         if largest is not None and largest.impact:
-            change = f"changes the {self.loss_or_outputs} by {spell_number(largest.impact)}"
+            # A loss that is returned would not be identical.
+            of = "" if any(metric.error for metric in self.metrics) or self.random_cotangents else " of its backward"
+            change = f"changes the {self.loss_or_outputs}{of} by {spell_number(largest.impact)}"
             facts.append(("largest impact", str(largest), change))
         facts += self._yardstick()
         facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))
@@ -353,6 +355,10 @@ class Comparison(Report):
         return Tree("Modules", columns, branches, list(shares))
 
 
+#: How the note begins of a comparison of equal runs.
+NOTHING = "No call ran in another dtype than in the reference."
+#: The end of the notes about what runs in a lower dtype in both runs.
+TRACED = "`torch-promote trace --values` tells which of the updates and sums are rounded away."
 #: How many roundings explain a local error: those of the inputs, and that of the result.
 _AS_EXPECTED = 2.0
 _ABOUT_SITES = (

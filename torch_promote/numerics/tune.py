@@ -519,8 +519,8 @@ class _Tuner:
         if trials.takes_number:
             return "the step gives the same results for the next numbers"
         return (
-            "the step gives the same results with other random numbers. A step that takes the number of its batch, "
-            "step(i), has others"
+            "the step gives the same results with other random numbers. A step whose parameter, without a default, is "
+            "the number of its batch, step(i), has others"
         )
 
     def _verify_compiled(self) -> None:

@@ -79,6 +79,8 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"
+    if not isinstance(op, Row) and op.startswith(_CONVERTS):
+        return "it converts to the dtype that the program names: change the conversion in the code"
     if not isinstance(op, Row) and moves_data(op):
         return (
             "it returns its argument's data, or memory of the same dtype, and computes nothing, and the kernels of "
@@ -93,6 +95,9 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
     if policy is CastPolicy.fp32_append_dtype and not (row is not None and row.redispatch_overload):
         return "the op table names no overload of it that takes an output dtype"
     return None
+
+
+_CONVERTS = ("aten::to.", "aten::_to_copy", "aten::type_as")
 
 
 def moves_data(op: str) -> bool:

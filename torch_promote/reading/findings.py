@@ -16,7 +16,7 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
-from torch_promote.recording.values import EMPTY, Values
+from torch_promote.recording.values import EMPTY, Values, combined_norm
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
@@ -207,6 +207,13 @@ def zero_gradients(report: Recording) -> tuple[str, Call | None]:
     return "", None
 
 
+def rounded_away(report: Recording) -> Iterator[str]:
+    """Yields what is said of updates and sums in 16 bits that rounding has undone."""
+    yield unchanged_weights(report)
+    yield unchanged_writes(report)
+    yield lost_addends(report)
+
+
 def unchanged_weights(report: Recording) -> str:
     """What is said of parameters in 16 bits that no step has changed although their gradients are not 0; or ""."""
     states = {state.step: state.numbers for state in report.states}
@@ -279,10 +286,45 @@ def unchanged_writes(report: Recording) -> str:
     return " ".join(told[:2])
 
 
+def lost_addends(report: Recording) -> str:
+    """What is said of sums in 16 bits of which rounding changes more than their smaller term tells; or ""."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for number, call in enumerate(report.calls):
+        op, reads = call.op.partition("::")[2].removesuffix("_"), report.reads.get(number, ())
+        known = [_values_read(report, read) for read in reads]
+        (total, *_), terms = report.values.get(number) or (EMPTY,), [one for one in known if one is not None]
+        shapes = {info.shape for info in (*call.inputs, *call.outputs)}
+        if op not in ("add", "sub") or not call.own or call.phase == "optimizer" or len(shapes) > 1:
+            continue
+        if len(terms) != 2 or len(reads) != 2 or not total.in_16_bits or not total.is_finite:
+            continue
+        alpha = dict(call.arguments).get("alpha", 1)
+        factors = 1.0, float(alpha) * (-1 if op == "sub" else 1)
+        smaller = min(abs(factor) * (one.l2 or 0.0) for factor, one in zip(factors, terms, strict=True))
+        if 0 < smaller < 2 * torch.finfo(call.outputs[0].dtype).eps * (total.l2 or 0.0):
+            change = combined_norm((-1.0, total), *zip(factors, terms, strict=True))
+            if change is not None and change > smaller / 2:
+                key = call.op, call.line, dtype_name(call.outputs[0].dtype)
+                found.setdefault(key, []).append(change / smaller)
+    told = [
+        f"{op.partition('::')[2]} at {short_line(line)}: rounding to {dtype} changes the sum by about "
+        f"{max(shares):.2g} times the norm of its smaller term, in {len(shares):,} call{'s' * (len(shares) > 1)}. A "
+        "sum in float32 keeps that term."
+        for (op, line, dtype), shares in sorted(found.items(), key=lambda one: -max(one[1]))
+    ]
+    return " ".join(told[:2])
+
+
 def _is_not_zero(report: Recording, read: Read) -> bool:
     """Whether it is known that elements that a call reads are not all 0."""
-    known = [_values_in(report, one) for one in read.written_by[-1:]]
-    return any(one is not None and one.digest == read.digest and one.count and one.zeros < 1 for one in known)
+    known = _values_read(report, read)
+    return known is not None and known.count > 0 and known.zeros < 1
+
+
+def _values_read(report: Recording, read: Read) -> Values | None:
+    """The values of the elements that a call reads; None if they are unknown."""
+    known = _values_in(report, read.written_by[-1]) if read.written_by else None
+    return known if known is not None and known.digest == read.digest else None
 
 
 def _values_in(report: Recording, writer: int) -> Values | None:

@@ -26,10 +26,9 @@ from torch_promote.reading.findings import (
     nonfinite_by_op,
     promotions,
     result_dtypes,
+    rounded_away,
     savings,
     time_in_casts,
-    unchanged_weights,
-    unchanged_writes,
     zero_gradients,
 )
 from torch_promote.reading.matching import Match, match_recordings
@@ -150,7 +149,7 @@ class TraceReport(Recording, Report):
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
         what, verdict = self._alarm()
         if not what:
-            verdict = " ".join(filter(None, (unchanged_weights(self), unchanged_writes(self), self._verdict())))
+            verdict = " ".join(filter(None, (*rounded_away(self), self._verdict())))
             return Content(title, verdict, list(self._facts()), list(self._parts()))
         facts: list[Fact] = [*self._facts(), ("autocast", self._verdict())]
         return Content(f"{title}, {what}", verdict, facts, list(self._parts()), good=False)

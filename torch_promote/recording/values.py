@@ -397,9 +397,15 @@ def distance(one: Values, other: Values) -> float | None:
     # differences down to 1e-10 of the norm of float32 tensors. 0.0: equal digests; None: no sketch to compare.
     if one.digest and one.digest == other.digest:
         return 0.0
-    if not (one.sketch and other.sketch):
+    return combined_norm((1.0, one), (-1.0, other))
+
+
+def combined_norm(*terms: tuple[float, Values]) -> float | None:
+    """Estimates, as `distance`, the L2 norm of a sum of tensors of equal size, each with its factor; None as there."""
+    if not all(one.sketch for _, one in terms):
         return None
-    return _UNBIASED * math.dist(unpack_sketch(one.sketch), unpack_sketch(other.sketch))
+    scaled = [[factor * number for number in unpack_sketch(one.sketch)] for factor, one in terms]
+    return _UNBIASED * math.hypot(*map(math.fsum, zip(*scaled, strict=True)))
 
 
 #: The mean logarithm of the root mean square of 16 normal numbers is that of 1/this.
