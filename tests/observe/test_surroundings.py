@@ -81,8 +81,8 @@ def test_compiled_functions() -> None:
             function(x)
             function(x)
         x.exp()
-    assert report.not_seen[0].startswith("Calls of compiled functions: 3.")
-    assert inner.not_seen[0].startswith("Calls of compiled functions: 2.")
+    assert report.not_seen[0].startswith("Calls of compiled functions: at least 3.")
+    assert inner.not_seen[0].startswith("Calls of compiled functions: at least 2.")
     assert _get_hook(None) is None
 
 
@@ -160,13 +160,13 @@ def test_what_a_trace_says_of_a_compiled_model(
 
     with trace(model) as first:  # it compiles
         step()
-    assert [one.partition(". ")[0] for one in first.not_seen] == ["Calls of compiled functions: 1"]
+    assert [one.partition(". ")[0] for one in first.not_seen] == ["Calls of compiled functions: at least 1"]
     with trace(model) as report:
         step()
     text = f"{report}\n{report.explain('(model)')}"
     assert "Autocast was off" not in text
     assert "autocast off by" not in text
-    assert [one.partition(". ")[0] for one in report.not_seen] == ["Calls of compiled functions: 1"]
+    assert [one.partition(". ")[0] for one in report.not_seen] == ["Calls of compiled functions: at least 1"]
     (linear,) = report.calls.where(op="linear") or [None]
     of_graph = [call for call in report.calls if call.policy_source == "compiled code"]
     if backend == "eager":

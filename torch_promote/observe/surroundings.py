@@ -183,8 +183,8 @@ def watch_unseen(
             block.compiled = max(_compiled_so_far() - frames, 0)
         if block.compiled:
             text = (
-                f"Calls of compiled functions: {block.compiled}. Modules in them have no paths. Unless the backend is "
-                '"eager", casts are part of the graph, whose calls have no policies, and Inductor'
+                f"Calls of compiled functions: at least {block.compiled}. Modules in them have no paths. Unless the "
+                'backend is "eager", casts are part of the graph, whose calls have no policies, and Inductor'
                 "'s own kernels are not in the trace. To see all, call the uncompiled function."
             )
             sentences.append(Unseen("compiled", block.compiled, text))
