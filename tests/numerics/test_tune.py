@@ -297,10 +297,24 @@ def test_metrics_and_tolerances() -> None:
 def test_all_batches_are_judged() -> None:
     model = nn.Linear(4, 4)
     step = torch.autocast("cpu", torch.float16)(
-        lambda number: (model(torch.ones(1, 4)) * (1e6 if number == 2 else 1.0)).square().mean()
+        lambda number: (model(torch.ones(1, 4)) * (1e6 if number == 4 else 1.0)).square().mean()
     )
     assert tp.tune(step, model=model, tolerance=0.01, batches=2).reason
-    assert tp.tune(step, model=model, tolerance=0.01, batches=3).overrides == {"aten::mul": "fp32"}
+    assert tp.tune(step, model=model, tolerance=0.01, batches=5).overrides == {"aten::mul": "fp32"}
+
+
+@pytest.mark.parametrize("budget", [60, 6])
+def test_a_policy_that_needs_no_override_is_run_on_held_out_batches(budget: int) -> None:
+    model = nn.Linear(4, 4)
+    step = torch.autocast("cpu", torch.float16)(
+        lambda number: (model(torch.ones(1, 4)) * (1e6 if number == 1 else 1.0)).square().mean()
+    )
+    tuning = tp.tune(step, model=model, tolerance=0.01, budget=budget)
+    assert tuning.met == bool(tuning.overrides) == (budget == 60)
+    assert not tuning.reason
+    assert ("failed on held-out batches: none." in " ".join(tuning.notes)) == tuning.met
+    assert ("does not meet the tolerance on held-out batches" in tuning.certificate.text) == (not tuning.met)
+    assert ("met in the search, but not on held-out batches" in str(tuning)) == (not tuning.met)
 
 
 class Growing:
@@ -869,9 +883,10 @@ def test_nothing_to_tune(tmp_path: Path) -> None:
 
     tuning = tune()
     assert re.search(r"meets the tolerance without an override: loss \S+ \(tolerance 0.5\)", tuning.reason)
-    assert (tuning.met, tuning.overrides, tuning.found, tuning.runs) == (True, {}, (), 3)
+    assert (tuning.met, tuning.overrides, tuning.found, tuning.runs) == (True, {}, (), 5)
+    assert tuning.certificate.held_out is not None
     assert tuning.policy == tp.Policy.stock()
-    assert [trial.why for trial in tuning.trials] == ["gate"]
+    assert [trial.why for trial in tuning.trials] == ["gate", "held out"]
     assert 0 < tuning.errors["loss"] < 0.5
     assert "Nothing to tune: the current policy meets the tolerance" in str(tuning)
     for name in ("tuning.json", "tuning.html", "mine.toml"):

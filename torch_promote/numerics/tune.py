@@ -245,9 +245,16 @@ class _Tuner:
         self._reason = self._start()
         if self._reason:
             self._found, self._policy = frozenset(), self._base
-            return self._result()
+            if self._is_speed or not self._names:
+                return self._result()
+            self._verify_held_out()
+            if self._verified.met or self._verified.reference is None or not self._learn():
+                self._reason *= self._verified.met
+                return self._result()
         try:
-            self._run_extremes()
+            if not self._reason:
+                self._run_extremes()
+            self._reason = ""
             self._search()
             while not self._verified.met and self._verified.reference is not None and self._learn():
                 self._search()
@@ -439,10 +446,9 @@ class _Tuner:
         trials.more.append(reference)
         trials.reserve = self._after
         if self._memo(self._names):
-            self._notes.append(
-                f"These overrides met the tolerance at first, but failed on held-out batches: "
-                f"{', '.join(self._chosen())}. The batches became part of the tuning, and others were held out."
-            )
+            failed = "These overrides met the tolerance at first, but failed on held-out batches: "
+            failed += ", ".join(self._chosen()) or "none"
+            self._notes.append(f"{failed}. The batches became part of the tuning, and others were held out.")
             return True
         self._memo = self._new_memo()
         self._memo.known.update(known)  # for the certificate
@@ -541,10 +547,11 @@ class _Tuner:
     def _certificate(self) -> Certificate:
         verified, found, known = self._verified, self._found, self._memo.known
         if self._reason:
-            return Certificate("minimum", "The policy was run without overrides, and no set of overrides is smaller.")
+            text = "The policy was run without overrides, and no set of overrides is smaller."
+            return Certificate("minimum", " ".join([text, *verified.texts]), held_out=verified.held_out)
         if found is None:
             return Certificate("passes", "The search was interrupted before any overrides were known to pass.")
-        kind = prove(found, self._names, known)
+        kind = prove(found, self._names, known) if found in known else "passes"
         lowers_all = self._is_speed and not found
         if self._is_speed and kind == "minimum":
             kind = "1-minimal"  # a minimum of bytes was not proved
