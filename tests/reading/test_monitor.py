@@ -118,12 +118,13 @@ def test_figures_of_a_module_are_those_of_its_results(dtype: torch.dtype) -> Non
     assert {name: found[2][f"0/{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def test_norms_updates_groups_and_casts() -> None:
+@pytest.mark.parametrize("fused", [False, True])  # which leaves the versions of weights
+def test_norms_updates_groups_and_casts(fused: bool) -> None:
     model, found = net(), Written()
     big = nn.Linear(6, 40_000)
     model.big = big
     groups = [{"params": model[0].parameters(), "name": "first layer"}, {"params": [*model[1:4].parameters()]}]
-    optimizer = torch.optim.SGD([*groups, {"params": big.parameters(), "lr": 0.5}], lr=0.1)
+    optimizer = torch.optim.SGD([*groups, {"params": big.parameters(), "lr": 0.5}], lr=0.1, fused=fused)
     expected: dict[str, float] = {}
     squares = {"first_layer": 0.0, "group_1": 0.0, "group_2": 0.0}
     with tp.monitor(model, every=2, to=into(found)):
@@ -461,6 +462,7 @@ def test_recordings_are_few_and_can_be_compared(tmp_path: Path, monkeypatch: pyt
     assert alarm.step == 10
     reports = [tp.load(tmp_path / f"step{step:08d}.jsonl.gz") for step in (9, 10)]
     assert tp.diff(*reports).kind is not None
+    assert {call.phase for call in reports[0].calls} == {"forward", "backward"}
     assert set(reports[0].ends[0].gradients) == {name for name, _ in model.named_parameters()}
 
 

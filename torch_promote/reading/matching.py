@@ -581,7 +581,7 @@ class Match(Report):
         weights: For each parameter and buffer that A reads, what has its values in B: "name", "name[0:64]" (rows),
             "name[:, 0:64]" (columns), "name.T" (transposed), "[0:64] = q, [64:128] = k", "name[rows in another order]";
             None if nothing has, or if it is a constant.
-        near: The first difference, if both calls have nearly the same results, and where errors begin to exceed rounding.
+        near: The first difference, if both calls can be compared, and where errors begin to exceed rounding.
         tolerance: The relative L2 error up to which results are a pair.
         answer: What the comparison found, as a sentence.
         evidence: What else was compared, as sentences.
