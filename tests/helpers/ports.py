@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -71,6 +71,26 @@ class Ported(nn.Module):
             if name in (at := spoiled.get(self.bug, ""), f"{at}.weight", f"{at}.bias"):
                 found[name] = SPOILED[self.bug](found[name])
         self.load_state_dict(found)
+
+
+class Stack(Ported):
+    """An embedding, and two layers, which get what `context` makes of the inputs; a bug is in the second."""
+
+    def __init__(self, embed: nn.Module, layers: Iterable[nn.Module], last: nn.Module, bug: str = "") -> None:
+        super().__init__(bug)
+        self.embed, self.layers, self.last = embed, nn.ModuleList(layers), last
+
+    def start(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+    def context(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs[1:]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        x, context = self.start(inputs[0]), self.context(*inputs)
+        for layer in self.layers:
+            x = layer(x, *context)
+        return self.last(x)
 
 
 def linear(inputs: int = D, outputs: int = D, bias: bool = True) -> nn.Linear:
@@ -177,45 +197,38 @@ class LlamaPortBlock(Ported):
         return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)  #: base
 
 
-class Llama(nn.Module):
+class Llama(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(50, D)
-        self.layers = nn.ModuleList(LlamaBlock() for _ in range(2))
-        self.norm = RMSNorm(1e-5)
+        super().__init__(nn.Embedding(50, D), (LlamaBlock() for _ in range(2)), RMSNorm(1e-5))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed_tokens(ids)
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         inverse = 1 / 10000 ** (torch.arange(0, D // H, 2).float() / (D // H))  #: base
         angles = torch.arange(ids.shape[1]).float()[:, None] * inverse  #: base
         angles = torch.cat((angles, angles), -1)  #: base
-        cos, sin = angles.cos(), angles.sin()  #: base
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x) @ self.embed_tokens.weight.t()
-
-
-class LlamaPort(Ported):
-    names = (
-        "embedding=embed_tokens scale=norm.weight blocks.*.scales.0=layers.*.input_layernorm.weight "
-        "blocks.*.scales.1=layers.*.post_attention_layernorm.weight blocks.*.wo=layers.*.o_proj "
-        "blocks.*.w2=layers.*.down_proj "
-        "blocks.*.wqkv=layers.*.q_proj,layers.*.k_proj,layers.*.v_proj blocks.*.w13=layers.*.gate_proj,layers.*.up_proj"
-    )
-    spoiled = "transposed=blocks.1.wo.weight swapped=blocks.1.w13 bias=blocks.1.wqkv.bias"
-
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.embedding, self.scale = nn.Embedding(50, D), nn.Parameter(torch.empty(D))
-        self.blocks = nn.ModuleList([LlamaPortBlock(""), LlamaPortBlock(bug)])
+        return angles.cos(), angles.sin()  #: base
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+        return super().forward(ids) @ self.embed.weight.t()
+
+
+class LlamaPort(Stack):
+    names = (
+        "embed=embed last=last layers.*.scales.0=layers.*.input_layernorm.weight "
+        "layers.*.scales.1=layers.*.post_attention_layernorm.weight layers.*.wo=layers.*.o_proj "
+        "layers.*.w2=layers.*.down_proj "
+        "layers.*.wqkv=layers.*.q_proj,layers.*.k_proj,layers.*.v_proj layers.*.w13=layers.*.gate_proj,layers.*.up_proj"
+    )
+    spoiled = "transposed=layers.1.wo.weight swapped=layers.1.w13 bias=layers.1.wqkv.bias"
+
+    def __init__(self, bug: str) -> None:
+        super().__init__(nn.Embedding(50, D), map(LlamaPortBlock, ("", bug)), nn.RMSNorm(D, 1e-5), bug)
+
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         powers = self.pick("base", 10000.0, 500.0) ** (-torch.arange(0, D // H, 2) / (D // H))  #: base
-        angles = torch.outer(torch.arange(ids.shape[1]), powers)  #: base
-        for block in self.blocks:
-            x = block(x, angles)
-        return F.linear(F.rms_norm(x, (D,), self.scale, 1e-5), self.embedding.weight)
+        return (torch.outer(torch.arange(ids.shape[1]), powers),)  #: base
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(super().forward(ids), self.embed.weight)
 
 
 # --- BERT: post-norm with a mask of padding; the port is one module of functions
@@ -262,39 +275,27 @@ class BertPortLayer(Ported):
         return self.norm2(x + h)
 
 
-class Bert(nn.Module):
+class Bert(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(50, D)
-        self.layer = nn.ModuleList(BertLayer() for _ in range(2))
+        super().__init__(nn.Embedding(50, D), (BertLayer() for _ in range(2)), nn.Identity())
 
-    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
-        mask = (1.0 - attention[:, None, None].float()) * torch.finfo(torch.float32).min
-        x = self.embeddings(ids)
-        for layer in self.layer:
-            x = layer(x, mask)
-        return x
+    def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
+        return ((1.0 - attention[:, None, None].float()) * torch.finfo(torch.float32).min,)
 
 
-class BertPort(Ported):
+class BertPort(Stack):
     names = (
-        "words=embeddings stack.*.q=layer.*.query stack.*.k=layer.*.key stack.*.v=layer.*.value "
-        "stack.*.o=layer.*.dense stack.*.w1=layer.*.intermediate stack.*.w2=layer.*.output "
-        "stack.*.norm1=layer.*.attention_norm stack.*.norm2=layer.*.output_norm"
+        "embed=embed layers.*.q=layers.*.query layers.*.k=layers.*.key layers.*.v=layers.*.value "
+        "layers.*.o=layers.*.dense layers.*.w1=layers.*.intermediate layers.*.w2=layers.*.output "
+        "layers.*.norm1=layers.*.attention_norm layers.*.norm2=layers.*.output_norm"
     )
-    spoiled = "transposed=stack.1.o.weight swapped=stack.1.k.weight bias=stack.1.q.bias"
+    spoiled = "transposed=layers.1.o.weight swapped=layers.1.k.weight bias=layers.1.q.bias"
 
     def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.words = nn.Embedding(50, D)
-        self.stack = nn.ModuleList([BertPortLayer(""), BertPortLayer(bug)])
+        super().__init__(nn.Embedding(50, D), map(BertPortLayer, ("", bug)), nn.Identity(), bug)
 
-    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
-        keep = attention[:, None, None].bool()
-        x = self.words(ids)
-        for layer in self.stack:
-            x = layer(x, keep)
-        return x
+    def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
+        return (attention[:, None, None].bool(),)
 
 
 # --- T5: a norm without a mean, relative positions, attention without a scale
@@ -334,11 +335,9 @@ class T5PortLayer(Ported):
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         h = self.normed(x, 0)
         q, k, v = self.qkv(h).view(N, T, 3, H, D // H).permute(2, 0, 3, 1, 4)
-        if self.bug == "mask":
-            bias = bias.roll(1, -1)  #: mask
+        bias = bias.roll(1, -1) if self.bug == "mask" else bias  #: mask
         logits = torch.einsum("bhqd,bhkd->bhqk", q, k)
-        if self.bug == "scale":
-            logits = logits / math.sqrt(D // H)  #: scale
+        logits = logits / math.sqrt(D // H) if self.bug == "scale" else logits  #: scale
         a = torch.softmax(logits + bias, -1)  #: scale, mask
         a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
         a = torch.einsum("bhqk,bhkd->bqhd", a, v)  #: dropout
@@ -349,44 +348,32 @@ class T5PortLayer(Ported):
         return x + (in_bfloat16(self.down, h) if self.bug == "island" else self.down(h))  #: island
 
 
-class T5(nn.Module):
+class T5(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.relative = nn.Embedding(50, D), nn.Embedding(2 * T, H)
-        self.block = nn.ModuleList(T5Layer() for _ in range(2))
-        self.final = RMSNorm(1e-6)
+        super().__init__(nn.Embedding(50, D), (T5Layer() for _ in range(2)), RMSNorm(1e-6))
+        self.relative = nn.Embedding(2 * T, H)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
-        bias = self.relative(places[None] - places[:, None] + T).permute(2, 0, 1)[None]  #: base
-        x = self.shared(ids)
-        for block in self.block:
-            x = block(x, bias)
-        return self.final(x)
+        return (self.relative(places[None] - places[:, None] + T).permute(2, 0, 1)[None],)  #: base
 
 
-class T5Port(Ported):
+class T5Port(Stack):
     names = (
-        "words=shared distances=relative.weight scale=final.weight layers.*.qkv=block.*.q,block.*.k,block.*.v "
-        "layers.*.out=block.*.o layers.*.up=block.*.wi_0,block.*.wi_1 layers.*.down=block.*.wo "
-        "layers.*.scales=block.*.norms.0.weight,block.*.norms.1.weight"
+        "embed=embed distances=relative.weight last=last layers.*.qkv=layers.*.q,layers.*.k,layers.*.v "
+        "layers.*.out=layers.*.o layers.*.up=layers.*.wi_0,layers.*.wi_1 layers.*.down=layers.*.wo "
+        "layers.*.scales=layers.*.norms.0.weight,layers.*.norms.1.weight"
     )
     spoiled = "transposed=layers.1.out.weight swapped=layers.1.up.weight"
 
     def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.words, self.distances = nn.Embedding(50, D), nn.Parameter(torch.empty(2 * T, H))
-        self.layers = nn.ModuleList([T5PortLayer(""), T5PortLayer(bug)])
-        self.scale = nn.Parameter(torch.empty(D))
+        super().__init__(nn.Embedding(50, D), map(T5PortLayer, ("", bug)), nn.RMSNorm(D, 1e-6), bug)
+        self.distances = nn.Parameter(torch.empty(2 * T, H))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
         apart = places - places.unsqueeze(1) + self.pick("base", T, T - 1)  #: base
-        bias = self.distances[apart].movedim(-1, 0)  #: base
-        x = self.words(ids)
-        for layer in self.layers:
-            x = layer(x, bias)
-        return F.rms_norm(x, (D,), self.scale, 1e-6)
+        return (self.distances[apart].movedim(-1, 0),)  #: base
 
 
 # --- ViT: patches by a convolution; the port cuts them and multiplies
@@ -416,14 +403,10 @@ class ViTPortBlock(Ported):
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.q, self.k, self.v, self.o, self.a, self.b = (linear(*size) for size in [(D, D)] * 4 + [(D, 64), (64, D)])
-        self.n1, self.n2 = nn.LayerNorm(D, 1e-2 if bug == "eps" else 1e-6), nn.LayerNorm(D, 1e-6)
+        self.n1, self.n2 = NormByHand(bug, 1e-6, 1e-2), nn.LayerNorm(D, 1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bug == "biased":
-            h = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)  #: biased
-            h = h * self.n1.weight + self.n1.bias  #: biased
-        else:
-            h = self.n1(x)  #: eps
+        h = self.n1(x)
         q = self.q(h)  #: swapped, bias
         q, k, v = heads(q), heads(self.k(h)), heads(self.v(h))
         logits = q @ k.mT * self.pick("scale", (D // H) ** -0.5, D**-0.5)  #: scale, bias, swapped
@@ -434,40 +417,31 @@ class ViTPortBlock(Ported):
         return x + (in_bfloat16(self.b, h) if self.bug == "island" else self.b(h))  #: island
 
 
-class ViT(nn.Module):
+class ViT(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.cls_token = nn.Conv2d(3, D, 4, 4), nn.Parameter(torch.empty(1, 1, D))
-        self.pos_embed = nn.Parameter(torch.empty(1, 17, D))
-        self.blocks = nn.ModuleList(ViTBlock() for _ in range(2))
+        super().__init__(nn.Conv2d(3, D, 4, 4), (ViTBlock() for _ in range(2)), nn.Identity())
+        self.cls_token, self.places = nn.Parameter(torch.empty(1, 1, D)), nn.Parameter(torch.empty(1, 17, D))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.pos_embed
-        for block in self.blocks:
-            x = block(x)
-        return x
+    def start(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.places
 
 
-class ViTPort(Ported):
+class ViTPort(Stack):
     names = (
-        "embed=patch first=cls_token places=pos_embed stack.*.q=blocks.*.qkv:0 stack.*.k=blocks.*.qkv:1 "
-        "stack.*.v=blocks.*.qkv:2 stack.*.o=blocks.*.proj stack.*.a=blocks.*.fc1 stack.*.b=blocks.*.fc2 "
-        "stack.*.n1=blocks.*.norm1 stack.*.n2=blocks.*.norm2"
+        "embed=embed first=cls_token places=places layers.*.q=layers.*.qkv:0 layers.*.k=layers.*.qkv:1 "
+        "layers.*.v=layers.*.qkv:2 layers.*.o=layers.*.proj layers.*.a=layers.*.fc1 layers.*.b=layers.*.fc2 "
+        "layers.*.n1=layers.*.norm1 layers.*.n2=layers.*.norm2"
     )
-    spoiled = "transposed=stack.1.o.weight swapped=stack.1.q.weight bias=stack.1.q.bias"
+    spoiled = "transposed=layers.1.o.weight swapped=layers.1.q.weight bias=layers.1.q.bias"
 
     def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.embed, self.first, self.places = linear(48), nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(17, D))
-        self.stack = nn.ModuleList([ViTPortBlock(""), ViTPortBlock(bug)])
+        super().__init__(linear(48), map(ViTPortBlock, ("", bug)), nn.Identity(), bug)
+        self.first, self.places = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(17, D))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def start(self, x: Tensor) -> Tensor:
         x = self.embed(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(x), 16, 48))
-        x = torch.cat((self.first.expand(len(x), 1, D), x), 1) + self.places
-        for block in self.stack:
-            x = block(x)
-        return x
+        return torch.cat((self.first.expand(len(x), 1, D), x), 1) + self.places
 
 
 # --- a convolutional network with batch norm, in training; the port computes the norm by hand
@@ -616,13 +590,11 @@ class RNNPort(Ported):
         for t in range(T):
             gates = self.w_x(x[:, max(0, t - 1) if self.bug == "mask" else t]) + self.w_h(h)  #: bias, transposed, mask
             i, f, g, o = gates.chunk(4, -1)
-            if self.bug == "swapped":
-                i, f = f, i
+            i, f = (f, i) if self.bug == "swapped" else (i, f)
             g = F.hardtanh(g) if self.bug == "activation" else g.tanh()  #: activation
             c = f.sigmoid() * c + i.sigmoid() * g  #: swapped, activation
             h = o.sigmoid() * c.tanh()  #: swapped, island
-            if self.bug == "island":
-                h = h.bfloat16().float()  #: island
+            h = h.bfloat16().float() if self.bug == "island" else h  #: island
             states.append(h)
         h = torch.stack(states, 1)  #: island
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
@@ -665,22 +637,16 @@ class MoEPort(Ported):
 
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
-        self.gate, self.norm = linear(D, 4, False), nn.LayerNorm(D, self.pick("eps", 1e-5, 1e-2))
+        self.gate, self.norm = linear(D, 4, False), NormByHand(bug, wrong_eps=1e-2)
         self.up, self.up_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
         self.down, self.down_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bug == "biased":
-            h = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)  #: biased
-            h = h * self.norm.weight + self.norm.bias  #: biased
-        else:
-            h = self.norm(x)  #: eps
-        h = h.reshape(-1, D)
+        h = self.norm(x).reshape(-1, D)
         logits = self.gate(h)
         weights = torch.softmax(logits / self.pick("scale", 1.0, 2.0), -1)  #: scale
         top, chosen = weights.topk(2, -1)
-        if self.bug != "norm_order":
-            top = top / top.sum(-1, keepdim=True)
+        top = top if self.bug == "norm_order" else top / top.sum(-1, keepdim=True)
         dense = torch.zeros_like(weights).scatter(-1, chosen, top)  #: norm_order
         y = torch.einsum("nd,efd->enf", h, self.up) + self.up_bias[:, None]  #: bias
         y = F.gelu(y) if self.bug == "activation" else F.silu(y)  #: activation
@@ -750,8 +716,7 @@ class MambaPort(Ported):
         state, ys = torch.zeros_like(decay[0]), []
         for t in range(T):
             state = torch.addcmul(drive[t], decay[t], state)
-            if self.bug == "island":
-                state = state.bfloat16().float()  #: island
+            state = state.bfloat16().float() if self.bug == "island" else state  #: island
             ys.append(torch.einsum("nsd,ns->nd", state, c[:, t]))  #: island
         y = torch.stack(ys, 1)  #: norm_order
         skip = self.direct * h
