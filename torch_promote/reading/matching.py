@@ -902,7 +902,7 @@ class _Answer:
         return f"The port (B) computes what the reference (A) computes: all outputs match {within}.{more} {share}"
 
     def _until(self, first: NearMiss) -> str:
-        """Up to where A and B compute the same: the last pair that the first wrong call reads from."""
+        """Up to where A and B compute the same: the last call with a counterpart before the first difference."""
         before = itertools.takewhile(lambda i: self.one.call(i) is not first.a, self.one.computing)
         known = [i for i in before if i not in self.one.moves and self.one.pairs_of(i)]
         last = max(known, default=None) if first.a is not None else None
@@ -940,7 +940,9 @@ class _Answer:
             marked.append(None if place is None else place - start)
             places.append({i: k for k, i in enumerate(own[start : start + _MOST_SHOWN])})
             calls = map(side.call, places[-1])
-            rows.append([(c.op.removeprefix("aten::"), module_name(c.module), short_line(c.line)) for c in calls])
+            rows.append(
+                [(one.op.removeprefix("aten::"), module_name(one.module), short_line(one.line)) for one in calls]
+            )
         links: dict[tuple[int | None, int | None], str] = {}
         for pair in (*self.one.pairs.values(), *self.other.pairs.values()):
             ends = [
