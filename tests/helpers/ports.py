@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,21 @@ BUGS = (
 )
 
 
+#: How bugs spoil a weight: its squares are transposed, its halves swapped, its elements in another order.
+SPOILED: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda one: one.reshape(-1, one.shape[-1], one.shape[-1]).mT.reshape(one.shape),
+    "swapped": lambda one: one.roll(len(one) // 2, 0),
+    "bias": lambda one: one.flip(0),
+}
+
+
 class Ported(nn.Module):
     """A module that knows which bug is planted in it."""
+
+    #: Its names and those of the reference, "*" for the number of a layer: "qkv=q,k,v" (joined), "a=b:T" (transposed),
+    #: "k=qkv:1" (the second third). And the weights that bugs spoil.
+    names: ClassVar[str]
+    spoiled: ClassVar[str]
 
     def __init__(self, bug: str = "") -> None:
         super().__init__()
@@ -38,6 +52,45 @@ class Ported(nn.Module):
 
     def pick(self, bug: str, right: object, wrong: object) -> object:
         return wrong if self.bug == bug else right
+
+    def load(self, known: dict[str, Tensor]) -> None:
+        """Loads the weights of the reference."""
+        names, spoiled = (dict(one.split("=") for one in table.split()) for table in (self.names, self.spoiled))
+        found = {}
+        for name, weight in self.state_dict().items():
+            layer = re.search(r"\.(\d)\.", name)
+            starred = name if layer is None else name.replace(layer[0], ".*.", 1)
+            module, _, end = starred.rpartition(".")
+            key, end = (starred, "") if starred in names else (module, f".{end}")
+            parts = []
+            for source in names[key].replace("*", layer[1] if layer else "").split(","):
+                path, _, how = source.partition(":")
+                one = known[path + end]
+                parts.append(one.mT if how == "T" else one.chunk(3)[int(how)] if how else one)
+            found[name] = torch.cat(parts).reshape(weight.shape)
+            if name in (at := spoiled.get(self.bug, ""), f"{at}.weight", f"{at}.bias"):
+                found[name] = SPOILED[self.bug](found[name])
+        self.load_state_dict(found)
+
+
+class Stack(Ported):
+    """An embedding, and two layers, which get what `context` makes of the inputs; a bug is in the second."""
+
+    def __init__(self, embed: nn.Module, layers: Iterable[nn.Module], last: nn.Module, bug: str = "") -> None:
+        super().__init__(bug)
+        self.embed, self.layers, self.last = embed, nn.ModuleList(layers), last
+
+    def start(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+    def context(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs[1:]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        x, context = self.start(inputs[0]), self.context(*inputs)
+        for layer in self.layers:
+            x = layer(x, *context)
+        return self.last(x)
 
 
 def linear(inputs: int = D, outputs: int = D, bias: bool = True) -> nn.Linear:
@@ -56,30 +109,33 @@ def joined(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def load(port: nn.Module, values: dict[str, Tensor], bug: str, at: str, square: str = "") -> None:
-    """Loads a port's weights; the bugs of weights are planted in the weight `at`, or the square one."""
-    if bug == "transposed":
-        values[square or at] = values[square or at].t().contiguous()
-    if bug == "swapped":
-        values[at] = values[at].roll(values[at].shape[0] // 2, 0)
-    if bug == "bias":
-        name = at.replace("weight", "bias")
-        values[name] = values[name].flip(0)
-    port.load_state_dict(values)
+class RMSNorm(nn.Module):
+    """The norm of Llama and T5, as transformers has it."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(D)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)  #: eps, biased
+        return self.weight * x  #: eps, biased
+
+
+class NormByHand(Ported):
+    """A layer norm in steps, in which bugs can be planted."""
+
+    def __init__(self, bug: str, eps: float = 1e-5, wrong_eps: float = 1e-3) -> None:
+        super().__init__(bug)
+        self.weight, self.bias = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
+        self.eps = self.pick("eps", eps, wrong_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = x - x.mean(-1, keepdim=True)
+        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased")  #: biased
+        return c * (variance + self.eps).rsqrt() * self.weight + self.bias  #: eps, biased, norm_order
 
 
 # --- Llama: the norm, rotary embedding and attention of transformers; the port is fused, with F.rms_norm
-
-
-class LlamaNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        variance = x.pow(2).mean(-1, keepdim=True)
-        x = x * torch.rsqrt(variance + 1e-5)  #: eps
-        return self.weight * x  #: eps
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -90,7 +146,7 @@ def rotate_half(x: Tensor) -> Tensor:
 class LlamaBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = LlamaNorm(), LlamaNorm()
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(1e-5), RMSNorm(1e-5)
         self.q_proj, self.o_proj = linear(), linear()
         self.k_proj, self.v_proj = linear(D, D // 2), linear(D, D // 2)
         self.gate_proj, self.up_proj, self.down_proj = linear(D, 2 * D), linear(D, 2 * D), linear(2 * D)
@@ -141,56 +197,38 @@ class LlamaPortBlock(Ported):
         return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)  #: base
 
 
-class Llama(nn.Module):
+class Llama(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(50, D)
-        self.layers = nn.ModuleList(LlamaBlock() for _ in range(2))
-        self.norm = LlamaNorm()
+        super().__init__(nn.Embedding(50, D), (LlamaBlock() for _ in range(2)), RMSNorm(1e-5))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed_tokens(ids)
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         inverse = 1 / 10000 ** (torch.arange(0, D // H, 2).float() / (D // H))  #: base
         angles = torch.arange(ids.shape[1]).float()[:, None] * inverse  #: base
         angles = torch.cat((angles, angles), -1)  #: base
-        cos, sin = angles.cos(), angles.sin()  #: base
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x) @ self.embed_tokens.weight.t()
-
-
-class LlamaPort(Ported):
-    def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.embedding, self.scale = nn.Embedding(50, D), nn.Parameter(torch.empty(D))
-        self.blocks = nn.ModuleList([LlamaPortBlock(""), LlamaPortBlock(bug)])
+        return angles.cos(), angles.sin()  #: base
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+        return super().forward(ids) @ self.embed.weight.t()
+
+
+class LlamaPort(Stack):
+    names = (
+        "embed=embed last=last layers.*.scales.0=layers.*.input_layernorm.weight "
+        "layers.*.scales.1=layers.*.post_attention_layernorm.weight layers.*.wo=layers.*.o_proj "
+        "layers.*.w2=layers.*.down_proj "
+        "layers.*.wqkv=layers.*.q_proj,layers.*.k_proj,layers.*.v_proj layers.*.w13=layers.*.gate_proj,layers.*.up_proj"
+    )
+    spoiled = "transposed=layers.1.wo.weight swapped=layers.1.w13 bias=layers.1.wqkv.bias"
+
+    def __init__(self, bug: str) -> None:
+        super().__init__(nn.Embedding(50, D), map(LlamaPortBlock, ("", bug)), nn.RMSNorm(D, 1e-5), bug)
+
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         powers = self.pick("base", 10000.0, 500.0) ** (-torch.arange(0, D // H, 2) / (D // H))  #: base
-        angles = torch.outer(torch.arange(ids.shape[1]), powers)  #: base
-        for block in self.blocks:
-            x = block(x, angles)
-        return F.linear(F.rms_norm(x, (D,), self.scale, 1e-5), self.embedding.weight)
+        return (torch.outer(torch.arange(ids.shape[1]), powers),)  #: base
 
-
-def port_llama(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"embedding.weight": known["embed_tokens.weight"], "scale": known["norm.weight"]}
-    for i in range(2):
-        old, new = f"layers.{i}.", f"blocks.{i}."
-        for end in ("weight", "bias"):
-            values[f"{new}wqkv.{end}"] = torch.cat([known[f"{old}{one}_proj.{end}"] for one in "qkv"])
-            values[f"{new}w13.{end}"] = torch.cat([known[f"{old}{one}_proj.{end}"] for one in ("gate", "up")])
-            values |= {f"{new}wo.{end}": known[f"{old}o_proj.{end}"], f"{new}w2.{end}": known[f"{old}down_proj.{end}"]}
-        for number, name in enumerate(("input_layernorm", "post_attention_layernorm")):
-            values[f"{new}scales.{number}"] = known[f"{old}{name}.weight"]
-    if bug == "swapped":
-        for end in ("weight", "bias"):
-            values[f"blocks.1.w13.{end}"] = values[f"blocks.1.w13.{end}"].roll(2 * D, 0)
-    model = LlamaPort(bug)
-    load(model, values, "" if bug == "swapped" else bug, "blocks.1.wqkv.weight", "blocks.1.wo.weight")
-    return model
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(super().forward(ids), self.embed.weight)
 
 
 # --- BERT: post-norm with a mask of padding; the port is one module of functions
@@ -220,13 +258,8 @@ class BertPortLayer(Ported):
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.q, self.k, self.v, self.o = (linear() for _ in range(4))
-        self.norms = nn.ParameterList(torch.empty(D) for _ in range(4))
-        self.w1, self.w2 = linear(D, 2 * D), linear(2 * D)
-
-    def normed(self, x: Tensor, at: int, eps: float) -> Tensor:
-        c = x - x.mean(-1, keepdim=True)
-        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased" and at == 0)  #: biased
-        return c * (variance + eps).rsqrt() * self.norms[at] + self.norms[at + 1]  #: eps
+        self.w1, self.w2, self.norm1 = linear(D, 2 * D), linear(2 * D), NormByHand(bug, 1e-12, 1e-2)
+        self.norm2 = NormByHand("", 1e-12)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         q = heads(self.q(x))  #: bias
@@ -235,71 +268,37 @@ class BertPortLayer(Ported):
         a = F.scaled_dot_product_attention(q, k, v, keep, scale=self.pick("scale", None, 1.0))  #: scale, mask, swapped
         a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
         a = self.o(joined(a))  #: transposed
-        if self.bug == "norm_order":
-            x = x + self.normed(a, 0, 1e-12)  #: norm_order
-        else:
-            x = self.normed(x + a, 0, self.pick("eps", 1e-12, 1e-2))
+        x = x + self.norm1(a) if self.bug == "norm_order" else self.norm1(x + a)  #: norm_order
         h = self.w1(x)
         h = F.relu(h) if self.bug == "activation" else 0.5 * h * (1 + torch.erf(h / math.sqrt(2)))  #: activation
         h = in_bfloat16(self.w2, h) if self.bug == "island" else self.w2(h)  #: island
-        return self.normed(x + h, 2, 1e-12)
+        return self.norm2(x + h)
 
 
-class Bert(nn.Module):
+class Bert(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Embedding(50, D)
-        self.layer = nn.ModuleList(BertLayer() for _ in range(2))
+        super().__init__(nn.Embedding(50, D), (BertLayer() for _ in range(2)), nn.Identity())
 
-    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
-        mask = (1.0 - attention[:, None, None].float()) * torch.finfo(torch.float32).min
-        x = self.embeddings(ids)
-        for layer in self.layer:
-            x = layer(x, mask)
-        return x
+    def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
+        return ((1.0 - attention[:, None, None].float()) * torch.finfo(torch.float32).min,)
 
 
-class BertPort(nn.Module):
+class BertPort(Stack):
+    names = (
+        "embed=embed layers.*.q=layers.*.query layers.*.k=layers.*.key layers.*.v=layers.*.value "
+        "layers.*.o=layers.*.dense layers.*.w1=layers.*.intermediate layers.*.w2=layers.*.output "
+        "layers.*.norm1=layers.*.attention_norm layers.*.norm2=layers.*.output_norm"
+    )
+    spoiled = "transposed=layers.1.o.weight swapped=layers.1.k.weight bias=layers.1.q.bias"
+
     def __init__(self, bug: str) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, D)
-        self.stack = nn.ModuleList([BertPortLayer(""), BertPortLayer(bug)])
+        super().__init__(nn.Embedding(50, D), map(BertPortLayer, ("", bug)), nn.Identity(), bug)
 
-    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
-        keep = attention[:, None, None].bool()
-        x = self.words(ids)
-        for layer in self.stack:
-            x = layer(x, keep)
-        return x
-
-
-def port_bert(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"words.weight": known["embeddings.weight"]}
-    names = ("query", "q"), ("key", "k"), ("value", "v"), ("dense", "o"), ("intermediate", "w1"), ("output", "w2")
-    for i in range(2):
-        for end in ("weight", "bias"):
-            values |= {f"stack.{i}.{new}.{end}": known[f"layer.{i}.{old}.{end}"] for old, new in names}
-        for number, name in enumerate(("attention_norm", "output_norm")):
-            values[f"stack.{i}.norms.{2 * number}"] = known[f"layer.{i}.{name}.weight"]
-            values[f"stack.{i}.norms.{2 * number + 1}"] = known[f"layer.{i}.{name}.bias"]
-    model = BertPort(bug)
-    at = "stack.1.k.weight" if bug == "swapped" else "stack.1.q.weight"
-    load(model, values, bug, at, "stack.1.o.weight")
-    return model
+    def context(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, ...]:
+        return (attention[:, None, None].bool(),)
 
 
 # --- T5: a norm without a mean, relative positions, attention without a scale
-
-
-class T5Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)  #: eps, biased
-        return self.weight * x  #: eps, biased
 
 
 class T5Layer(nn.Module):
@@ -307,7 +306,7 @@ class T5Layer(nn.Module):
         super().__init__()
         self.q, self.k, self.v, self.o = (linear(bias=False) for _ in range(4))
         self.wi_0, self.wi_1, self.wo = linear(D, 2 * D, False), linear(D, 2 * D, False), linear(2 * D, D, False)
-        self.norms = nn.ModuleList((T5Norm(), T5Norm()))
+        self.norms = nn.ModuleList((RMSNorm(1e-6), RMSNorm(1e-6)))
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         h = self.norms[0](x)
@@ -336,11 +335,9 @@ class T5PortLayer(Ported):
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         h = self.normed(x, 0)
         q, k, v = self.qkv(h).view(N, T, 3, H, D // H).permute(2, 0, 3, 1, 4)
-        if self.bug == "mask":
-            bias = bias.roll(1, -1)  #: mask
+        bias = bias.roll(1, -1) if self.bug == "mask" else bias  #: mask
         logits = torch.einsum("bhqd,bhkd->bhqk", q, k)
-        if self.bug == "scale":
-            logits = logits / math.sqrt(D // H)  #: scale
+        logits = logits / math.sqrt(D // H) if self.bug == "scale" else logits  #: scale
         a = torch.softmax(logits + bias, -1)  #: scale, mask
         a = F.dropout(a, 0.1, self.training and self.bug != "dropout")  #: dropout
         a = torch.einsum("bhqk,bhkd->bqhd", a, v)  #: dropout
@@ -351,53 +348,32 @@ class T5PortLayer(Ported):
         return x + (in_bfloat16(self.down, h) if self.bug == "island" else self.down(h))  #: island
 
 
-class T5(nn.Module):
+class T5(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.relative = nn.Embedding(50, D), nn.Embedding(2 * T, H)
-        self.block = nn.ModuleList(T5Layer() for _ in range(2))
-        self.final = T5Norm()
+        super().__init__(nn.Embedding(50, D), (T5Layer() for _ in range(2)), RMSNorm(1e-6))
+        self.relative = nn.Embedding(2 * T, H)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
-        bias = self.relative(places[None] - places[:, None] + T).permute(2, 0, 1)[None]  #: base
-        x = self.shared(ids)
-        for block in self.block:
-            x = block(x, bias)
-        return self.final(x)
+        return (self.relative(places[None] - places[:, None] + T).permute(2, 0, 1)[None],)  #: base
 
 
-class T5Port(Ported):
+class T5Port(Stack):
+    names = (
+        "embed=embed distances=relative.weight last=last layers.*.qkv=layers.*.q,layers.*.k,layers.*.v "
+        "layers.*.out=layers.*.o layers.*.up=layers.*.wi_0,layers.*.wi_1 layers.*.down=layers.*.wo "
+        "layers.*.scales=layers.*.norms.0.weight,layers.*.norms.1.weight"
+    )
+    spoiled = "transposed=layers.1.out.weight swapped=layers.1.up.weight"
+
     def __init__(self, bug: str) -> None:
-        super().__init__(bug)
-        self.words, self.distances = nn.Embedding(50, D), nn.Parameter(torch.empty(2 * T, H))
-        self.layers = nn.ModuleList([T5PortLayer(""), T5PortLayer(bug)])
-        self.scale = nn.Parameter(torch.empty(D))
+        super().__init__(nn.Embedding(50, D), map(T5PortLayer, ("", bug)), nn.RMSNorm(D, 1e-6), bug)
+        self.distances = nn.Parameter(torch.empty(2 * T, H))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def context(self, ids: Tensor) -> tuple[Tensor, ...]:
         places = torch.arange(ids.shape[1])
         apart = places - places.unsqueeze(1) + self.pick("base", T, T - 1)  #: base
-        bias = self.distances[apart].movedim(-1, 0)  #: base
-        x = self.words(ids)
-        for layer in self.layers:
-            x = layer(x, bias)
-        return F.rms_norm(x, (D,), self.scale, 1e-6)
-
-
-def port_t5(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"words.weight": known["shared.weight"], "distances": known["relative.weight"]}
-    values["scale"] = known["final.weight"]
-    for i in range(2):
-        old, new = f"block.{i}.", f"layers.{i}."
-        values[f"{new}qkv.weight"] = torch.cat([known[f"{old}{one}.weight"] for one in "qkv"])
-        up = torch.cat([known[f"{old}wi_{one}.weight"] for one in range(2)])
-        values[f"{new}up.weight"] = up.roll(2 * D, 0) if bug == "swapped" and i else up
-        values |= {f"{new}out.weight": known[f"{old}o.weight"], f"{new}down.weight": known[f"{old}wo.weight"]}
-        values[f"{new}scales"] = torch.stack([known[f"{old}norms.{one}.weight"] for one in range(2)])
-    model = T5Port(bug)
-    load(model, values, bug if bug == "transposed" else "", "layers.1.out.weight")
-    return model
+        return (self.distances[apart].movedim(-1, 0),)  #: base
 
 
 # --- ViT: patches by a convolution; the port cuts them and multiplies
@@ -427,15 +403,10 @@ class ViTPortBlock(Ported):
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.q, self.k, self.v, self.o, self.a, self.b = (linear(*size) for size in [(D, D)] * 4 + [(D, 64), (64, D)])
-        self.n1, self.n2 = nn.LayerNorm(D, 1e-2 if bug == "eps" else 1e-6), nn.LayerNorm(D, 1e-6)
+        self.n1, self.n2 = NormByHand(bug, 1e-6, 1e-2), nn.LayerNorm(D, 1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bug == "biased":
-            h = (x - x.mean(-1, keepdim=True)) / (
-                x.std(-1, keepdim=True) + 1e-6
-            ) * self.n1.weight + self.n1.bias  #: biased
-        else:
-            h = self.n1(x)  #: eps
+        h = self.n1(x)
         q = self.q(h)  #: swapped, bias
         q, k, v = heads(q), heads(self.k(h)), heads(self.v(h))
         logits = q @ k.mT * self.pick("scale", (D // H) ** -0.5, D**-0.5)  #: scale, bias, swapped
@@ -446,49 +417,31 @@ class ViTPortBlock(Ported):
         return x + (in_bfloat16(self.b, h) if self.bug == "island" else self.b(h))  #: island
 
 
-class ViT(nn.Module):
+class ViT(Stack):
     def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.cls_token = nn.Conv2d(3, D, 4, 4), nn.Parameter(torch.empty(1, 1, D))
-        self.pos_embed = nn.Parameter(torch.empty(1, 17, D))
-        self.blocks = nn.ModuleList(ViTBlock() for _ in range(2))
+        super().__init__(nn.Conv2d(3, D, 4, 4), (ViTBlock() for _ in range(2)), nn.Identity())
+        self.cls_token, self.places = nn.Parameter(torch.empty(1, 1, D)), nn.Parameter(torch.empty(1, 17, D))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.pos_embed
-        for block in self.blocks:
-            x = block(x)
-        return x
+    def start(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        return torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.places
 
 
-class ViTPort(nn.Module):
+class ViTPort(Stack):
+    names = (
+        "embed=embed first=cls_token places=places layers.*.q=layers.*.qkv:0 layers.*.k=layers.*.qkv:1 "
+        "layers.*.v=layers.*.qkv:2 layers.*.o=layers.*.proj layers.*.a=layers.*.fc1 layers.*.b=layers.*.fc2 "
+        "layers.*.n1=layers.*.norm1 layers.*.n2=layers.*.norm2"
+    )
+    spoiled = "transposed=layers.1.o.weight swapped=layers.1.q.weight bias=layers.1.q.bias"
+
     def __init__(self, bug: str) -> None:
-        super().__init__()
-        self.embed, self.first, self.places = linear(48), nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(17, D))
-        self.stack = nn.ModuleList([ViTPortBlock(""), ViTPortBlock(bug)])
+        super().__init__(linear(48), map(ViTPortBlock, ("", bug)), nn.Identity(), bug)
+        self.first, self.places = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(17, D))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def start(self, x: Tensor) -> Tensor:
         x = self.embed(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(len(x), 16, 48))
-        x = torch.cat((self.first.expand(len(x), 1, D), x), 1) + self.places
-        for block in self.stack:
-            x = block(x)
-        return x
-
-
-def port_vit(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"embed.weight": known["patch.weight"].flatten(1), "embed.bias": known["patch.bias"]}
-    values |= {"first": known["cls_token"].flatten(), "places": known["pos_embed"][0]}
-    for i in range(2):
-        old, new = f"blocks.{i}.", f"stack.{i}."
-        for end in ("weight", "bias"):
-            for name, part in zip("qkv", known[f"{old}qkv.{end}"].chunk(3), strict=True):
-                values[f"{new}{name}.{end}"] = part
-            for a, b in (("proj", "o"), ("fc1", "a"), ("fc2", "b"), ("norm1", "n1"), ("norm2", "n2")):
-                values[f"{new}{b}.{end}"] = known[f"{old}{a}.{end}"]
-    model = ViTPort(bug)
-    load(model, values, bug, "stack.1.q.weight", "stack.1.o.weight")
-    return model
+        return torch.cat((self.first.expand(len(x), 1, D), x), 1) + self.places
 
 
 # --- a convolutional network with batch norm, in training; the port computes the norm by hand
@@ -513,6 +466,9 @@ class Conv(nn.Module):
 
 
 class ConvPort(Ported):
+    names = "a=stem b=conv1 c=conv2 out=fc norms=bn.weight,bn.bias,bn1.weight,bn1.bias"
+    spoiled = "transposed=c.weight swapped=b.weight"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), linear(16, 16)
@@ -530,25 +486,11 @@ class ConvPort(Ported):
         h = self.normed(h, 2)  #: eps, biased
         h = F.mish(h) if self.bug == "activation" else h * torch.sigmoid(h)  #: activation
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
-        h = (
-            in_bfloat16(self.c, h.permute(0, 2, 3, 1)) if self.bug == "island" else self.c(h.permute(0, 2, 3, 1))
-        )  #: island, transposed, dropout
+        h = h.permute(0, 2, 3, 1)
+        h = in_bfloat16(self.c, h) if self.bug == "island" else self.c(h)  #: island, transposed, dropout
         x = (F.relu(x + 1) if self.bug == "norm_order" else x) + h.permute(0, 3, 1, 2)  #: norm_order
         x = x.reshape(len(x), 16, 4, 2, 4, 2).amax((3, 5))
         return self.out(x.mean((-1, -2)))
-
-
-def port_conv(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"norms": torch.stack([known[f"{name}.{end}"] for name in ("bn", "bn1") for end in ("weight", "bias")])}
-    for end in ("weight", "bias"):
-        for a, b in (("stem", "a"), ("conv1", "b"), ("conv2", "c"), ("fc", "out")):
-            values[f"{b}.{end}"] = (
-                known[f"{a}.{end}"].flatten(1) if (a, end) == ("conv2", "weight") else known[f"{a}.{end}"]
-            )
-    model = ConvPort(bug)
-    load(model, values, bug, "b.weight", "c.weight")
-    return model
 
 
 # --- a block of a UNet: group norm, an embedding of the time, a skip, upsampling
@@ -576,6 +518,12 @@ class UNet(nn.Module):
 
 
 class UNetPort(Ported):
+    names = (
+        "c1=conv1 c2=conv2 c3=up temporal=time shortcut=skip "
+        "w.0=norm1.weight w.1=norm1.bias w.2=norm2.weight w.3=norm2.bias"
+    )
+    spoiled = "transposed=shortcut.weight bias=c1.bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.c1, self.c2, self.c3 = (nn.Conv2d(*size, 3, padding=1) for size in ((16, 16), (16, 16), (32, 8)))
@@ -606,21 +554,6 @@ class UNetPort(Ported):
         return self.c3(h)
 
 
-def port_unet(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {}
-    for end in ("weight", "bias"):
-        for a, b in (("conv1", "c1"), ("conv2", "c2"), ("up", "c3"), ("time", "temporal"), ("skip", "shortcut")):
-            values[f"{b}.{end}"] = (
-                known[f"{a}.{end}"].flatten(1) if (a, end) == ("skip", "weight") else known[f"{a}.{end}"]
-            )
-    for number, name in enumerate(("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")):
-        values[f"w.{number}"] = known[name]
-    model = UNetPort(bug)
-    load(model, values, "" if bug == "swapped" else bug, "c1.weight", "shortcut.weight")
-    return model
-
-
 # --- an RNN: nn.LSTM against its gates by hand
 
 
@@ -639,10 +572,16 @@ class RNN(nn.Module):
 
 
 class RNNPort(Ported):
+    names = (
+        "words=embed head=out norm=norm w_x.weight=lstm.weight_ih_l0 w_x.bias=lstm.bias_ih_l0 "
+        "w_h.weight=lstm.weight_hh_l0 w_h.bias=lstm.bias_hh_l0"
+    )
+    spoiled = "transposed=w_x.weight bias=w_x.bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.words, self.w_x, self.w_h = nn.Embedding(50, D), linear(D, 4 * D), linear(D, 4 * D)
-        self.scale, self.shift, self.head = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D)), linear(D, 50)
+        self.norm, self.head = NormByHand(bug, wrong_eps=1e-2), linear(D, 50)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids)
@@ -651,39 +590,15 @@ class RNNPort(Ported):
         for t in range(T):
             gates = self.w_x(x[:, max(0, t - 1) if self.bug == "mask" else t]) + self.w_h(h)  #: bias, transposed, mask
             i, f, g, o = gates.chunk(4, -1)
-            if self.bug == "swapped":
-                i, f = f, i
+            i, f = (f, i) if self.bug == "swapped" else (i, f)
             g = F.hardtanh(g) if self.bug == "activation" else g.tanh()  #: activation
             c = f.sigmoid() * c + i.sigmoid() * g  #: swapped, activation
             h = o.sigmoid() * c.tanh()  #: swapped, island
-            if self.bug == "island":
-                h = h.bfloat16().float()  #: island
+            h = h.bfloat16().float() if self.bug == "island" else h  #: island
             states.append(h)
         h = torch.stack(states, 1)  #: island
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
-        if self.bug == "norm_order":
-            return self.head(x + self.normed(h))  #: norm_order
-        return self.head(self.normed(x + h))
-
-    def normed(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(
-            x, -1, correction=int(self.bug == "biased"), keepdim=True
-        )  #: biased, norm_order
-        x = (x - mean) / (variance + self.pick("eps", 1e-5, 1e-2)).sqrt()  #: eps, biased, norm_order
-        return x * self.scale + self.shift  #: eps, biased, norm_order
-
-
-def port_rnn(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"words.weight": known["embed.weight"], "scale": known["norm.weight"], "shift": known["norm.bias"]}
-    for end in ("weight", "bias"):
-        values |= {f"w_x.{end}": known[f"lstm.{end}_ih_l0"], f"w_h.{end}": known[f"lstm.{end}_hh_l0"]}
-        values[f"head.{end}"] = known[f"out.{end}"]
-    if bug == "transposed":
-        values["w_x.weight"] = torch.cat([one.t() for one in values["w_x.weight"].chunk(4)])
-    model = RNNPort(bug)
-    load(model, values, bug if bug == "bias" else "", "w_x.weight")
-    return model
+        return self.head(x + self.norm(h) if self.bug == "norm_order" else self.norm(x + h))  #: norm_order
 
 
 # --- a mixture of experts: a loop over experts against stacked ones
@@ -711,27 +626,27 @@ class MoE(nn.Module):
 
 
 class MoEPort(Ported):
+    names = (
+        "gate=router norm=norm "
+        "up=experts.0.0.weight,experts.1.0.weight,experts.2.0.weight,experts.3.0.weight "
+        "up_bias=experts.0.0.bias,experts.1.0.bias,experts.2.0.bias,experts.3.0.bias "
+        "down=experts.0.2.weight:T,experts.1.2.weight:T,experts.2.2.weight:T,experts.3.2.weight:T "
+        "down_bias=experts.0.2.bias,experts.1.2.bias,experts.2.2.bias,experts.3.2.bias"
+    )
+    spoiled = "transposed=down bias=up_bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
-        self.gate, self.scale, self.shift = (
-            linear(D, 4, False),
-            nn.Parameter(torch.empty(D)),
-            nn.Parameter(torch.empty(D)),
-        )
+        self.gate, self.norm = linear(D, 4, False), NormByHand(bug, wrong_eps=1e-2)
         self.up, self.up_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
         self.down, self.down_bias = nn.Parameter(torch.empty(4, D, D)), nn.Parameter(torch.empty(4, D))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.bug == "biased":
-            h = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True) * self.scale + self.shift  #: biased
-        else:
-            h = F.layer_norm(x, (D,), self.scale, self.shift, self.pick("eps", 1e-5, 1e-2))  #: eps
-        h = h.reshape(-1, D)
+        h = self.norm(x).reshape(-1, D)
         logits = self.gate(h)
         weights = torch.softmax(logits / self.pick("scale", 1.0, 2.0), -1)  #: scale
         top, chosen = weights.topk(2, -1)
-        if self.bug != "norm_order":
-            top = top / top.sum(-1, keepdim=True)
+        top = top if self.bug == "norm_order" else top / top.sum(-1, keepdim=True)
         dense = torch.zeros_like(weights).scatter(-1, chosen, top)  #: norm_order
         y = torch.einsum("nd,efd->enf", h, self.up) + self.up_bias[:, None]  #: bias
         y = F.gelu(y) if self.bug == "activation" else F.silu(y)  #: activation
@@ -744,20 +659,6 @@ class MoEPort(Ported):
         out = torch.einsum("enf,ne->nf", y, dense)  #: swapped, mask, norm_order, transposed, bias, activation, island
         out = F.dropout(out, 0.1, self.training and self.bug != "dropout")  #: dropout
         return x + out.view_as(x)  #: dropout
-
-
-def port_moe(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"gate.weight": known["router.weight"], "scale": known["norm.weight"], "shift": known["norm.bias"]}
-    for place, name in ((0, "up"), (2, "down")):
-        weights = torch.stack([known[f"experts.{e}.{place}.weight"] for e in range(4)])
-        values[name] = weights.mT.contiguous() if name == "down" and bug != "transposed" else weights
-        values[f"{name}_bias"] = torch.stack([known[f"experts.{e}.{place}.bias"] for e in range(4)])
-    if bug == "bias":
-        values["up_bias"] = values["up_bias"].roll(1, 0)
-    model = MoEPort(bug)
-    load(model, values, "", "")
-    return model
 
 
 # --- a scan as in Mamba: a loop over time; the port discretizes before it, with another order of axes
@@ -788,6 +689,12 @@ class Mamba(nn.Module):
 
 
 class MambaPort(Ported):
+    names = (
+        "kernel=conv1d.weight kernel_bias=conv1d.bias rates=A_log:T direct=D "
+        "params=x_proj inner=in_proj step=dt_proj out=out_proj"
+    )
+    spoiled = "transposed=out.weight bias=inner.bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
         self.inner, self.kernel, self.kernel_bias = linear(D, 2 * D), nn.Parameter(torch.empty(D, 4)), linear(1, D).bias
@@ -809,26 +716,13 @@ class MambaPort(Ported):
         state, ys = torch.zeros_like(decay[0]), []
         for t in range(T):
             state = torch.addcmul(drive[t], decay[t], state)
-            if self.bug == "island":
-                state = state.bfloat16().float()  #: island
+            state = state.bfloat16().float() if self.bug == "island" else state  #: island
             ys.append(torch.einsum("nsd,ns->nd", state, c[:, t]))  #: island
         y = torch.stack(ys, 1)  #: norm_order
         skip = self.direct * h
         y = y * F.silu(z) + skip if self.bug == "norm_order" else (y + skip) * F.silu(z)  #: norm_order
         y = F.dropout(y, 0.1, self.training and self.bug != "dropout")  #: dropout, norm_order
         return self.out(y)  #: transposed
-
-
-def port_mamba(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"kernel": known["conv1d.weight"][:, 0], "kernel_bias": known["conv1d.bias"]}
-    values |= {"params.weight": known["x_proj.weight"], "rates": known["A_log"].t().contiguous(), "direct": known["D"]}
-    for end in ("weight", "bias"):
-        for a, b in (("in_proj", "inner"), ("dt_proj", "step"), ("out_proj", "out")):
-            values[f"{b}.{end}"] = known[f"{a}.{end}"]
-    model = MambaPort(bug)
-    load(model, values, "" if bug == "swapped" else bug, "inner.weight", "out.weight")
-    return model
 
 
 # --- a step of a diffusion: the schedule, a model, the next sample
@@ -852,10 +746,12 @@ class Diffusion(nn.Module):
 
 
 class DiffusionPort(Ported):
+    names = "first=fc1 last=fc2 norm=norm"
+    spoiled = "transposed=last.weight bias=first.bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
-        self.first, self.last = linear(2 * D), linear()
-        self.scale, self.shift = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
+        self.first, self.last, self.norm = linear(2 * D), linear(), NormByHand(bug)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         roots = torch.linspace(self.pick("base", 0.1, 0.12), math.sqrt(0.2), 20)  #: base
@@ -865,27 +761,15 @@ class DiffusionPort(Ported):
         h = torch.cat(parts[::-1] if self.bug == "swapped" else parts, 1)  #: swapped
         h = self.first(h)  #: bias, swapped
         h = F.gelu(h) if self.bug == "activation" else h * h.sigmoid()  #: activation
-        c = h - h.mean(-1, keepdim=True)
-        variance = c.var(-1, keepdim=True, correction=int(self.bug == "biased"))  #: biased
-        n = c / (variance + self.pick("eps", 1e-5, 1e-3)).sqrt() * self.scale + self.shift  #: eps, biased
+        n = self.norm(h)
         n = n + h if self.bug == "norm_order" else n  #: norm_order
         n = F.dropout(n, 0.1, self.training and self.bug != "dropout")  #: dropout
-        noise = (
+        n = (
             in_bfloat16(self.last, n) if self.bug == "island" else self.last(n)
         )  #: island, transposed, norm_order, dropout
         sigma = (1 - now) if self.bug == "scale" else (1 - now).sqrt()  #: scale
-        start = torch.addcmul(x, sigma, noise, value=-1) * now.rsqrt()  #: scale
-        return start * before.sqrt() + noise * (1 - before).sqrt()  #: mask
-
-
-def port_diffusion(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"scale": known["norm.weight"], "shift": known["norm.bias"]}
-    for end in ("weight", "bias"):
-        values |= {f"first.{end}": known[f"fc1.{end}"], f"last.{end}": known[f"fc2.{end}"]}
-    model = DiffusionPort(bug)
-    load(model, values, "" if bug == "swapped" else bug, "first.weight", "last.weight")
-    return model
+        start = torch.addcmul(x, sigma, n, value=-1) * now.rsqrt()  #: scale
+        return start * before.sqrt() + n * (1 - before).sqrt()  #: mask
 
 
 # --- losses on the logits of a linear model
@@ -909,15 +793,15 @@ class Losses(nn.Module):
 
 
 class LossesPort(Ported):
+    names = "inner=body out=head norm=norm"
+    spoiled = "transposed=inner.weight bias=inner.bias"
+
     def __init__(self, bug: str) -> None:
         super().__init__(bug)
-        self.inner, self.out = linear(), linear(D, 50)
-        self.scale, self.shift = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
+        self.inner, self.out, self.norm = linear(), linear(D, 50), NormByHand(bug)
 
     def forward(self, x: Tensor, targets: Tensor, teacher: Tensor) -> Tensor:
-        c = x - x.mean(-1, keepdim=True)
-        variance = c.var(-1, keepdim=True, unbiased=self.bug == "biased")  #: biased
-        h = c / (variance + self.pick("eps", 1e-5, 1e-3)).sqrt() * self.scale + self.shift  #: eps, biased
+        h = self.norm(x)
         h = self.inner(h)  #: transposed, bias
         h = F.gelu(h, approximate="tanh") if self.bug == "activation" else F.gelu(h)  #: activation
         h = F.dropout(h, 0.1, self.training and self.bug != "dropout")  #: dropout
@@ -925,25 +809,14 @@ class LossesPort(Ported):
         logits = logits.tanh() if self.bug == "norm_order" else logits  #: norm_order
         logs = torch.log_softmax(logits * self.pick("scale", 0.5, 1.0), -1)  #: scale
         known = teacher.log_softmax(-1)
-        kl = (logs.exp() * (logs - known) if self.bug == "swapped" else known.exp() * (known - logs)).sum(
-            -1
-        )  #: swapped
+        kl = logs.exp() * (logs - known) if self.bug == "swapped" else known.exp() * (known - logs)  #: swapped
+        kl = kl.sum(-1)  #: swapped
         full = logits - logits.logsumexp(-1, keepdim=True)
         smooth = self.pick("base", 0.1, 0.05)
         picked = full.gather(1, (targets.roll(1) if self.bug == "mask" else targets)[:, None])[:, 0]  #: mask
         ce = -(1 - smooth) * picked - smooth * full.mean(-1)  #: base, mask
         focal = ce * (1 - picked.exp()).square()  #: base, mask
         return kl + ce + focal  #: base
-
-
-def port_losses(reference: nn.Module, bug: str) -> nn.Module:
-    known = reference.state_dict()
-    values = {"scale": known["norm.weight"], "shift": known["norm.bias"]}
-    for end in ("weight", "bias"):
-        values |= {f"inner.{end}": known[f"body.{end}"], f"out.{end}": known[f"head.{end}"]}
-    model = LossesPort(bug)
-    load(model, values, "" if bug == "swapped" else bug, "inner.weight")
-    return model
 
 
 # --- the table
@@ -955,14 +828,14 @@ class Port:
 
     Attributes:
         reference: Makes the reference.
-        port: Makes the port from the reference, with a bug; "" for none.
+        port: Makes the port, with a bug; "" for none. The demo has its own.
         inputs: Makes the arguments of both.
         bugs: Those that can be planted.
         trains: Whether it is run in training mode, with the same random numbers in both.
     """
 
     reference: Callable[[], nn.Module]
-    port: Callable[[nn.Module, str], nn.Module]
+    port: type[Ported] | None
     inputs: Callable[[], tuple[Tensor, ...]]
     bugs: tuple[str, ...]
     trains: tuple[str, ...] = ("dropout",)
@@ -975,7 +848,11 @@ class Port:
             for name, weight in reference.named_parameters():
                 is_scale = weight.dim() == 1 and name.endswith("weight")
                 weight.normal_(1.0 if is_scale else 0.0, 0.2 if weight.dim() == 1 else 1.0 / weight[0].numel() ** 0.5)
-        port = self.port(reference, bug)
+        if self.port is None:
+            port: nn.Module = port_gpt.ported(reference, bug or "none")
+        else:
+            port = self.port(bug)
+            port.load(reference.state_dict())
         for model in (reference, port):
             model.train(bug in self.trains)
         return reference, port
@@ -997,31 +874,23 @@ def all_but(*bugs: str) -> tuple[str, ...]:
     return tuple(bug for bug in BUGS if bug not in bugs)
 
 
+def samples() -> tuple[Tensor, ...]:
+    return (normal(N, T, D),)
+
+
 PORTS = {
-    "gpt": Port(
-        lambda: GPT(port_gpt.CONFIG),
-        lambda reference, bug: port_gpt.ported(reference, bug or "none"),
-        ids,
-        tuple(port_gpt.BUGS),
-    ),
-    "llama": Port(Llama, port_llama, ids, all_but("biased")),
-    "bert": Port(Bert, port_bert, words, all_but("base")),
-    "t5": Port(T5, port_t5, ids, all_but("bias")),
-    "vit": Port(ViT, port_vit, lambda: (normal(N, 3, 16, 16),), all_but("base", "mask")),
-    "conv": Port(Conv, port_conv, lambda: (normal(N, 3, 8, 8),), all_but("base", "mask", "scale", "bias"), ("", *BUGS)),
-    "unet": Port(
-        UNet, port_unet, lambda: (normal(N, 16, 8, 8), torch.tensor([1.0, 5.0, 9.0])), all_but("mask", "scale")
-    ),
-    "rnn": Port(RNN, port_rnn, ids, all_but("base", "scale")),
-    "moe": Port(MoE, port_moe, lambda: (normal(N, T, D),), all_but("base")),
-    "mamba": Port(Mamba, port_mamba, lambda: (normal(N, T, D),), all_but("eps", "biased")),
-    "diffusion": Port(Diffusion, port_diffusion, lambda: (normal(N, D), torch.tensor([3, 7, 12])), BUGS),
-    "losses": Port(
-        Losses,
-        port_losses,
-        lambda: (normal(N * T, D), torch.arange(N * T) % 50, normal(N * T, 50, seed=3)),
-        BUGS,
-    ),
+    "gpt": Port(lambda: GPT(port_gpt.CONFIG), None, ids, tuple(port_gpt.BUGS)),
+    "llama": Port(Llama, LlamaPort, ids, all_but("biased")),
+    "bert": Port(Bert, BertPort, words, all_but("base")),
+    "t5": Port(T5, T5Port, ids, all_but("bias")),
+    "vit": Port(ViT, ViTPort, lambda: (normal(N, 3, 16, 16),), all_but("base", "mask")),
+    "conv": Port(Conv, ConvPort, lambda: (normal(N, 3, 8, 8),), all_but("base", "mask", "scale", "bias"), ("", *BUGS)),
+    "unet": Port(UNet, UNetPort, lambda: (normal(N, 16, 8, 8), torch.tensor([1.0, 5, 9])), all_but("mask", "scale")),
+    "rnn": Port(RNN, RNNPort, ids, all_but("base", "scale")),
+    "moe": Port(MoE, MoEPort, samples, all_but("base")),
+    "mamba": Port(Mamba, MambaPort, samples, all_but("eps", "biased")),
+    "diffusion": Port(Diffusion, DiffusionPort, lambda: (normal(N, D), torch.tensor([3, 7, 12])), BUGS),
+    "losses": Port(Losses, LossesPort, lambda: (normal(36, D), torch.arange(36), normal(36, 50, seed=3)), BUGS),
 }
 
 

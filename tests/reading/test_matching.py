@@ -41,12 +41,15 @@ def record(model: Callable[..., Tensor], *inputs: Tensor, backward: bool = False
     return report
 
 
-def matched(model: str, bug: str, backward: bool = False) -> Match:
-    models, inputs = PORTS[model].models(bug), PORTS[model].inputs()
-    one, other = (record(implementation, *inputs, backward=backward) for implementation in models)
-    found = one.diff(other, match=True)
+def compared(one: Callable[..., Tensor], other: Callable[..., Tensor], *inputs: Tensor, **options: bool) -> Match:
+    """Pairs the results of two programs."""
+    found = record(one, *inputs, **options).diff(record(other, *inputs, **options), match=True)
     assert isinstance(found, Match)
     return found
+
+
+def matched(model: str, bug: str, backward: bool = False) -> Match:
+    return compared(*PORTS[model].models(bug), *PORTS[model].inputs(), backward=backward)
 
 
 def is_named(found: NearMiss | None, bug: str) -> bool:
@@ -124,23 +127,19 @@ def test_a_port_in_bfloat16_is_compared_by_its_rounding(model: str) -> None:
 
 
 def test_a_gradient_that_differs_alone_is_told() -> None:
-    x = torch.randn(4, 8)
-    weight = nn.Parameter(torch.randn(8, 8))
-    head = nn.Parameter(torch.randn(8, 8))
+    x, weight, head = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8, 8)
 
-    def run(detach: bool) -> Any:
-        model = nn.Module()
-        model.weight, model.head = nn.Parameter(weight.detach().clone()), nn.Parameter(head.detach().clone())
+    class Model(nn.Module):
+        def __init__(self, detaches: bool) -> None:
+            super().__init__()
+            self.weight, self.head, self.detaches = nn.Parameter(weight.clone()), nn.Parameter(head.clone()), detaches
 
-        def forward(x: Tensor) -> Tensor:
-            h = (x @ model.weight).tanh()
-            return (h * (h.detach() if detach else h)) @ model.head
+        def forward(self, x: Tensor) -> Tensor:
+            h = (x @ self.weight).tanh()
+            return (h * (h.detach() if self.detaches else h)) @ self.head
 
-        model.forward = forward
-        return record(model, x, backward=True)
-
-    assert run(False).diff(run(False), match=True).outputs_match
-    found = run(False).diff(run(True), match=True)
+    assert compared(Model(False), Model(False), x, backward=True).outputs_match
+    found = compared(Model(False), Model(True), x, backward=True)
     assert not found.outputs_match
     assert "gradient of weight in step 0" in " ".join(found.evidence)
 
@@ -199,13 +198,13 @@ def test_parts_and_the_map_of_weights(how: str, k: str) -> None:
     split = Split()
     fused = Fused(split, how)
     x = torch.randn(2, T, D)
-    found = record(split, x).diff(record(fused, x), match=True)
+    found = compared(split, fused, x)
     assert found.outputs_match
     assert found.matched == 1.0, str(found)
     assert found.weights["k.weight"] == k
     assert found.weights["k.bias"] == k.replace(".T", "").replace("weight", "bias")
     assert found.alone == []
-    back = record(fused, x).diff(record(split, x), match=True)
+    back = compared(fused, split, x)
     assert back.outputs_match
     if how == "split":
         assert back.weights["weight"] == "[0:32] = q.weight, [32:64] = k.weight, [64:96] = v.weight"
@@ -225,7 +224,7 @@ def test_weights_in_bfloat16_are_told_by_their_rounding() -> None:
 def test_weights_without_a_counterpart_are_told() -> None:
     torch.manual_seed(0)
     one, other = nn.Sequential(nn.Linear(D, D)), nn.Sequential(nn.Linear(D, D))
-    found = record(one, torch.ones(2, D)).diff(record(other, torch.ones(2, D)), match=True)
+    found = compared(one, other, torch.ones(2, D))
     assert found.weights == {"0.weight": None, "0.bias": None}
     assert found.alone == ["0.weight", "0.bias"]
 
@@ -241,12 +240,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_results_in_another_layout_are_paired_and_marked(layout: str) -> None:
     x = torch.randn(2, 4, 6, 10, generator=torch.Generator().manual_seed(0))
-    found = record(torch.sin, x).diff(record(LAYOUTS[layout], x), match=True)
+    found = compared(torch.sin, LAYOUTS[layout], x)
     assert found.outputs_match, str(found)
     if layout != "transposed":
         assert found.reordered > 0
         assert "in another order" in str(found)
-    wrong = record(torch.sin, x).diff(record(lambda x: LAYOUTS[layout](x * 1.001), x), match=True)
+    wrong = compared(torch.sin, lambda x: LAYOUTS[layout](x * 1.001), x)
     assert not wrong.outputs_match
 
 
@@ -255,7 +254,7 @@ def test_rows_in_another_order_are_paired() -> None:
     order = torch.arange(D).view(2, -1).t().flatten()  # as of a rotary embedding of another convention
     other.load_state_dict({name: values[order] for name, values in one.state_dict().items()})
     x = torch.randn(2, D)
-    found = record(one, x).diff(record(lambda x: other(x).index_select(-1, order.argsort()), x), match=True)
+    found = compared(one, lambda x: other(x).index_select(-1, order.argsort()), x)
     assert found.outputs_match
     assert found.weights["weight"] == "weight[rows in another order]"
     assert found.alone == []
@@ -277,7 +276,7 @@ def test_a_loop_is_paired_with_what_the_other_program_computes_at_once(at: str) 
         return torch.stack(parts, 1)
 
     for one, other in ((whole, loop), (loop, whole)):
-        found = record(one, x).diff(record(other, x), match=True)
+        found = compared(one, other, x)
         assert found.outputs_match == (at == "")
         ops = {"activation": {"aten::gelu"}, "product": {"aten::matmul", "aten::add"}}.get(at, set())
         assert {call.op for call in (found.first.a, found.first.b)} <= ops if found.first else not at
@@ -286,9 +285,7 @@ def test_a_loop_is_paired_with_what_the_other_program_computes_at_once(at: str) 
 def test_a_negative_and_a_magnitude_are_no_other_layout() -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     for function in (torch.neg, torch.abs):
-        found = record(lambda x: x.sin(), x).diff(
-            record(lambda x, function=function: function(x.sin()) * 1.5, x), match=True
-        )
+        found = compared(lambda x: x.sin(), lambda x, function=function: function(x.sin()) * 1.5, x)
         paired = [pair for pair in found.sides.links if pair[2] == "reordered"]
         assert paired == [], function
 
@@ -301,7 +298,7 @@ def test_constants_and_coincidences_do_not_pair() -> None:
         return (x.exp() - torch.ones(8, 8)) / torch.full((8, 8), 2.0) + torch.zeros(8)
 
     x = torch.randn(8, 8)
-    found = record(one, x).diff(record(other, x), match=True)
+    found = compared(one, other, x)
     assert (found.outputs_match, found.matched) == (False, 0.0)
 
 
@@ -313,16 +310,15 @@ def test_a_repeated_forward_is_paired_in_its_order() -> None:
             y = x.sin().exp()
         return y
 
-    found = record(three, x).diff(record(three, x), match=True)
+    found = compared(three, three, x)
     assert found.matched == 1.0
     assert [link[:2] for link in found.sides.links] == [(i, i) for i in range(6)]
 
 
 def test_complex_numbers_are_paired() -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-    one = record(lambda x: torch.fft.fft(x) * 2.0, x)
-    assert one.diff(record(lambda x: torch.fft.fft(2.0 * x), x), match=True).outputs_match
-    assert not one.diff(record(lambda x: torch.fft.fft(2.0 * x).conj_physical(), x), match=True).outputs_match
+    assert compared(lambda x: torch.fft.fft(x) * 2.0, lambda x: torch.fft.fft(2.0 * x), x).outputs_match
+    assert not compared(torch.fft.fft, lambda x: torch.fft.fft(x).conj_physical(), x).outputs_match
 
 
 def test_compiled_code_is_compared_by_what_it_returns(fresh_dynamo: None) -> None:
@@ -332,7 +328,7 @@ def test_compiled_code_is_compared_by_what_it_returns(fresh_dynamo: None) -> Non
         other = nn.Sequential(model[0], nn.GELU(approximate), model[2])
         compiled = torch.compile(other, backend="aot_eager")
         compiled(x)
-        found = record(model, x).diff(record(compiled, x), match=True)
+        found = compared(model, compiled, x)
         assert found.outputs_match == (approximate == "none"), str(found)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
 import math
 import os
 import subprocess
@@ -70,6 +69,15 @@ def training(model: nn.Module, lr: float = 0.1) -> Callable[[], None]:
     return step
 
 
+def watched(steps: int, step: Callable[[], None] | None = None, **options: Any) -> tuple[tp.types.Monitor, Written]:
+    """The monitor of so many steps of a training, and the figures that it has written."""
+    found, step = Written(), step or training(net())
+    with tp.monitor(**{"to": into(found), **options}) as monitor:
+        for _ in range(steps):
+            step()
+    return monitor, found
+
+
 # --- figures
 
 
@@ -107,23 +115,26 @@ def test_figures_of_a_module_are_those_of_its_results(dtype: torch.dtype) -> Non
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 1
 
-    model, found = nn.Sequential(Times()), Written()
+    model = nn.Sequential(Times())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with tp.monitor(model, every=1, to=into(found)):
-        for _ in range(2):
-            model(values)
-            model[0].trained.sum().backward()
-            optimizer.step()
+
+    def step() -> None:
+        model(values)
+        model[0].trained.sum().backward()
+        optimizer.step()
+
+    _, found = watched(2, step, model=model, every=1)
     expected = shares(values)
     assert {name: found[2][f"0/{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def test_norms_updates_groups_and_casts() -> None:
+@pytest.mark.parametrize("fused", [False, True])  # which leaves the versions of weights
+def test_norms_updates_groups_and_casts(fused: bool) -> None:
     model, found = net(), Written()
     big = nn.Linear(6, 40_000)
     model.big = big
     groups = [{"params": model[0].parameters(), "name": "first layer"}, {"params": [*model[1:4].parameters()]}]
-    optimizer = torch.optim.SGD([*groups, {"params": big.parameters(), "lr": 0.5}], lr=0.1)
+    optimizer = torch.optim.SGD([*groups, {"params": big.parameters(), "lr": 0.5}], lr=0.1, fused=fused)
     expected: dict[str, float] = {}
     squares = {"first_layer": 0.0, "group_1": 0.0, "group_2": 0.0}
     with tp.monitor(model, every=2, to=into(found)):
@@ -157,12 +168,7 @@ def test_norms_updates_groups_and_casts() -> None:
 
 
 def test_figures_of_a_module_have_those_of_the_modules_inside() -> None:
-    model, found = net(), Written()
-    step = training(model)
-    with tp.monitor(model, every=1, to=into(found)):
-        step()
-        step()
-    figures = found[2]
+    figures = watched(2, every=1)[1][2]
     assert figures["1/amax"] == max(figures["1.0/amax"], figures["1.1/amax"])
     assert figures["_model_/amax"] >= figures["3/amax"]
 
@@ -209,10 +215,8 @@ def test_another_writer_of_scalars() -> None:
         def add_scalar(self, tag: str, number: float, step: int) -> None:
             self.found.add((tag, step))
 
-    writer, step = Writer(), training(net())
-    with tp.monitor(to=writer, every=2):
-        step()
-        step()
+    writer = Writer()
+    watched(2, every=2, to=writer)
     assert ("0.weight/gradient", 2) in writer.found
 
 
@@ -220,10 +224,7 @@ def test_another_writer_of_scalars() -> None:
 
 
 def test_steps_count_from_the_start_of_a_resumed_training() -> None:
-    found, step = Written(), training(net())
-    with tp.monitor(every=4, to=into(found), start=6) as monitor:
-        for _ in range(7):
-            step()
+    monitor, found = watched(7, every=4, start=6)
     assert ([*found], monitor.steps, monitor.looks) == ([8, 12], 13, 2)
 
 
@@ -268,10 +269,7 @@ def scaled_training(overflows: Callable[[int], bool]) -> Callable[[], None]:
 
 
 def test_skipped_steps_count() -> None:
-    found, step = Written(), scaled_training(lambda number: number in (0, 1, 5))
-    with tp.monitor(every=2, to=into(found)) as monitor:
-        for _ in range(8):
-            step()
+    monitor, found = watched(8, scaled_training(lambda number: number in (0, 1, 5)), every=2)
     assert (monitor.steps, monitor.skipped_steps, monitor.alarms) == (8, 3, [])
     assert [figures["training/scale"] for figures in found.values()] == [512, 256, 512, 256]
     assert [figures["training/skipped_steps"] for figures in found.values()] == [2, 2, 3, 3]
@@ -291,32 +289,35 @@ def run_with(change: Callable[[nn.Sequential], object], at: int = 12, steps: int
     return monitor
 
 
-def test_an_amax_that_leaps() -> None:
-    monitor = run_with(lambda model: model[1][1].weight.data.mul_(50), dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("module", "options", "advice"),
+    [
+        ("1.1", {"dtype": torch.float16}, 'set_module_policy(model, {"1.1": {"linear": "fp32"}})'),
+        ("3", {"policy": "off"}, "No override gives it more range: autocast lowers no op there."),
+    ],
+)
+def test_an_amax_that_leaps(module: str, options: dict[str, Any], advice: str) -> None:
+    monitor = run_with(lambda model: model.get_submodule(module).weight.data.mul_(100), **options)
     (alarm,) = monitor.alarms
-    assert alarm[:3] == (14, "1.1", "amax")
+    assert alarm[:3] == (14, module, "amax")
     assert "aten::linear" in alarm.text
-    assert 'set_module_policy(model, {"1.1": {"linear": "fp32"}})' in alarm.text
-
-
-def test_an_amax_that_leaps_in_float32_has_no_override() -> None:
-    monitor = run_with(lambda model: model[3].weight.data.mul_(100), policy="off")
-    assert [alarm[:3] for alarm in monitor.alarms] == [(14, "3", "amax")]
-    assert monitor.alarms[0].text.endswith("No override gives it more range: autocast lowers no op there.")
+    assert advice in alarm.text
 
 
 def test_an_amax_that_grows_from_look_to_look() -> None:
     model = net()
     step = training(model)
-    with tp.monitor(model, every=2, to=lambda step, figures: None) as monitor:
-        for number in range(80):
-            if number > 40:
-                model[3].weight.data.mul_(1.4)
-                model[3].bias.data.mul_(1.4)
-            with torch.no_grad():
-                saved = copy.deepcopy(model.state_dict())
-            step()
-            model.load_state_dict(saved)
+    numbers = iter(range(80))
+
+    def grow() -> None:
+        if next(numbers) > 40:
+            model[3].weight.data.mul_(1.4)
+            model[3].bias.data.mul_(1.4)
+        saved = copy.deepcopy(model.state_dict())
+        step()
+        model.load_state_dict(saved)
+
+    monitor, _ = watched(80, grow, model=model, every=2)
     assert [alarm[1:3] for alarm in monitor.alarms][:1] == [("3", "amax")]
 
 
@@ -343,10 +344,7 @@ def test_frozen_parameters_and_unused_experts_are_no_alarm() -> None:
 
 
 def test_a_scale_that_keeps_falling() -> None:
-    step = scaled_training(lambda number: number >= 4)
-    with tp.monitor(every=2, to=lambda step, figures: None) as monitor:
-        for _ in range(14):
-            step()
+    monitor, _ = watched(14, scaled_training(lambda number: number >= 4), every=2)
     assert [alarm[:3] for alarm in monitor.alarms] == [(10, "(model)", "scale")]
     assert "keeps falling: 1024, 1024, 512" not in monitor.alarms[0].text
     assert monitor.skipped_steps == 10
@@ -393,7 +391,7 @@ def test_ordinary_trainings_raise_no_alarm_and_keep_their_bits(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_function_that_raises_is_told_of_once(strict: bool) -> None:
-    step, calls = training(net()), []
+    calls = []
 
     def to(step: int, figures: dict[str, float]) -> None:
         calls.append(step)
@@ -401,9 +399,7 @@ def test_a_function_that_raises_is_told_of_once(strict: bool) -> None:
 
     with warnings.catch_warnings(record=not strict) as said:
         warnings.simplefilter("error" if strict else "always")
-        with tp.monitor(every=2, to=to) as monitor:
-            for _ in range(6):
-                step()
+        monitor, _ = watched(6, every=2, to=to)
     assert (calls, monitor.steps) == ([2, 4, 6], 6)
     if said is not None:
         assert [str(one.message) for one in said] == [
@@ -431,15 +427,8 @@ def test_an_error_of_the_training_leaves_nothing_installed(number: int, tmp_path
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found, step = Written(), training(net())
-
-    @tp.monitor(every=1, to=into(found), looks=tmp_path / "file" / "looks")
-    def run() -> None:
-        step()
-        step()
-
     with pytest.warns(RuntimeWarning, match="goes on without recordings"):
-        run()
+        _, found = watched(2, every=1, looks=tmp_path / "file" / "looks")
     assert [*found] == [2]
 
 
@@ -461,6 +450,7 @@ def test_recordings_are_few_and_can_be_compared(tmp_path: Path, monkeypatch: pyt
     assert alarm.step == 10
     reports = [tp.load(tmp_path / f"step{step:08d}.jsonl.gz") for step in (9, 10)]
     assert tp.diff(*reports).kind is not None
+    assert {call.phase for call in reports[0].calls} == {"forward", "backward"}
     assert set(reports[0].ends[0].gradients) == {name for name, _ in model.named_parameters()}
 
 
@@ -491,21 +481,10 @@ def test_without_tensorboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         pass
 
 
-def test_an_alarm_is_in_the_log() -> None:
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    log, handler = logging.getLogger("torch_promote.monitor"), Handler()
-    log.addHandler(handler)
-    try:
-        run_with(lambda model: model[3].weight.data.mul_(100))
-    finally:
-        log.removeHandler(handler)
-    assert len(said) == 1
-    assert said[0].startswith("tp.monitor, step 14: the amax of 3 is")
+def test_an_alarm_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    run_with(lambda model: model[3].weight.data.mul_(100))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tp.monitor, step 14: the amax of 3 is")
 
 
 def test_a_run_without_a_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,9 +102,8 @@ def _monitored(arguments: argparse.Namespace) -> dict[str, str]:
 
     if arguments.monitor is None or arguments.every == 0:
         raise OptionError("--every N goes with --monitor DIR, and N is 1 or more.")
-    takes_place = arguments.is_process and arguments.crosscheck is None
-    program = {"process": os.getpid() if takes_place else 0, "parent": 0 if takes_place else os.getpid()}
-    return {VARIABLE: json.dumps({"to": check_folder(arguments.monitor), "every": arguments.every or 100, **program})}
+    to, every = check_folder(arguments.monitor), arguments.every or 100
+    return {VARIABLE: json.dumps({"to": to, "every": every, "is_child": False})}
 
 
 def _run_checked(command: list[str], variables: dict[str, str], level: str, is_process: bool) -> int:

@@ -387,6 +387,8 @@ class CallObserver:
 
     #: Called for each call of a compiled function: see `watch_unseen`.
     compiled: CompiledListener | None = None
+    #: Whether the calls of optimizers are left out.
+    skips_optimizers: bool = False
 
     def begin(self, op: torch._ops.OpOverload, args: list[Any]) -> CallToken | None:
         """Called before a call."""
@@ -509,11 +511,11 @@ class CallObserver:
         call.ran_with = self._share(operands)
 
     def _locate(self, around: OpenCall | None) -> tuple[Origin, Phase, bool] | None:
-        """The origin and the phase of a call, and whether it is compiled; None while PyTorch prints a tensor."""
+        """The origin and the phase of a call, and whether it is compiled; None if it is left out."""
         if around is not None:
             return around.origin, around.phase, around.policy_source == COMPILED
         found = place()
-        if found is None:
+        if found is None or (self.skips_optimizers and found.phase == "optimizer"):
             return None
         recorded = self._nodes.of_running_node(found.called_backward) if found.phase == "backward" else None
         if recorded is None:

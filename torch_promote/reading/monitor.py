@@ -2,9 +2,9 @@
 
 NOTE [ A look ]
 A step is what runs between two steps of the first optimizer that updates the model; one that GradScaler skips counts. A
-look is a `Tracer` around one step. Between looks there are a hook of optimizers and one of `GradScaler.update`. With
-every=100, looks are at the steps 100, 200, ... (from 1), so that what programs do after every so many steps, such as an
-evaluation, is outside of them.
+look is a `Tracer` around one step, without the calls of optimizers. Between looks, there is a hook of optimizers, and
+one of `GradScaler.update`. With every=100, looks are at the steps 100, 200, ... (from 1), so that what programs do
+after every so many steps, such as an evaluation, is outside of them.
 
 NOTE [ Sums ]
 A look becomes lists of numbers, by kind and name. The first of a list is a maximum, all others are sums, and so are
@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import itertools
 import json
 import logging
@@ -37,9 +38,9 @@ import warnings
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -59,9 +60,10 @@ from torch_promote.recording.values import COUNTED
 from torch_promote.report.base import module_name, short_line
 from torch_promote.report.block import block
 
-#: Set by `torch-promote run --monitor`: `to`, `every`, and the process id of the program or of its parent, as JSON.
+#: Set by `torch-promote run --monitor`: `to`, `every`, and whether a process is a child of the program, as JSON.
 VARIABLE = "TORCH_PROMOTE_MONITOR"
 Sums: TypeAlias = dict[str, dict[str, list[float]]]
+_Key = TypeVar("_Key")
 _log = logging.getLogger("torch_promote.monitor")
 
 #: The calls that a look has one by one, and the elements of a tensor in which its update is measured.
@@ -148,8 +150,13 @@ def monitor(
     """
     one = Monitor(model, to, every, looks, start)
     del model  # it may be destroyed before the block ends
-    with one._block():
-        yield one
+    _open.add(one)
+    try:
+        with watch_steps(one._stepped, one._before), watch_scalers(one._updated):
+            yield one
+    finally:
+        _open.discard(one)
+        one._close()
 
 
 class Monitor:
@@ -172,53 +179,43 @@ class Monitor:
         self.looks: int = 0
         self._start = start
         self._every = every
-        self._model = None if model is None else weakref.ref(model)
+        self._model: Callable[[], nn.Module | None] = (lambda: None) if model is None else weakref.ref(model)
         self._sink = _Sink(to)
         folder = looks if looks is not None or self._sink.folder is None else os.path.join(self._sink.folder, "looks")
         self._recordings = None if folder is None else _Recordings(Path(folder).absolute())
-        self._clock: weakref.ref[torch.optim.Optimizer] | None = None  # the optimizer whose steps count
+        self._clock: Callable[[], torch.optim.Optimizer | None] = lambda: None  # the optimizer whose steps count
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
         self._stepped_ones: set[int] = set()  # optimizers, by id, since GradScaler was updated
-        self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
+        self._scaler: Callable[[], torch.amp.GradScaler | None] = lambda: None
         self._look: _Look | None = None
         self._past = _Past()
         self._searched: Searched = weakref.WeakKeyDictionary()
         self._absent: set[int] = set()  # ranks
         self._number = next(_numbers)
-        self._is_inert = False
+        self._is_inert = False  # in a forked process
         self._warned: set[str] = set()
 
-    @contextlib.contextmanager
-    def _block(self) -> Iterator[None]:
-        _open.add(self)
-        try:
-            with watch_steps(self._stepped, self._before), watch_scalers(self._updated):
-                yield
-        finally:
-            _open.discard(self)
-            look, self._look = self._look, None
-            with self._safely("the last look"):
-                if look is not None:  # the step has not ended
-                    look.tracer.__exit__(None, None, None)
-                    if self._recordings is not None and look.tracer.report.total.calls:
-                        self._recordings.last.append((self.steps + 1, look.tracer.report))
-            if self.steps > self._start and not self.looks and not self._is_inert:
-                first, next_one, steps = self._every, 2 * self._every, self.steps - self._start
-                text = (
-                    "tp.monitor has looked at no step of %d: looks are at %d, %d, ... Pass a smaller `every` (--every)."
-                )
-                _log.warning(text, steps, first, next_one)
-            with self._safely("recordings"):
-                if self._recordings is not None and self.looks:
-                    self._recordings.write()
-            with self._safely("to"):
-                self._sink.close()
+    def _close(self) -> None:
+        if self._is_inert:
+            return
+        look, self._look = self._look, None
+        with self._safely("the last look"):
+            if look is not None:  # the step has not ended
+                look.tracer.__exit__(None, None, None)
+                if self._recordings is not None and look.tracer.report.total.calls:
+                    self._recordings.last.append((self.steps + 1, look.tracer.report))
+        if self.steps > self._start and not self.looks:
+            text = "tp.monitor has looked at no step of %d: looks are at %d, %d, ... Pass a smaller `every` (--every)."
+            _log.warning(text, self.steps - self._start, self._every, 2 * self._every)
+        with self._safely("recordings"):
+            if self._recordings is not None and self.looks:
+                self._recordings.write()
+        with self._safely("to"):
+            self._sink.close()
 
-    def _forget(self, goes_on: bool) -> None:
+    def _forget(self) -> None:
         """Called in a forked process, to which the parent's look, writer and recordings do not belong."""
-        look, self._look, self._recordings = self._look, None, None
-        self._is_inert = not goes_on
-        self._sink.forget()
+        look, self._look, self._is_inert = self._look, None, True
         if look is not None:
             with contextlib.suppress(Exception):
                 look.tracer._block.close()
@@ -251,16 +248,15 @@ class Monitor:
         if self._look is not None:
             with self._safely("updates"):
                 self._look.stepped(optimizer)
-        clock = None if self._clock is None else self._clock()
-        if clock is None and self._updates_model(optimizer):
-            clock, self._clock = optimizer, weakref.ref(optimizer)
-        if optimizer is clock:
+        if self._clock() is None and self._updates_model(optimizer):
+            self._clock = weakref.ref(optimizer)
+        if self._clock() is optimizer:
             self._end_step()
 
     def _updates_model(self, optimizer: torch.optim.Optimizer) -> bool:
-        model = None if self._model is None else self._model()
+        model = self._model()
         if model is None or optimizer in self._others:
-            return self._model is None
+            return model is None
         own = {id(one) for one in model.parameters()}
         if any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
             return True
@@ -275,7 +271,7 @@ class Monitor:
         scaled = set(getattr(scaler, "_per_optimizer_states", ()))
         skipped, self._stepped_ones = scaled - self._stepped_ones, self._stepped_ones - scaled
         self.skipped_steps += len(skipped)
-        clock = None if self._clock is None else self._clock()
+        clock = self._clock()
         if skipped and (clock is None or id(clock) in skipped):
             if self._look is not None:
                 self._look.is_skipped = True
@@ -290,15 +286,16 @@ class Monitor:
                 self._finish(look)
         with self._safely("a look"):
             if (self.steps + 1) % self._every == 0:
-                model = None if self._model is None else self._model()
-                tracer = Tracer(model, True, False, _MOST_CALLS, None, searched=self._searched)
+                tracer = Tracer(
+                    self._model(), True, False, _MOST_CALLS, None, searched=self._searched, skips_optimizers=True
+                )
                 tracer.__enter__()
                 self._look = _Look(tracer)
 
     def _finish(self, look: _Look) -> None:
         self.looks += 1
         sums = look.sums()
-        scaler = None if self._scaler is None else self._scaler()
+        scaler = self._scaler()
         if scaler is not None and scaler.is_enabled():
             sums["scale"][""] = [float(scaler.get_scale())]
         if not self._add_up(sums):
@@ -334,15 +331,11 @@ class Monitor:
             store.set(key.format(self.looks), zlib.compress(json.dumps(sums).encode()))
             store.delete_key(key.format(self.looks - 2))  # if the first rank has not read it
             return False
-        end = datetime.datetime.now() + datetime.timedelta(seconds=_PATIENCE)
-        late = []
-        for rank in sorted(set(range(1, dist.get_world_size())) - self._absent):
-            key = f"{rank}.{self.looks}"
-            try:
-                store.wait([key], max(end - datetime.datetime.now(), datetime.timedelta(milliseconds=10)))
-            except RuntimeError:
-                late.append(rank)
-                continue
+        keys = {f"{rank}.{self.looks}": rank for rank in range(1, dist.get_world_size()) if rank not in self._absent}
+        with contextlib.suppress(RuntimeError):  # one is late
+            store.wait([*keys], datetime.timedelta(seconds=_PATIENCE))
+        late = [rank for key, rank in keys.items() if not store.check([key])]
+        for key in (key for key, rank in keys.items() if rank not in late):
             for kind, named in json.loads(zlib.decompress(store.get(key))).items():
                 for name, numbers in named.items():
                     _add(sums[kind], name, numbers)
@@ -356,15 +349,7 @@ class Monitor:
 
 _numbers = itertools.count()
 _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
-_of_process: Monitor | None = None
-
-
-def _forked() -> None:
-    for one in list(_open):
-        one._forget(goes_on=one is _of_process)
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=lambda: list(map(Monitor._forget, list(_open))))
 
 
 class _Look:
@@ -374,28 +359,32 @@ class _Look:
         self.tracer = tracer
         self.is_skipped = False  # by GradScaler, whose scale is then too large
         self.expected: set[str] = set()  # the parameters of the optimizers that have stepped
-        self._samples: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._names: dict[int, str] = {}
+        self._samples: dict[int, torch.Tensor] = {}  # of parameters before the step, by id
         self._optimizers: dict[int, int] = {}  # their numbers, by id
-        self._sums: Sums = {kind: {} for kind in ("forward", "backward", "own", "casts", "gradients", "parameters")}
-        self._sums["scale"] = {}
+        kinds = ("forward", "backward", "own", "casts", "gradients", "parameters", "scale")
+        self._sums: Sums = {kind: {} for kind in kinds}
 
     def before(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before a step of an optimizer."""
-        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         with unnoticed():
-            self._samples = {id(one): (one, _sample(one).clone()) for one in parameters}
+            self._samples = {
+                id(one): _sample(one).clone()
+                for group in optimizer.param_groups
+                for one in group["params"]
+                if one.grad is not None
+            }
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called after it, and after the tracer."""
-        updates, ends = _updates(self._samples), self.tracer.report.ends
-        self._samples = {}
-        self._names = self._names or {
+    @functools.cached_property
+    def _names(self) -> dict[int, str]:
+        return {
             id(one): f"{path}.{name}".removeprefix(".").replace("_orig_mod.", "")
             for module, path in self.tracer._modules.named()
             for name, one in module._parameters.items()
         }
-        place = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called after it, and after the tracer."""
+        ends, place = self.tracer.report.ends, self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         numbers = itertools.count()
         for index, group in enumerate(optimizer.param_groups if ends else ()):
             label = str(group.get("name", f"group_{index}")) + f"_of_optimizer_{place}" * (place > 0)
@@ -404,36 +393,37 @@ class _Look:
                 name = self._names.get(id(one)) or f"parameter {number}"  # as the recording calls it
                 if one.requires_grad:
                     self.expected.add(name)
+                before = self._samples.pop(id(one), None)
                 gradient, weight = ends[-1].gradients.get(name), ends[-1].parameters.get(name)
-                if id(one) not in updates or gradient is None or weight is None or not gradient.count:
+                if before is None or gradient is None or weight is None or not gradient.count:
                     continue
                 squares = [
                     (values.l2 if values.l2 is not None and values.is_finite else math.inf) ** 2
                     for values in (gradient, weight)
                 ]
-                of_one = [one.numel(), squares[0], gradient.count, squares[1], *updates[id(one)]]
+                with unnoticed():
+                    norms = [float(torch.linalg.vector_norm(part.float())) for part in (_sample(one) - before, before)]
+                of_one = [one.numel(), squares[0], gradient.count, squares[1], *(norm**2 for norm in norms)]
                 self._sums["parameters"][f"{label}\n{name}"] = of_one
                 for whole in (label, ""):
                     _add(self._sums["gradients"], whole, gradient.counts())
 
     def sums(self) -> Sums:
         """What is in the look; see NOTE [ Sums ]."""
-        found, own = self._sums, self._sums["own"]
-        by_module: dict[tuple[str, str], dict[str, list[float]]] = {}
+        by_module: dict[tuple[str, str], list[float]] = {}
         for number, call in enumerate(self.tracer.report.calls):
             if call.casts:
-                made = sum(not cast.reused for cast in call.casts)
-                _add(by_module.setdefault(("casts", call.module), {}), "", [0.0, made])
+                _add(by_module, ("casts", call.module), [0.0, sum(not cast.reused for cast in call.casts)])
             if call.own and call.phase in ("forward", "backward") and not facts_of(call.name).is_view:
                 for values in self.tracer.report.values.get(number, ()):
-                    _add(by_module.setdefault((call.phase, call.module), {}), "", values.counts())
-        for (kind, module), sums in by_module.items():
+                    _add(by_module, (call.phase, call.module), values.counts())
+        for (kind, module), numbers in by_module.items():
             parts = module.split(".") if module else []
             for end in range(len(parts) + 1):
-                _add(found[kind], ".".join(parts[:end]), sums.get(""))
-            if kind == "forward" and sums:
-                own[module] = sums[""][:1]
-        return found
+                _add(self._sums[kind], ".".join(parts[:end]), numbers)
+            if kind == "forward":
+                self._sums["own"][module] = numbers[:1]
+        return self._sums
 
     def largest(self, module: str) -> Call | None:
         """The call of a module's own forward with the largest result."""
@@ -454,26 +444,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return elements.view(-1)[:: -(-elements.numel() // _SAMPLED) | 1]
 
 
-def _updates(samples: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> dict[int, tuple[float, float]]:
-    """The squares of the updates of samples, and of what they were before."""
-    by_device: dict[torch.device, list[int]] = {}
-    found: dict[int, tuple[float, float]] = {}
-    for key, (_, before) in samples.items():
-        by_device.setdefault(before.device, []).append(key)
-    with unnoticed():
-        for keys in by_device.values():
-            pairs = [(_sample(samples[key][0]), samples[key][1]) for key in keys]
-            dtypes = [torch.promote_types(old.dtype, torch.float32) for _, old in pairs]
-            new, old = (
-                [one.to(dtype) for one, dtype in zip(part, dtypes, strict=True)] for part in zip(*pairs, strict=True)
-            )
-            norms = torch._foreach_norm([*torch._foreach_sub(new, old), *old])
-            numbers = torch.stack([one.double() for one in norms]).tolist()  # one synchronization
-            found |= {key: (numbers[i] ** 2, numbers[i + len(keys)] ** 2) for i, key in enumerate(keys)}
-    return found
-
-
-def _add(sums: dict[str, list[float]], name: str, numbers: Sequence[float] | None) -> None:
+def _add(sums: dict[_Key, list[float]], name: _Key, numbers: Sequence[float] | None) -> None:
     if numbers is not None:
         known = sums.get(name) or [0.0] * len(numbers)
         sums[name] = [max(known[0], numbers[0]), *map(sum, zip(known[1:], numbers[1:], strict=True))]
@@ -669,12 +640,6 @@ class _Sink:
             self._to.close()
             self._to = None
 
-    def forget(self) -> None:
-        """Called in a forked process, which does not have the thread of the parent's writer."""
-        if self._is_ours:
-            self._to = None
-            self.folder = os.path.join(self.folder or "", f"pid{os.getpid()}")
-
 
 def check_folder(path: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a folder for TensorBoard, or raises if that is missing, or it is a file."""
@@ -723,12 +688,11 @@ class _Recordings:
 
 
 def use_environment() -> None:
-    """Monitors this process, for `torch-promote run --monitor`. A process that is no rank has a folder of its own."""
-    global _of_process
+    """Monitors this process, for `torch-promote run --monitor`. A child that is no rank has a folder of its own."""
     asked = json.loads(os.environ[VARIABLE])
-    is_program = asked["process"] == os.getpid() or asked["parent"] == os.getppid() or "RANK" in os.environ
-    folder = asked["to"] if is_program else os.path.join(asked["to"], f"pid{os.getpid()}")
-    _of_process = Monitor(None, folder, asked["every"], None, 0)
-    running = _of_process._block()
+    is_alone = asked["is_child"] and "RANK" not in os.environ
+    os.environ[VARIABLE] = json.dumps({**asked, "is_child": True})
+    folder = os.path.join(asked["to"], f"pid{os.getpid()}" if is_alone else "")
+    running = monitor(to=folder, every=asked["every"])
     running.__enter__()
     atexit.register(running.__exit__, None, None, None)

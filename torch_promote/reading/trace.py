@@ -98,18 +98,20 @@ class Tracer:
         steps: str = "",  # those that were asked for, "3:5"; "" for all
         searched: Searched | None = None,
         modules: RunningModules | None = None,  # of the model, if it may have run before
+        skips_optimizers: bool = False,  # whether to leave out their calls, which are half of those of a step
     ) -> None:
         self.report: TraceReport = TraceReport(max_calls)
         self._file = file
         self._block = contextlib.ExitStack()
         modules = self._modules = RunningModules(model) if modules is None else modules
-        self._recorder = Recorder(self.report, modules, file, steps, searched) if values else None
+        self._recorder = Recorder(self.report, modules, file, steps, searched, skips_optimizers) if values else None
         self._losses: list[tuple[int, torch.Tensor]] = []  # those to read, with the number of steps before each
         if self._recorder is None:
             self._observer = CallObserver(modules, self._ended, only_casting=only_casting)
         else:
             self._observer = CallObserver(modules, self._recorder.ended, self._recorder.begun, only_casting)
             self._observer.compiled = self._recorder.begin_compiled
+        self._observer.skips_optimizers = skips_optimizers
 
     def _ended(self, of: OpenCall, call: Call | None, results: list[torch.Tensor]) -> None:
         if call is None:

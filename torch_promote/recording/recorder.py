@@ -129,7 +129,9 @@ class Recorder:
         file: RecordingFile | None = None,
         steps: str = "",  # the optimizer steps that were asked for, "3:5"; "" for all
         searched: Searched | None = None,  # what the recorders of several blocks share
+        skips_optimizers: bool = False,  # whether their calls are not observed
     ) -> None:
+        self._skips_optimizers = skips_optimizers
         self._asked = {STEPS: steps} if steps else {}
         self._report = report
         self._modules = modules
@@ -542,7 +544,12 @@ class Recorder:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer."""
         self._unscaled.discard(optimizer)
-        self._end_step([one for group in optimizer.param_groups for one in group["params"]], updated=True)
+        parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
+        written = [one for parameter in parameters for one in (parameter, parameter.grad) if one is not None]
+        for one in map(_local, written) if self._skips_optimizers else ():
+            if has_storage(one):  # a fused optimizer, and FSDP's shards, may keep their versions
+                self._memory.pop(one.untyped_storage()._cdata, None)
+        self._end_step(parameters, updated=True)
 
     def _note_unscaled(self) -> None:
         frame: Any = sys._getframe(1)
