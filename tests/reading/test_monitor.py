@@ -365,6 +365,29 @@ def test_a_loss_that_overflows_in_the_step_that_is_looked_at() -> None:
     assert loss.text.endswith('Try: my_autocast(overrides={"square": "fp32"}).')
 
 
+class Squared(nn.Linear):
+    """A module whose results fit into float16 before they are multiplied."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * y
+
+
+def test_the_override_to_try_is_of_the_op_that_overflows() -> None:
+    model = nn.Sequential(Squared(4, 4), nn.Linear(4, 1))
+    nn.init.ones_(model[0].weight)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    with tp.monitor(model, every=1, to=lambda step, figures: None) as monitor:
+        for number in range(3):
+            with tp.my_autocast("cpu", torch.float16):
+                model(torch.full((2, 4), 100.0 * (number == 2))).float().sum().backward()
+            optimizer.step()
+    assert monitor.alarms[0].figure == "loss"
+    assert monitor.alarms[0].text.endswith(
+        'Try: tp.set_module_policy(model, {"0": {"mul": "fp32"}}), or my_autocast(overrides={"mul": "fp32"}).'
+    )
+
+
 LONGER = [pytest.param(*one, marks=pytest.mark.slow) for one in ((80, 2), (300, 10), (1000, 50))]
 
 

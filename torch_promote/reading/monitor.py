@@ -46,17 +46,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import MissingPackageError, OptionError
+from torch_promote.errors import MissingPackageError, OptionError, PolicyError
 from torch_promote.observe.call import Call
 from torch_promote.observe.ops import facts_of, unnoticed
 from torch_promote.observe.places import check_model
 from torch_promote.observe.surroundings import watch_scalers, watch_steps
+from torch_promote.policy.overrides import parse_overrides
 from torch_promote.reading.explanation import explain
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
 from torch_promote.recording.file import SUFFIX
 from torch_promote.recording.program_state import Searched
 from torch_promote.recording.values import COUNTED
+from torch_promote.reference.dtypes import LOWER_DTYPES
 from torch_promote.report.base import module_name, short_line
 from torch_promote.report.block import block
 
@@ -582,13 +584,17 @@ def _advice(report: TraceReport, module: str, text: str, call: Call | None) -> s
     """The overrides to try in a module, after the text of an alarm."""
     if text.endswith(_FIND_NAN):
         return ""
+    if call is not None and call.phase == "forward" and any(one.dtype in LOWER_DTYPES for one in call.outputs):
+        key = call.op.removeprefix("aten::")
+        with contextlib.suppress(PolicyError):
+            if any(name == call.name for name, _ in parse_overrides({key: "fp32"})):
+                own = f'tp.set_module_policy(model, {{"{module}": {{"{key}": "fp32"}}}}), or ' * bool(module)
+                return f' Try: {own}my_autocast(overrides={{"{key}": "fp32"}}).'
     with contextlib.suppress(OptionError):
         advice = explain(report, f"module={module_name(module)}").advice
         tried = [one for one in advice if one.startswith(("To run", "The policy of")) and "instead" not in one]
         if tried:
             return f" Try: {' '.join(tried)}"
-    if call is not None and call.phase == "forward" and any(one.dtype is torch.float16 for one in call.outputs):
-        return f' Try: my_autocast(overrides={{"{call.op.removeprefix("aten::")}": "fp32"}}).'
     return " No override gives it more range: autocast lowers no op there."
 
 
