@@ -242,6 +242,41 @@ def test_errors_that_the_program_handles() -> None:
     assert "Autocast casts no float64" in text
 
 
+CHECKPOINT = """
+from torch.utils.checkpoint import checkpoint
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+with torch.autocast("cpu"):
+    y = checkpoint(lambda x: checkpoint(net, x.sin(), use_reentrant=False).sin(), x, use_reentrant=False)
+y.sum().backward()
+"""
+
+
+def test_the_early_stop_of_a_recomputation_is_no_error() -> None:
+    """A checkpoint raises an error of its own in the call that saves the last tensor, and handles it."""
+    with tp.trace() as report:
+        execute(Row("", "", CHECKPOINT, ""), CHECKPOINT)
+    assert any(call.phase == "recompute" and not call.outputs for call in report.calls)
+    assert (report.raised, report.total.errors) == ([], 0)
+    assert "raised" not in str(report)
+    assert "raised" not in str(report.explain("op=linear"))
+
+
+def test_an_error_that_a_recomputation_handles() -> None:
+    code = CHECKPOINT.replace("(net, x.sin()", "(f, x.sin()")
+    code = f"""
+import contextlib
+def f(x):
+    y = net(x)
+    with contextlib.suppress(RuntimeError):
+        torch.dot(low[0], x.detach()[0])
+    return y.sin()
+{code}"""
+    with tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    assert [call.phase for call, _ in report.raised] == ["recompute"]
+    assert {one.key: one.errors for one in report.by_op() if one.errors} == {"aten::dot": 3}
+
+
 @pytest.mark.parametrize(
     ("code", "cure"),
     [

@@ -371,6 +371,20 @@ def place() -> Place | None:
     return Place(line, phase, module, is_compiled)
 
 
+def is_recomputation_stopped() -> bool:
+    """Whether a call raises because a checkpoint, which has now all tensors that the forward saved, stops it there."""
+    # The error itself (torch.utils.checkpoint._StopRecomputationError) is not visible here, but what makes it raise is.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT and frame.f_code.co_name == "unpack_hook":
+            of: Any = frame.f_locals.get("frame")
+            with contextlib.suppress(AttributeError):  # of another PyTorch
+                if of.early_stop and of.recomp_counter.get(frame.f_locals.get("gid")) == len(of.weak_holders):
+                    return True
+        frame = frame.f_back
+    return False
+
+
 def is_parameter_made() -> bool:
     """Whether the calling op is the detach with which PyTorch turns a tensor into a Parameter."""
     frame: FrameType | None = sys._getframe(1)
