@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -218,7 +219,9 @@ torch.vmap(lambda v: torch.autograd.grad(out, list(net.parameters()), v)[0])(tor
 """
     with pytest.raises(RuntimeError, match="expected scalar type"), tp.trace() as report:
         execute(Row("", "", code, ""), code)
-    assert "or run it in float32: --override batch_norm=fp32, in code" in report.content().verdict
+    said = report.content().verdict
+    assert "The call of the backward got two dtypes (float16, float32), and takes one." in said
+    assert "or run it in float32: --override batch_norm=fp32, in code" in said
     with tp.install(overrides={"batch_norm": "fp32"}):
         execute(Row("", "", code, ""), code)
 
@@ -240,6 +243,41 @@ def test_errors_that_the_program_handles() -> None:
     assert "Calls that raised" in text
     assert "--override dot=promote" in text
     assert "Autocast casts no float64" in text
+
+
+CHECKPOINT = """
+from torch.utils.checkpoint import checkpoint
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+with torch.autocast("cpu"):
+    y = checkpoint(lambda x: checkpoint(net, x.sin(), use_reentrant=False).sin(), x, use_reentrant=False)
+y.sum().backward()
+"""
+
+
+def test_the_early_stop_of_a_recomputation_is_no_error() -> None:
+    """A checkpoint raises an error of its own in the call that saves the last tensor, and handles it."""
+    with tp.trace() as report:
+        execute(Row("", "", CHECKPOINT, ""), CHECKPOINT)
+    assert any(call.phase == "recompute" and not call.outputs for call in report.calls)
+    assert (report.raised, report.total.errors) == ([], 0)
+    assert "raised" not in str(report)
+    assert "raised" not in str(report.explain("op=linear"))
+
+
+def test_an_error_that_a_recomputation_handles() -> None:
+    code = CHECKPOINT.replace("(net, x.sin()", "(f, x.sin()")
+    code = f"""
+import contextlib
+def f(x):
+    y = net(x)
+    with contextlib.suppress(RuntimeError):
+        torch.dot(low[0], x.detach()[0])
+    return y.sin()
+{code}"""
+    with tp.trace() as report:
+        execute(Row("", "", code, ""), code)
+    assert [call.phase for call, _ in report.raised] == ["recompute"]
+    assert {one.key: one.errors for one in report.by_op() if one.errors} == {"aten::dot": 3}
 
 
 @pytest.mark.parametrize(
@@ -303,10 +341,211 @@ def test_an_error_in_another_thread(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert "a region that another thread has opened does not act there." in text
 
 
-def test_a_result_that_is_complex_is_not_cast_back() -> None:
-    for code, back in (("torch.view_as_complex(low[:, :2])", False), ("torch.linalg.cholesky(low @ low.T)", True)):
-        with pytest.raises(RuntimeError), tp.trace() as report:
+class Said(NamedTuple):
+    run: str
+    trace: str
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Said]:
+    """What both tools say of a program that an error ends."""
+
+    def said(code: str) -> Said:
+        lines = code.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, "program.py", (len(code), None, lines, "program.py"))
+        with pytest.raises(Exception, match=r".") as error, tp.trace() as report:
             execute(Row("", "", code, ""), code)
-        text = report.content().verdict
-        assert "cast self with .to(torch.float32)" in text
-        assert ("its result back" in text) == back
+        monkeypatch.setattr("sys.last_value", error.value, raising=False)
+        say_at_exit()
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("torch-promote: ")]
+        assert len(told) == 1
+        assert report.content().title.endswith(", an error")
+        return Said(told[0], report.content().verdict)
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("code", "back"),
+    [
+        ("torch.view_as_complex(low[:, :2])", "a real tensor of its complex result, such as .real,"),
+        ("torch.fft.fft2(x.half())", "a real tensor of its complex result, such as .real,"),
+        ("torch.fft.irfft(x.half())", "its result"),
+        ("torch.linalg.cholesky(low @ low.T)", "its result"),
+    ],
+)
+def test_what_is_cast_back(code: str, back: str, tools: Callable[[str], Said]) -> None:
+    said = tools(code).trace
+    assert f"with .to(torch.float32), and {back} back with .to(torch." in said
+
+
+def test_a_region_around_a_call_has_to_have_the_next_op_too(tools: Callable[[str], Said]) -> None:
+    """The result of fft2 is complex64, so that a linear layer of half weights raises after a cast, or a region."""
+    code = "F.linear(torch.fft.fft2({}).real{}, x.half())"
+    said = tools(code.format("x.half()", ""))
+    assert "Or open a region around it and the ops that take its result (tried for the call alone): " in said.trace
+    execute(Row("", "", code, ""), code.format("x.half().float()", ".to(torch.float16)"))
+
+
+FREE = """
+class Free(torch.optim.SGD):
+    @torch.no_grad()
+    def eval(self):
+        for p in self.param_groups[0]["params"]:
+            p.lerp_(end=self.state[p]["z"]{}, weight=0.5)
+optimizer = Free(model.half().parameters())
+for p in model.parameters():
+    optimizer.state[p]["z"] = p.detach().float()
+optimizer.eval()
+"""
+FUSED = """
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(2):
+    model(x.to(model.weight.dtype)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.bfloat16(){}
+"""
+
+
+def test_an_op_in_the_code_of_an_optimizer(tools: Callable[[str], Said]) -> None:
+    """The dtype of its state is its own affair."""
+    said = tools(FREE.format(""))
+    assert "aten::lerp_ of p float16[4, 4], self.state[p]['z'] float32[4, 4], at program.py:6, " in said.run
+    assert "In the code, at that line: cast self.state[p]['z'] with .to(torch.float16)." in said.run
+    assert "In the code, at that line: cast end with .to(torch.float16)." in said.trace
+    assert "A step of the optimizer" not in f"{said}"
+    execute(Row("", "", "", ""), FREE.format(".to(torch.float16)"))
+
+
+def test_a_step_of_an_optimizer_of_pytorch(tools: Callable[[str], Said]) -> None:
+    """The names in its code are not those of the program, and its counters of steps need float32."""
+    said = tools(FUSED.format(""))
+    for text, mixed in zip(said, ("device_exp_avg_sqs[1] float32).", "exp_avg_sqs[1] float32)."), strict=True):
+        assert "A step of the optimizer got several dtypes (" in text
+        assert f"{mixed} A parameter, its gradient and its states need one: make the optimizer after" in text
+        assert "In the code" not in text
+    assert re.search(r", at adam.py:\d+, called at program.py:5, module", said.run)
+    execute(Row("", "", "", ""), FUSED.format("; optimizer.load_state_dict(optimizer.state_dict())"))
+
+
+def test_counters_of_steps_are_not_cast(tools: Callable[[str], Said]) -> None:
+    code = "p, m, v, steps = [low], [x], [x.clone()], [torch.tensor(300.0)]\n"
+    code += "torch._fused_adamw_(p, p, m, v, [], steps, lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, "
+    code += "amsgrad=False, maximize=False)"
+    said = tools(code)
+    assert "cast m[0], v[0] with .to(torch.bfloat16)." in said.run
+    assert "cast exp_avgs[0], exp_avg_sqs[0] with .to(torch.bfloat16)." in said.trace
+
+
+def test_an_error_while_a_compiled_graph_runs(tools: Callable[[str], Said]) -> None:
+    """Its line is the first of the function."""
+    code = """
+def f(x):
+    y = torch.bernoulli(x).to(torch.float16)
+    return y{} @ x
+torch.compile(f, backend="aot_eager")(x)
+"""
+    said = tools(code.format(""))
+    assert (
+        "aten::mm of self float16[4, 4], mat2 float32[4, 4], at program.py:2, in the compiled function f, " in said.run
+    )
+    assert "forward, module (model), program.py:2, in the compiled function f, autocast off: " in said.trace
+    for text in said:
+        assert (
+            "No override acts while a graph runs. In the code of that function: cast self with .to(torch.float32)."
+            in text
+        )
+        assert "--override" not in text
+    execute(Row("", "", "", ""), code.format(".to(torch.float32)"))
+
+
+WORKER = """
+import threading
+from multiprocessing.pool import ThreadPool
+errors = []
+def work():
+    try:
+        model(low)
+    except Exception as error:
+        errors.append(error)
+def run():
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return errors[0]
+with torch.autocast("cpu"):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("raise run()", 7),
+        ("raise ValueError('a worker failed') from run()", 7),
+        ("ThreadPool(1).apply(model, (low,))", 16),
+    ],
+)
+def test_an_error_that_a_thread_has_handed_on(code: str, line: int, tools: Callable[[str], Said]) -> None:
+    for text in tools(WORKER.format(code)):
+        assert (
+            "aten::linear of input bfloat16[4, 4], self.weight float32[4, 4], self.bias float32[4], at linear.py:"
+            in text
+        )
+        assert f", called at program.py:{line}, module" in text
+        assert (
+            "does not act there. Open torch.autocast in that thread. Or in the code that calls it: cast input" in text
+        )
+        assert "torch-promote trace" not in text
+
+
+def test_a_program_in_one_thread_is_in_no_other(tools: Callable[[str], Said]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = pool.submit(tools, "model(low)").result()
+    assert "thread" not in f"{said}"
+    assert "In the code that calls it: cast input with .to(torch.float32)." in said.run
+
+
+def test_an_error_of_a_replica(tools: Callable[[str], Said]) -> None:
+    code = (
+        "try: model(low)\nexcept RuntimeError: one = torch._utils.ExceptionWrapper(where='in replica 0 on device 0')\n"
+    )
+    for text in tools(f"{code}one.reraise()"):
+        assert (
+            "program.py:3, module (model): It ran in replica 0 on device 0. A region acts in the thread that " in text
+        )
+
+
+RECOMPUTED = """
+from torch.utils.checkpoint import checkpoint
+forward = True
+net = nn.Sequential(nn.GELU(), nn.Linear(4, 4))
+{hook}
+for _ in range(2):
+    with torch.autocast("cpu"):
+        y = checkpoint(lambda x: net(x), x.requires_grad_(), use_reentrant=False)
+    forward = False
+    y.sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "differs"),
+    [
+        (
+            "net[0].register_forward_pre_hook(lambda _, args: args[0].bfloat16() if forward else None)",
+            "aten::gelu in 0, program.py:8, ran bfloat16 -> bfloat16 in the forward and float32 -> float32 in the "
+            "recomputation.",
+        ),
+        (
+            "net[0].register_forward_pre_hook(lambda _, args: None if forward else args[0].sin())",
+            "aten::sin in 0, program.py:5, ran in the recomputation alone.",
+        ),
+    ],
+)
+def test_the_first_call_that_differs_in_a_recomputation(hook: str, differs: str, tools: Callable[[str], Said]) -> None:
+    said = tools(RECOMPUTED.format(hook=hook))
+    known = "The recomputation of a checkpoint saved other tensors than the forward."
+    assert said.run.endswith(f": {known} `torch-promote trace` names the first call that differs.")
+    assert said.trace.endswith(f" {known} The first call that differs: {differs}")

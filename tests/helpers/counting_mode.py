@@ -110,7 +110,9 @@ def _is_composite(name: str) -> bool:
 
 def counts_of(report: TraceReport) -> Counter[str]:
     """Returns the counts that a mode would have for a trace's calls: those of non-composite ops that returned."""
-    return Counter(call.name for call in report.calls if not call.composite and not call.error)
+    # A checkpoint stops its recomputation in a call, which then has no results.
+    ended = (call for call in report.calls if call.outputs or call.phase != "recompute")
+    return Counter(call.name for call in ended if not call.composite and not call.error)
 
 
 def count_both_ways(program: Callable[[], Any], *arguments: Any) -> tuple[TraceReport, CountingMode]:

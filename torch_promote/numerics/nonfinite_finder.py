@@ -496,6 +496,8 @@ class NonfiniteFinder:
         watched, around = of.mine, self._parent(of)
         if self.observer.is_done or watched is None or call is None or call.error:
             return
+        if call.phase == "recompute" and not call.outputs:  # a checkpoint stopped it, so it has no results
+            return
         parent: WatchedCall | None = None if around is None else around.mine
         if parent is not None and isinstance(around, CastingCall) and around.runs == around.facts.name:
             parent.cast_args = around.cast_args

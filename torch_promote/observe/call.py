@@ -166,7 +166,8 @@ class Call:
         inputs: The tensors among the arguments that the caller passed.
         ran_with: The same tensors after the casts.
         outputs: The tensors that the call produced: its results by index, then the arguments that it wrote to and did
-            not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised.
+            not return, such as "self[1]" of a foreach op or "running_mean". Empty if the call raised, also for a
+            checkpoint that stops its recomputation there.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
         policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
@@ -176,7 +177,7 @@ class Call:
             registered one; "compiled code", whose graph contains the casts; or "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
-        error: Whether the call raised.
+        error: Whether the call raised an error.
         autocast: The device types for which autocast was on, with their dtypes.
         arguments: The arguments that are no tensors, with their names, defaults included: numbers, texts, sizes, dtypes
             and None. A list of more than 64 entries, or a text of more than 200 characters, is a text with its digest.

@@ -69,7 +69,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
 from torch_promote.observe.policy_sources import PolicySources, my_autocast_is_in_force, state_in_force
-from torch_promote.observe.surroundings import CompiledListener, report_compiled_call, watch_unseen
+from torch_promote.observe.surroundings import CompiledListener, recomputation_stops, report_compiled_call, watch_unseen
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
 from torch_promote.regions.autocast import watch_regions
@@ -567,7 +567,7 @@ class CallObserver:
     def failed(self, token: CallToken) -> None:
         """Called when a call raises, or `end` does."""
         if self._pop(token) and isinstance(token, OpenCall):
-            self._close(token, [], True)
+            self._close(token, [], not recomputation_stops())
 
     def _pop(self, token: CallToken) -> bool:
         """Removes a token, and those of calls inside it that an error has ended."""

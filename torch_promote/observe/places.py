@@ -280,8 +280,8 @@ class _Role(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _role(code: CodeType) -> _Role:
-    """The role of a function. That of a method of a program's own optimizer is found through its class."""
+def role(code: CodeType) -> _Role:
+    """Returns the role of a function. That of a method of a program's own optimizer is found through its class."""
     file, name = code.co_filename, code.co_name
     if _is_between(file):
         here = file.startswith(_OPTIMIZING[0]) or file.endswith(_OPTIMIZING[1:])
@@ -348,11 +348,11 @@ def place() -> Place | None:
             if module is None:
                 module = frame
         else:
-            role = _role(code)
+            runs = role(code)
             file = code.co_filename
-            if role.is_compiled and not line:
+            if runs.is_compiled and not line:
                 is_compiled, module = True, None  # a graph may be a module
-            if not role.is_between:
+            if not runs.is_between:
                 line = line or f"{file}:{frame.f_lineno}"
             elif file == _PRINTING:
                 return None
@@ -362,7 +362,7 @@ def place() -> Place | None:
                     break
                 if file == _ENGINE and code.co_name == "_engine_run_backward":
                     return Place(line, phase, module, is_compiled, True)
-            if role.optimizes and module is None and not in_closure:
+            if runs.optimizes and module is None and not in_closure:
                 in_closure = file == _OPTIMIZER and code.co_name == "wrapper" and _is_in_closure(frame)
                 phase = "optimizer" if not in_closure else "backward" if backward else "forward"
         if line and module is not None and not backward:

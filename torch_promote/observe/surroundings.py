@@ -15,7 +15,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ CompiledListener = Callable[[Any, list[Any]], Callable[[Any], None] | None]
 """Gets a compiled function as the program wrote it, and its arguments, before a call of it. What it returns is called
 with the result, or with None if the call raised, or if PyTorch does not say: PyTorch 2.11."""
 
+_CHECKPOINT = torch.utils.checkpoint.__file__
 #: The file of the wrapper of compiled functions.
 _COMPILING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 
@@ -66,6 +67,17 @@ def _remove(listener: Listener, before: Listener | None) -> None:
                 known.remove(one)
         while _hooks and not _listeners:
             _hooks.pop().remove()
+
+
+def recomputation_stops() -> bool:
+    """Whether a call raises because its checkpoint has all that the forward saved, and stops the recomputation."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_name != "unpack_hook" or frame.f_code.co_filename != _CHECKPOINT):
+        frame = frame.f_back
+    with suppress(AttributeError, LookupError):  # without a checkpoint, or in another PyTorch
+        of, group = frame.f_locals["frame"], frame.f_locals["gid"]
+        return bool(of.early_stop and of.recomp_counter[group] == len(of.weak_holders))
+    return False
 
 
 def _makes_state() -> bool:

@@ -33,11 +33,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError
-from torch_promote.observe.call import AUTOCAST_OFF, Call, TensorInfo
+from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Call, TensorInfo
 from torch_promote.observe.ops import find_overload
-from torch_promote.observe.places import RunningModules, is_of_program, shown_line
+from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
@@ -48,6 +49,7 @@ from torch_promote.regions.autocast import my_autocast
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
+_OF_CHECKPOINT = "original forward and recomputation|different metadata than during|during recomputation than during"
 #: Errors whose text names the cause, and what to do. None of them depends on a cast policy.
 _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
@@ -93,11 +95,7 @@ _BY_TEXT = {
     r"attempting to assign a gradient with dtype|assigned grad has data of a different type": (
         "A gradient has the dtype of its parameter. Write p.grad = grad.to(p.dtype)."
     ),
-    r"saved during the original forward and recomputation|have different metadata than during the forward pass": (
-        "The recomputation of the checkpoint ran other ops, or other dtypes, than the forward. What it reads has "
-        "changed in between: a table that the module keeps in another dtype after its first use, the dtype of the "
-        "weights, or a policy. Compute it in one dtype, before the checkpoint."
-    ),
+    _OF_CHECKPOINT: "The recomputation of a checkpoint saved other tensors than the forward.",
     r"(result type \w+|input types) can't be cast to the desired output type (Long|Int|Short|Char|Byte|Bool)": (
         "The op writes floating numbers to a tensor of integers. Make that tensor floating, or write x = x * y in "
         "place of x *= y."
@@ -138,7 +136,7 @@ _NEEDS_FLOAT32 = re.compile(
     r"descriptor|other than float and double|of float, double|Half, Float or Double|half, float and double|is banned|"
     r"unsafe to autocast|support tensors of type"
 )
-_MAKES_COMPLEX = re.compile("complex|stft|fft")
+_MAKES_COMPLEX = re.compile("complex|::stft|fft_(?!ir|hf)")
 #: The backward of an autograd.Function that custom_bwd decorates.
 _DECORATED = "custom_bwd.<locals>."
 #: The most elements of the tensors of a call that is made again.
@@ -168,8 +166,10 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
         )
         text = f"{type(error).__name__}: {error}"
         told = "" if found else cure_by_text(text) or cure_of_compiled(text)
-        if not (found or told) and _is_in_thread(frames):  # whose calls a trace does not observe
+        if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
+        if found and last is not None and _is_in_step(frames[_of_program(frames) + 1 :]):
+            told = _of_a_step(last.inputs)
         if found or told:
             return Failure(text[:2000], _custom_function(frames), found, told)
         error = error.__cause__ or error.__context__
@@ -178,16 +178,37 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
 
 #: What runs the function of a thread.
 _THREADS = threading.Thread.run.__code__, concurrent.futures.thread._WorkItem.run.__code__
-_IN_THREAD = "It ran in a thread of its own: a region that another thread has opened does not act there. "
+_IN_THREAD = (
+    "It ran in a thread of its own: a region that another thread has opened does not act there. Open torch.autocast in "
+    "that thread. "
+)
+#: What torch's ExceptionWrapper says of an error that a thread or a process hands on.
+_HANDED_ON = re.compile(r"Caught \w+ (in .+)\.\nOriginal Traceback")
 
 
-def _is_of_python(frame: types.FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(os.path.dirname(threading.__file__)) and "-packages" not in file
+def _of_program(frames: Sequence[types.FrameType]) -> int:
+    """The place of the innermost frame of the program; the last place without one."""
+    python = os.path.dirname(threading.__file__)
+    files = [one.f_code.co_filename if is_of_program(one) else python for one in frames]
+    return max((at for at, file in enumerate(files) if not file.startswith(python) or "-packages" in file), default=-1)
 
 
 def _is_in_thread(frames: Iterable[types.FrameType]) -> bool:
-    return any(frame.f_code in _THREADS for frame in frames)
+    """Whether another thread than this one ran one of the frames; it may have handed its error on."""
+    here = _thread_of(sys._getframe())
+    return any(_thread_of(frame) not in (None, here) for frame in frames)
+
+
+def _thread_of(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame that runs the function of a frame's thread; None in the main thread."""
+    while frame is not None and frame.f_code not in _THREADS:
+        frame = frame.f_back
+    return frame
+
+
+def _is_in_step(frames: Iterable[types.FrameType]) -> bool:
+    """Whether one of the frames is a step of an optimizer."""
+    return any(one.f_code.co_name == "step" and isinstance(one.f_locals.get("self"), Optimizer) for one in frames)
 
 
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
@@ -208,7 +229,39 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     autocast = ", ".join(f"{device} {dtype_name(dtype)}" for device, dtype in call.autocast)
     policy = f", policy {call.policy_name} by {call.reason}" if call.policy_name else ""
     place = f"{call.phase}, module {module_name(call.module)}" + (f", {short_line(call.line)}" if call.line else "")
+    place += _in_compiled(call.line) if call.policy_source == COMPILED else ""
     return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
+
+
+def _in_compiled(line: str) -> str:
+    path, _, number = line.rpartition(":")
+    named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0)))  # the first line stands for all
+    return f", in the compiled function {named[1]}" if named else ", in a compiled function"
+
+
+def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
+    """Says which call the recomputation that ended a trace made otherwise than the step's forward; "" if none."""
+    own = [call for call in calls if call.own and call.op != "aten::detach"][::-1]  # which the checkpoint calls, too
+    again = list(itertools.takewhile(lambda call: call.phase == "recompute", own))
+    forward = list(itertools.takewhile(lambda call: call.phase != "optimizer", own[len(again) :]))
+    for call in reversed(again) if re.search(_OF_CHECKPOINT, failure.text) else ():
+        same = [  # a function that the checkpoint calls itself has no module and line in the recomputation
+            one
+            for one in forward
+            if (one.phase, one.name) == ("forward", call.name)
+            and call.module in ("", one.module)
+            and call.line in ("", one.line)
+        ]
+        end = None if call.outputs else -1  # of the last, which the checkpoint stopped, the results are unknown
+        ran, *before = (" -> ".join(one.dtypes.split(" -> ")[:end]) for one in (call, *same))
+        if ran not in before:
+            at = (same or [call])[0]
+            where = ", ".join(filter(None, (module_name(at.module), short_line(at.line))))
+            both = (
+                f"{before[0]} in the forward and {ran} in the recomputation" if same else "in the recomputation alone"
+            )
+            return f"The first call that differs: {call.name} in {where}, ran {both}."
+    return ""
 
 
 def _tensors(infos: Sequence[TensorInfo]) -> str:
@@ -244,13 +297,8 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     floats = {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if not floats:
         return Cure("", {})
-    if call.phase == "optimizer" and len(floats) > 1:
-        mixed = ", ".join(f"{one.name} {dtype_name(one.dtype)}" for one in call.inputs if _is_float(one.dtype))
-        return Cure(
-            f"A step of the optimizer got several dtypes ({mixed}). A parameter, its gradient and its states need one: "
-            "make the optimizer after the model has its dtype, and load its state with load_state_dict, which casts.",
-            {},
-        )
+    if call.phase == "optimizer" and (failure is None or failure.told):  # a traceback tells whether PyTorch made it
+        return Cure("" if failure is None else failure.told, {})
     if len(floats) > 1 and call.autocast and not (call.op.startswith("aten::") or call.policy_name):
         got = " and ".join(sorted(map(dtype_name, floats)))
         return Cure(
@@ -260,7 +308,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
         )
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
-    if not on:
+    if not on or call.policy_source == COMPILED:
         return _with_autocast_off(call, text)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
@@ -313,54 +361,73 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
             key = forward.op.removeprefix("aten::")
             if any(overload == forward.name for overload, _ in parse_overrides({key: "fp32"})):
                 how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
+    return f"The call of the backward got two dtypes ({', '.join(dtypes)}), and takes one. Cast in the forward{how}"
+
+
+def _of_a_step(infos: Iterable[TensorInfo]) -> str:
+    mixed = ", ".join(f"{one.name} {dtype_name(one.dtype)}" for one in _floats(infos))
     return (
-        f"The forward of the op got two dtypes ({', '.join(dtypes)}), and its backward takes one. Cast in the forward"
-        f"{how}"
+        f"A step of the optimizer got several dtypes ({mixed}). A parameter, its gradient and its states need one: "
+        "make the optimizer after the model has its dtype, and load its state with load_state_dict, which casts."
     )
 
 
 def _with_autocast_off(call: Call, text: str) -> Cure:
     if not _outcome(call, {}) and not is_about_dtypes(text):
         return Cure("", {})
-    by_hand, cast = _by_hand(call)
+    compiled = call.policy_source == COMPILED
+    by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
     again = _outcome(call, {})
     if again and _alike(again, text or again) and _outcome(replace(call, inputs=cast), {}) != "":
         by_hand = ""
-    if call.policy_source.startswith(AUTOCAST_OFF):
-        off = f"Autocast is off there, by {call.policy_source.removeprefix(AUTOCAST_OFF)}, so no override acts. "
-    else:
-        off = "Autocast is off there, so no override acts. "
+    by = f", by {call.policy_source.removeprefix(AUTOCAST_OFF)}" * call.policy_source.startswith(AUTOCAST_OFF)
+    off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
     if _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
-        in_region = f' Or open a region around it (tried): torch.autocast("{device}", {lower}).'
+        in_region = (
+            " Or open a region around it and the ops that take its result (tried for the call alone): "
+            f'torch.autocast("{device}", {lower}).'
+        )
     if not (by_hand or in_region):
         return Cure("", {})
-    return Cure(f"{off}{by_hand}{in_region}", {})
+    return Cure(f"{off}{by_hand}{in_region}{f' {_UNCOMPILED}' * compiled}", {})
 
 
-def _by_hand(call: Call) -> tuple[str, tuple[TensorInfo, ...]]:
+#: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
+_AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
+_IN_GRAPH = "No override acts while a graph runs. "
+_UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries the cure."
+
+
+def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
     """Returns what to write in the code, and the tensors after it; "" and the same tensors if there is nothing."""
-    infos = call.inputs
-    dtypes = list(dict.fromkeys(one.dtype for one in infos if _is_float(one.dtype)))
+    infos = _floats(call.inputs)
+    dtypes = list(dict.fromkeys(one.dtype for one in infos))
     if len(dtypes) < 2:
         if not set(dtypes) & {torch.bfloat16, torch.float16}:
-            return "", infos
+            return "", call.inputs
         target = torch.float32
     else:
         # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
         is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
         kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
-        (most, count), (_, rest) = Counter(one.dtype for one in infos if _is_float(one.dtype)).most_common(2)
+        (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
         target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
         target = kept[0] if kept and not wide.is_complex else target
-    cast = tuple(replace(one, dtype=target) if _is_float(one.dtype) else one for one in infos)
-    changed = ", ".join(one.name for one in infos if _is_float(one.dtype) and one.dtype is not target)
-    is_back = len(dtypes) == 1 and not _MAKES_COMPLEX.search(call.op)
-    back = f", and its result back with .to({dtypes[0]}), if the next op needs it" if is_back else ""
-    return f"In the code, at that line: cast {changed} with .to({target}){back}.", cast
+    cast = tuple(replace(one, dtype=target) if one in infos else one for one in call.inputs)
+    hidden = "out" * (place == _OF_COMPILED)  # a tensor of the graph
+    changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
+    result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
+    back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
+
+
+def _floats(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """The tensors that casts are made of: not an optimizer's counters of steps, which stay exact in float32 alone."""
+    return [one for one in infos if _is_float(one.dtype) and (one.shape or "step" not in one.name)]
 
 
 def _is_float(dtype: torch.dtype) -> bool:
@@ -515,36 +582,49 @@ def _of_error(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     if told := cure_of_compiled(text):
         return told
-    of_program = [(one, line) for one, line in steps if is_of_program(one) and not _is_of_python(one)]
-    frame, number = of_program[-1] if of_program else steps[-1]
-    path = RunningModules().path_at(steps[-1][0])
-    where = f"{short_line(shown_line(f'{frame.f_code.co_filename}:{number}'))}, module {module_name(path)}"
-    known = cure_by_text(text)
-    if known or not is_about_dtypes(text):
-        return known and f"{where}: {known}"
-    ask = "`torch-promote trace` names the call, with its dtypes, and tries the cure."
     frames = [one for one, _ in steps]
+    own = _of_program(frames)
+    (frame, number), below = steps[own], frames[own + 1 :] if own >= 0 else []
+    compiled = any(role(one.f_code).is_compiled for one in below)
+    in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
+    line = shown_line(f"{frame.f_code.co_filename}:{number}")
+    path = RunningModules().path_at(frame if compiled else steps[-1][0])
+    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}, module {module_name(path)}"
+    in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
+    known = cure_by_text(text)
+    if re.search(_OF_CHECKPOINT, text) and not in_thread:
+        known += " `torch-promote trace` names the first call that differs."
+    if known or not is_about_dtypes(text.rstrip().rpartition("\n")[2] if handed_on else text):
+        return known and f"{where}: {known}"
+    if handed_on:
+        return f"{where}: It ran {handed_on[1]}. A region acts in the thread that opens it: open torch.autocast there."
+    ask = _UNCOMPILED if compiled else "`torch-promote trace` names the call, with its dtypes, and tries the cure."
+    ask = "" if in_thread else ask
     function = _custom_function(frames)
-    if any(one.f_code.co_name == "_engine_run_backward" for one in frames) and not function.startswith(_DECORATED):
-        return f"{where}, backward: {_of_a_backward((), function) or ask}"
+    if in_backward and not compiled and not function.startswith(_DECORATED):
+        return f"{where}, backward: {_of_a_backward((), function) or ask or _IN_THREAD}"
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    call = None if last is None else _written_call(last, path, where.partition(",")[0])
+    call = None if last is None else _written_call(last, path, short_line(line))
     if call is None:  # such as an error that a program raises itself
         return ""
     shown = f"{call.op} of {_tensors(call.inputs)}" if call.inputs else call.op
-    if _is_in_thread(frames):
-        return f"{shown}, at {where}. {_IN_THREAD}{_by_hand(call)[0]}".rstrip()
-    return f"{shown}, at {where}. {_advice(call, text)}{ask}"
+    code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
+    if code is _CALLING:  # whose names these are
+        where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
+    advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread)}{ask}"
+    return f"{shown}, at {where}. {advice}".rstrip()
 
 
-def _advice(call: Call, text: str) -> str:
+def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
-    by_hand, dtypes = _by_hand(call)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
+    by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
         by_hand = ""
     by_hand += " " * bool(by_hand)
+    if in_thread or place == _OF_COMPILED:
+        return f"{_IN_THREAD}{by_hand.replace('In', 'Or in', 1)}" if in_thread else f"{_IN_GRAPH}{by_hand}"
     key, policy = next(_candidates((call, call), text), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
@@ -579,6 +659,10 @@ def is_about_dtypes(text: str) -> bool:
 def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
     """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
     frame = step.tb_frame
+    if frame.f_code is torch._ops.OpOverload.__call__.__code__:  # such as that of a graph
+        op, args, named = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
+        given = zip((one.name for one in op._schema.arguments), args, strict=False)
+        return _call(op.name(), _infos([*given, *named.items()]), module, line)
     positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]
     first, last, begin, end = positions
     if first is None or last is None or begin is None or end is None:
@@ -597,14 +681,21 @@ def _written_call(step: types.TracebackType, module: str, line: str) -> Call | N
     op, operands = _Names(frame, first).read(node)
     if not op:
         return None
-    infos = tuple(
-        TensorInfo(name, tensor.dtype, tuple(tensor.shape), str(tensor.device))
-        for name, tensor in operands
-        if not tensor.is_nested
-    )
     to_out = isinstance(node, ast.Call) and any(keyword.arg == "out" for keyword in node.keywords)
     overloads = [name for name in find_overloads(op) if name.endswith("out") == to_out]
-    return _call(overloads[0], infos, module, line)
+    return _call(overloads[0], operands, module, line)
+
+
+def _infos(named: Iterable[tuple[str, Any]]) -> tuple[TensorInfo, ...]:
+    """The tensors among named values, and in their lists."""
+    lists = ((name, value if isinstance(value, list | tuple) else None, value) for name, value in named)
+    found = [
+        (name if values is None else f"{name}[{place}]", tensor)
+        for name, values, value in lists
+        for place, tensor in enumerate([value] if values is None else values)
+        if isinstance(tensor, torch.Tensor) and not tensor.is_nested
+    ]
+    return tuple(TensorInfo(name, one.dtype, tuple(one.shape), str(one.device)) for name, one in found)
 
 
 def _call(name: str, infos: tuple[TensorInfo, ...], module: str, line: str) -> Call:
@@ -641,8 +732,7 @@ def cure_of_compiled(text: str) -> str:
         line = short_line(f"{found[4]}:{found[5]}") if found[4] else "line unknown"
         call = _call(name, infos, "", line)
         return (
-            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. {_advice(call, found[3])}With "
-            "TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call, and tries the cure."
+            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. {_advice(call, found[3])}{_UNCOMPILED}"
         )
     return ""
 
@@ -658,7 +748,7 @@ class _Names:
         self._frame = frame
         self._line = line
 
-    def read(self, node: ast.AST) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+    def read(self, node: ast.AST) -> tuple[Any, tuple[TensorInfo, ...]]:
         """The op of a call, by its name or function, and its operands; "" if it is none."""
         if isinstance(node, ast.Call):
             function = node.func
@@ -678,7 +768,7 @@ class _Names:
             return name and f"{name}_", self._tensors([node.target, node.value])
         if isinstance(node, ast.Subscript):
             return "index_put_", self._tensors([node.value, *self._stored(node)])
-        return "", []
+        return "", ()
 
     def _stored(self, node: ast.Subscript) -> list[ast.expr]:
         """What the statement of a subscript stores there."""
@@ -687,28 +777,27 @@ class _Names:
         found = (one for one in ast.walk(whole) if isinstance(one, ast.Assign) and one.lineno == self._line)
         return [one.value for one in found]
 
-    def _tensors(self, nodes: Sequence[ast.expr]) -> list[tuple[str, torch.Tensor]]:
-        found: list[tuple[str, torch.Tensor]] = []
-        for node in nodes:
-            value = self._value(node)
-            if isinstance(value, torch.Tensor):
-                found.append((ast.unparse(node), value))
-            elif isinstance(value, list | tuple):
-                named = ((f"{ast.unparse(node)}[{place}]", one) for place, one in enumerate(value))
-                found += [(name, one) for name, one in named if isinstance(one, torch.Tensor)]
-        return found
+    def _tensors(self, nodes: Sequence[ast.expr]) -> tuple[TensorInfo, ...]:
+        return _infos((ast.unparse(node), self._value(node)) for node in nodes)
 
     def _value(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
         if isinstance(node, ast.Name):
             return self._frame.f_locals.get(node.id, self._frame.f_globals.get(node.id))
         if isinstance(node, ast.Attribute):
             owner = self._value(node.value)
-            if isinstance(owner, nn.Module | types.ModuleType):  # other attributes may be properties
+            if isinstance(owner, nn.Module | types.ModuleType):
                 return getattr(owner, node.attr, None)
+            with contextlib.suppress(AttributeError):  # what an object does not have itself may be a property
+                return object.__getattribute__(owner, "__dict__").get(node.attr)
         if isinstance(node, ast.Subscript):
             owner = self._value(node.value)
+            if isinstance(owner, dict):
+                key = self._value(node.slice)
+                return dict.get(owner, key) if isinstance(key, str | int | torch.Tensor) else None
             with contextlib.suppress(ValueError, LookupError):
-                return owner[_constant(node.slice)] if isinstance(owner, torch.Tensor | list | tuple | dict) else None
+                return owner[_constant(node.slice)] if isinstance(owner, torch.Tensor | list | tuple) else None
         return None
 
 

@@ -12,7 +12,7 @@ from torch_promote.errors import OptionError, check_path, explains_arguments, sh
 from torch_promote.observe.call import COMPILED, Phase, TensorInfo
 from torch_promote.observe.policy_sources import UnusedOverride
 from torch_promote.reading.difference import Difference, compare_recordings
-from torch_promote.reading.dtype_errors import cure_of, describe_raised
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, differs_in_recomputation
 from torch_promote.reading.explanation import Explanation, describe_call, explain
 from torch_promote.reading.findings import (
     OPTIMIZER,
@@ -174,8 +174,9 @@ class TraceReport(Recording, Report):
         failure = self.failure
         assert failure is not None
         said = textwrap.shorten(failure.text, 200).rstrip(".")
+        differs = "" if self.dropped else differs_in_recomputation(failure, self.calls)
         if not failure.in_call or not self.raised:
-            return f"The program ended with {said}. {failure.told}"
+            return f"The program ended with {said}. {failure.told} {differs}".rstrip()
         cure = cure_of(self.raised[-1], failure, self.calls).text
         return f"The call that raised: {describe_raised(self.raised[-1])}: {said}.{cure and f' What cures it: {cure}'}"
 

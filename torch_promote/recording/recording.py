@@ -289,7 +289,7 @@ class Failure:
         text: Its class and its text.
         function: The method of a torch.autograd.Function in which it was raised: "Scale.backward"; "" if in none.
         in_call: Whether the last call that raised has raised it.
-        told: If not, what its traceback tells; "" if nothing.
+        told: What its traceback tells: of a call, only that a step of one of PyTorch's optimizers made it; or "".
     """
 
     text: str
