@@ -254,3 +254,34 @@ def test_what_the_program_converts_itself_is_not_compared() -> None:
     [note] = tp.compare(step, model=layer).notes
     assert note.startswith("The program itself converts to a lower dtype")
     assert "aten::cumsum in (model), " in note
+
+
+def test_a_result_whose_elements_share_memory() -> None:
+    """A conversion keeps the strides of `expand`; the error of the one element is that of all."""
+    model, position = nn.Linear(8, 8), torch.tensor(750.25)
+
+    def step() -> Tensor:
+        with torch.autocast("cpu", BF16):
+            h = model(torch.ones(16, 8))
+            return h * (position.expand(16).to(h.dtype) / 1000)[:, None]
+
+    comparison = tp.compare(step, model=model)
+    (site,) = (site for site in comparison.sites if site.op == "aten::to")
+    assert site.impact is not None
+    assert 0 < site.impact < math.inf
+    assert position.item() == 750.25
+
+
+def test_indices_that_are_chosen_otherwise() -> None:
+    scores = torch.tensor([1.0, 1.0 + 2**-12, 0.5])  # equal in bfloat16, of which the first is chosen
+    model = nn.Linear(1, 1)
+
+    def step(chooses: bool = True) -> Tensor:
+        with torch.autocast("cpu", BF16):
+            near = scores.to(model(torch.ones(1, 1)).dtype) if chooses else scores
+            return torch.arange(3.0)[near.argmax()] + model(torch.ones(1, 1)).sum()
+
+    comparison = tp.compare(step, model=model)
+    text = "Chosen otherwise than in the reference: aten::argmax in (model), 1 of 1 indices."
+    assert text in " ".join(str(comparison).split())
+    assert "Chosen otherwise" not in str(tp.compare(lambda: step(False), model=model))

@@ -226,7 +226,7 @@ def gradient(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -
 
 INF, MASK, ROW = float("inf"), torch.zeros(2), "1 of 1 rows are -inf throughout: a mask leaves nothing of them."
 TRIED = "in float32: autocast is not the cause"
-NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
+NOTHING = "no call that its arguments come from ran in a lower dtype: autocast is not the cause"
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,13 @@ NOTHING = "no call before it ran in a lower dtype: autocast is not the cause"
         (lambda: masked(linear(1)) - masked(linear(1)), ["It subtracts inf from inf of the same sign in 2"]),
         (lambda: (linear(1) * 0).pow(-0.5), ["2 numbers are 0, and the exponent is below 0."]),
         (lambda: linear(99).float().exp(), ["exp is inf above 88.72 in float32."]),
-        (lambda: (linear(1) * 0).log(), ["2 of 2 values are on the border of 0 to inf, or outside"]),
-        (lambda: linear(-1).sqrt(), ["2 of 2 values are on the border of 0 to inf, or outside"]),
+        (lambda: (linear(1) * 0).log(), ["2 of 2 values are on the border of 0 to inf: clamp them, or add a"]),
+        (lambda: linear(-1).sqrt(), ["2 of 2 values are outside of 0 to inf: clamp them."]),
+        (lambda: linear(-999).float().exp().log(), ["x, in place of log(exp(x)), computes the same"]),
+        (
+            lambda: torch._weight_norm(torch.zeros(2, 3), torch.ones(2, 1)) * linear(1)[0, 0],
+            ["It divides v by its norm, which is 0 in 2 of 2 places: initialize v otherwise.", NOTHING],
+        ),
         (lambda: linear(1)[:, 0].std(), ["It is taken of one value", "correction=0"]),
         (lambda: linear(-1) ** 0.5, ["2 numbers below 0 have no power"]),
         (lambda: linear(1)[:0].mean(), ["An argument has no elements"]),

@@ -217,6 +217,17 @@ def _ema(average: torch.Tensor, weight: torch.Tensor) -> None:
     average.mul_(0.999).add_(weight.to(average.dtype), alpha=0.001)
 
 
+class Decay(torch.optim.Optimizer):
+    """An optimizer whose decay is below the distance to the next number."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        self.param_groups[0]["params"][0].mul_(1 - 1e-5)
+
+
 UPDATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], torch.dtype, str]] = {
     "an average": (_ema, torch.bfloat16, "mul_ at "),
     "lerp": (lambda average, weight: average.lerp_(weight.to(average.dtype), 1e-4), torch.bfloat16, "lerp_ at "),
@@ -229,6 +240,7 @@ UPDATES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], torch.d
     "in float32": (_ema, torch.float32, ""),
     "that moves": (lambda average, weight: average.lerp_(weight.to(average.dtype), 0.5), torch.bfloat16, ""),
     "that has arrived": (lambda average, weight: average.lerp_(average.clone(), 1e-4), torch.bfloat16, ""),
+    "of a weight": (lambda weight, _: Decay([weight.requires_grad_()]).step(), torch.bfloat16, "mul_ at "),
     "of zeros": (lambda total, weight: total.add_(torch.zeros_like(total)), torch.bfloat16, ""),
     "without a change": (lambda total, weight: total.mul_(1.0), torch.bfloat16, ""),
     "of masked values": (lambda total, weight: total.mul_(torch.ones_like(total)), torch.bfloat16, ""),
@@ -248,6 +260,29 @@ def test_updates_that_leave_a_tensor_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("compute", "dtype", "start"),
+    [
+        (lambda x: torch.arange(999).to(x.dtype), BF16, "to at "),
+        (lambda x: torch.arange(999).type_as(x), BF16, "type_as at "),
+        (lambda x: torch.arange(999, dtype=x.dtype), BF16, "arange at "),
+        (lambda x: torch.arange(5000).to(x.dtype), torch.float16, "to at "),
+        (lambda x: torch.arange(999).to(x.dtype), torch.float16, ""),
+        (lambda x: torch.arange(200).to(x.dtype), BF16, ""),
+        (lambda x: torch.arange(999).to(x.dtype), F32, ""),
+        (lambda x: torch.arange(999).sum().to(x.dtype), BF16, ""),  # one number is no table of positions
+        (lambda x: (x + 500).cos(), BF16, "cos at "),
+        (lambda x: (x + 5).cos(), BF16, ""),
+        (lambda x: (x.float() + 500).cos().to(x.dtype), BF16, ""),
+    ],
+)
+def test_positions_and_angles_that_a_dtype_does_not_tell_apart(compute: Any, dtype: torch.dtype, start: str) -> None:
+    with tp.trace(values=True) as report:
+        compute(torch.ones(8, dtype=dtype))
+    said = report.content().verdict
+    assert said.startswith(start) if start else " apart" not in said
+
+
+@pytest.mark.parametrize(
     ("dtype", "size", "alpha", "is_lost"),
     [
         (BF16, 1e-3, 1, True),
@@ -258,6 +293,7 @@ def test_updates_that_leave_a_tensor_as_it_was(name: str) -> None:
         (F32, 1e-3, 1, False),
         (BF16, 0.0, 1, False),
         (BF16, 2**-7, 1, False),  # the sum is exact
+        (BF16, 1e-10, 1, False),  # float32 loses it, too
     ],
 )
 def test_a_term_that_a_sum_loses(dtype: torch.dtype, size: float, alpha: float, is_lost: bool) -> None:
@@ -269,7 +305,7 @@ def test_a_term_that_a_sum_loses(dtype: torch.dtype, size: float, alpha: float, 
         for _ in range(2):
             total = weight.add(delta, alpha=alpha)
     change = (total.double() - weight.double() - alpha * delta.double()).norm() / (abs(alpha) * delta.double().norm())
-    assert bool(change > 0.5) == is_lost
+    assert size == 1e-10 or bool(change > 0.5) == is_lost
     said = report.content().verdict
     assert said.startswith("add at ") == is_lost
     if is_lost:

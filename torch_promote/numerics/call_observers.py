@@ -149,6 +149,15 @@ def _comparable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [one for one in tensors if (_is_of_numbers(one) or one.dtype is torch.bool) and has_storage(one)]
 
 
+_CHOOSING = ("topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "mode", "median")
+
+
+def _chosen(call: Call, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The indices that a call has chosen by comparing numbers."""
+    is_one = call.op.partition("::")[2] in _CHOOSING and any(info.dtype.is_floating_point for info in call.inputs)
+    return [one for one in results if is_one and one.dtype is torch.int64 and has_storage(one)]
+
+
 def _is_of_numbers(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -169,6 +178,7 @@ class KeptCall:
     fingerprint: list[torch.Tensor]  # a hash of the bits of each
     random: RandomState | None  # the state of the generators before the call; None if it draws no random numbers
     results: list[torch.Tensor | None]  # copies, until the candidate has been compared; None for those without room
+    chosen: list[torch.Tensor]  # copies of the indices that it has chosen
 
 
 class KeepReference(ForwardCalls):
@@ -196,6 +206,7 @@ class KeepReference(ForwardCalls):
                 [_fingerprint(one) for one in found],
                 begun if compare(begun, random_state(args)) else None,
                 [self.room.keep(one.detach(), copy=True) for one in found],
+                [one.clone() for one in _chosen(call, results)],
             )
 
 
@@ -209,6 +220,8 @@ class CompareCandidate(ForwardCalls):
         self.errors: dict[tuple[str, str], ErrorSums] = {}  # accumulated, by module and overload
         # Calls that the reference did not make, by module and overload.
         self.only_here: Counter[tuple[str, str]] = Counter()
+        # The numbers of indices that were chosen otherwise than in the reference, and of all, by module and overload.
+        self.choices: dict[tuple[str, str], tuple[int, int]] = {}
         # The overloads in regions with outputs that cannot be compared, by the reason.
         self.unread: dict[str, dict[str, None]] = {}
         self._reference = reference
@@ -228,6 +241,11 @@ class CompareCandidate(ForwardCalls):
         for one in results if call.autocast and len(ours) < len(results) else ():
             if one.is_floating_point() and not _comparable([one]):
                 self.unread.setdefault(_why_unread(one), {})[key.name] = None
+        with unnoticed():
+            for mine, other in zip(_chosen(call, results), [] if kept is None else kept.chosen, strict=False):
+                differing, of = self.choices.get(key[:2], (0, 0))
+                if mine.shape == other.shape:
+                    self.choices[key[:2]] = differing + int((mine != other).sum()), of + mine.numel()
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
             return
@@ -453,8 +471,10 @@ class AddErrors(CallsAlone):
         """Called after a call."""
         arguments = set(map(id, leaves(args)))
         for result, ours, theirs in self._errors(key, _comparable(results), begun):
+            is_argument = id(result) in arguments
             with unnoticed():
-                if id(result) in arguments:  # a conversion that had nothing to do has returned the program's tensor
+                result, ours, theirs = map(_unexpanded, (result, ours, theirs), 3 * [result.stride()])
+                if is_argument:  # a conversion that had nothing to do has returned the program's tensor
                     self._before.append((result, result.clone()))
                 if result.dtype is torch.bool:
                     result.logical_xor_(ours != theirs)
@@ -471,6 +491,11 @@ class AddErrors(CallsAlone):
 
 #: The policies under which a call rounds its arguments itself.
 _ROUNDING = (CastPolicy.lower_precision_fp, *FLOAT8_POLICIES)
+
+
+def _unexpanded(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """One of the elements that have one place in the memory of a tensor with these strides, as `expand` makes it."""
+    return tensor[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

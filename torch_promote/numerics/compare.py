@@ -21,7 +21,7 @@ from torch_promote.numerics.call_observers import (
     KeepReference,
     KeptCall,
 )
-from torch_promote.numerics.comparison import NOTHING, TRACED, Comparison, Metric, Site
+from torch_promote.numerics.comparison import CHOSE, NOTHING, TRACED, Comparison, Metric, Site
 from torch_promote.numerics.impacts import (
     Backwards,
     ErrorSums,
@@ -410,7 +410,13 @@ class ComparedRuns:
     def _all_notes(
         self, calls: dict[CallKey, KeptCall], candidate: dict[CallKey, Call], others: bool, change: float
     ) -> list[str]:
-        notes = list(self._notes)
+        notes = [
+            f"{CHOSE}{name} in {module_name(module)}, {differing:,} of {of:,} indices. Impacts are of first order, and "
+            "do not count what follows from that."
+            for (module, name), (differing, of) in self._theirs.choices.items()
+            if differing
+        ]
+        notes += self._notes
         differ = others or any(
             _dtypes(kept.call) != _dtypes(candidate[key]) for key, kept in calls.items() if key in candidate
         )

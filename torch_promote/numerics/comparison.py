@@ -268,7 +268,8 @@ class Comparison(Report):
             return (
                 f"The candidate's {worst.name} is {worst.candidate:.7g}, and the reference's is {worst.reference:.7g}."
             )
-        return f"The largest relative error of a result is {spell_number(worst.error)}, that of {worst.name}."
+        chose = "".join(f" {note}" for note in self.notes if note.startswith(CHOSE))
+        return f"The largest relative error of a result is {spell_number(worst.error)}, that of {worst.name}.{chose}"
 
     def _facts(self) -> list[Fact]:
         facts: list[Fact] = []
@@ -357,6 +358,8 @@ class Comparison(Report):
 
 #: How the note begins of a comparison of equal runs.
 NOTHING = "No call ran in another dtype than in the reference."
+#: How the notes begin of ops that have chosen other elements.
+CHOSE = "Chosen otherwise than in the reference: "
 #: The end of the notes about what runs in a lower dtype in both runs.
 TRACED = "`torch-promote trace --values` tells which of the updates and sums are rounded away."
 #: How many roundings explain a local error: those of the inputs, and that of the result.

@@ -28,11 +28,13 @@ _POLES = {
 }
 #: Decompositions whose vectors have no derivative where values are equal, by the name of the autograd node.
 _OF_EQUAL_VALUES = {"LinalgSvd": "singular vectors", "LinalgEigh": "eigenvectors"}
-#: What does in one what two ops do, without rounding in between: by the ops, and one of those in between, or "".
+#: What does in one what two ops do, without rounding in between: by the ops, and one of those in between; "": whatever
+#: is in between; "=": nothing is.
 _IDIOMS = {
     ("softmax", "", "log"): "F.log_softmax",
     ("sigmoid", "", "log"): "F.logsigmoid (or F.binary_cross_entropy_with_logits)",
     ("sigmoid", "", "binary_cross_entropy"): "F.binary_cross_entropy_with_logits",
+    ("exp", "=", "log"): "x, in place of log(exp(x)),",
     ("exp", "sum", "log"): "torch.logsumexp",
     ("exp", "sub", "log"): "torch.log(torch.expm1(x))",
     ("exp", "rsub", "log"): "torch.log(-torch.expm1(x))",
@@ -43,7 +45,7 @@ _IDIOMS = {
 def tell_idiom(maker: Call, call: Call, between: Iterable[Call] = ()) -> list[str]:
     """Names what does the work of two calls, and of those in between."""
     names = [one.op.removeprefix("aten::") for one in (maker, *between, call)]
-    for via in ("", *names[1:-1]):
+    for via in ("", *(names[1:-1] or "=")):
         if one := _IDIOMS.get((names[0], via, names[-1])):
             return [f"{one} computes the same without the rounding in between."]
     return []
@@ -99,10 +101,12 @@ def _explain(op: str, arguments: Mapping[str, Any], results: Sequence[torch.Tens
         yield from _CAUSES[name](arguments, results)
     elif op in _DOMAINS:
         (lowest, highest), x = _DOMAINS[op], arguments["self"]
-        border = (x == lowest) | (x == highest)
-        if count := int(((x < lowest) | (x > highest) | (border & ~results[0].isfinite())).sum()):
-            where = f"on the border of {lowest:g} to {highest:g}, or outside"
-            yield f"{count:,} of {x.numel():,} values are {where}: clamp them, or add a small number."
+        border = int((((x == lowest) | (x == highest)) & ~results[0].isfinite()).sum())
+        if outside := int(((x < lowest) | (x > highest)).sum()):
+            yield f"{outside:,} of {x.numel():,} values are outside of {lowest:g} to {highest:g}: clamp them."
+        if border:
+            where = f"on the border of {lowest:g} to {highest:g}"
+            yield f"{border:,} of {x.numel():,} values are {where}: clamp them, or add a small number."
 
 
 def _masked_rows(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
@@ -148,9 +152,17 @@ def _zeros(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
     above, below = arguments["self"], torch.as_tensor(arguments["other"])
     places, both = int((below == 0).sum()), int(((above == 0) & (below == 0)).sum())
     if places:
-        yield f"The divisor is 0 in {places:,} of {below.numel():,} places" + (
-            f", and 0 is divided by 0 in {both:,}." if both else "."
+        yield (
+            f"The divisor is 0 in {places:,} of {below.numel():,} places"
+            + (f", and 0 is divided by 0 in {both:,}." if both else ".")
+            + " Keep the divisor away from 0: clamp(min=...)."
         )
+
+
+def _zero_norms(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
+    norms = torch.norm_except_dim(arguments["v"], 2, arguments["dim"])
+    if count := int((norms == 0).sum()):
+        yield f"It divides v by its norm, which is 0 in {count:,} of {norms.numel():,} places: initialize v otherwise."
 
 
 def _zero_times_infinity(arguments: Mapping[str, Any], _: Any) -> Iterator[str]:
@@ -186,6 +198,7 @@ _CAUSES: dict[str, Callable[[Mapping[str, Any], Sequence[torch.Tensor]], Iterato
     **dict.fromkeys(("softmax", "log_softmax"), _masked_rows),
     **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"), _ignored),
     **dict.fromkeys(("std", "var"), _one_value),
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), _zero_norms),
     "ctc_loss": _no_alignment,
     "div": _zeros,
     "reciprocal": lambda arguments, results: _zeros({"self": torch.ones(()), "other": arguments["self"]}, results),

@@ -253,10 +253,11 @@ class ScalerSteps:
         """
         if not self.skipped:
             return []
+        since = "now" if self.last_skipped == self.count - 1 else "in the last step"
         lines = [
             f"In {self.skipped:,} of {self.count:,} steps, the last of them step {self.last_skipped:,} (from 0), a "
             "scaled gradient was not finite. Each time, GradScaler skipped the optimizer's step and lowered the scale, "
-            f"which was {_spell(self.first_scale)} at first and is {_spell(self.scale)} now.",
+            f"which was {_spell(self.first_scale)} at first and is {_spell(self.scale)} {since}.",
             f"In the last of them, the first overflow was in {first}."
             if first
             else "No observed call overflowed because of the scale: the cause is in code that was not observed.",

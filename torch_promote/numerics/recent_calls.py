@@ -271,8 +271,8 @@ class RecentCalls:
         made = self._tell_maker(target)
         if not lower and not self._is_cut(before, target):
             return (
-                "The same call in float32 is not finite either, and no call before it ran in a lower dtype: autocast "
-                "is not the cause.",
+                "The same call in float32 is not finite either, and no call that its arguments come from ran in a "
+                "lower dtype: autocast is not the cause.",
                 *made,
             )
         unknown = ""

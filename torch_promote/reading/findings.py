@@ -212,6 +212,7 @@ def rounded_away(report: Recording) -> Iterator[str]:
     yield unchanged_weights(report)
     yield unchanged_writes(report)
     yield lost_addends(report)
+    yield coarse_numbers(report)
 
 
 def unchanged_weights(report: Recording) -> str:
@@ -245,6 +246,8 @@ _UPDATES = {
     "lerp_": {"weight": 0},
 }
 _LEAST_UPDATES = 4
+#: A term of this size, relative to the sum, is lost in float32 as well.
+_OF_FLOAT32 = torch.finfo(torch.float32).eps
 
 
 def unchanged_writes(report: Recording) -> str:
@@ -254,7 +257,7 @@ def unchanged_writes(report: Recording) -> str:
         neutral = _UPDATES.get(call.op.partition("::")[2].removeprefix("_foreach_"))
         if neutral is None or not call.own or call.error:
             continue
-        if call.phase == "optimizer" and "lerp" not in call.op:  # that of torch.optim.swa_utils
+        if call.phase == "optimizer" and "alpha" in neutral:  # see `unchanged_weights`
             continue
         numbers = dict(call.arguments)
         if any(numbers.get(name) == value for name, value in neutral.items()):
@@ -294,14 +297,15 @@ def lost_addends(report: Recording) -> str:
         known = [_values_read(report, read) for read in reads]
         (total, *_), terms = report.values.get(number) or (EMPTY,), [one for one in known if one is not None]
         shapes = {info.shape for info in (*call.inputs, *call.outputs)}
-        if op not in ("add", "sub") or not call.own or call.phase == "optimizer" or len(shapes) > 1:
+        if op not in ("add", "sub") or not call.own or call.phase != "forward" or len(shapes) > 1:
             continue
         if len(terms) != 2 or len(reads) != 2 or not total.in_16_bits or not total.is_finite:
             continue
         alpha = dict(call.arguments).get("alpha", 1)
         factors = 1.0, float(alpha) * (-1 if op == "sub" else 1)
         smaller = min(abs(factor) * (one.l2 or 0.0) for factor, one in zip(factors, terms, strict=True))
-        if 0 < smaller < 2 * torch.finfo(call.outputs[0].dtype).eps * (total.l2 or 0.0):
+        size = total.l2 or 0.0
+        if _OF_FLOAT32 * size < smaller < 2 * torch.finfo(call.outputs[0].dtype).eps * size:
             change = combined_norm((-1.0, total), *zip(factors, terms, strict=True))
             if change is not None and change > smaller / 2:
                 key = call.op, call.line, dtype_name(call.outputs[0].dtype)
@@ -313,6 +317,33 @@ def lost_addends(report: Recording) -> str:
         for (op, line, dtype), shares in sorted(found.items(), key=lambda one: -max(one[1]))
     ]
     return " ".join(told[:2])
+
+
+def coarse_numbers(report: Recording) -> str:
+    """What is said of integers and angles that are so large that 16 bits do not tell them from others; or ""."""
+    found: dict[tuple[str, str], str] = {}
+    for number, call in enumerate(report.calls):
+        values, op, inputs = report.values.get(number, ()), call.op.partition("::")[2], call.inputs
+        if not call.own or call.phase != "forward" or len(values) != 1 or not values[0].in_16_bits:
+            continue
+        known: Values | None = values[0]
+        facts, what, least = facts_of(call.name), "numbers", 2.0
+        if op in ("sin", "cos", "tan") and inputs[0].dtype is call.outputs[0].dtype:
+            known, what, least = _values_read(report, report.reads[number][0]), "angles", 0.25
+        elif op != "arange" and not ((facts.is_copy or facts.is_cast or op == "type_as") and _is_of_integers(inputs)):
+            continue
+        if known is not None and known.count > 1 and known.amax:
+            gap = 2.0 ** math.floor(math.log2(known.amax)) * torch.finfo(call.outputs[0].dtype).eps
+            if gap >= least:
+                dtype = dtype_name(call.outputs[0].dtype)
+                text = f"{op} at {short_line(call.line)}: {dtype} has {what} up to {known.amax:g} only {gap:g} apart."
+                found.setdefault((op, call.line), text)
+    return " ".join(list(found.values())[:2])
+
+
+def _is_of_integers(infos: Sequence[TensorInfo]) -> bool:
+    dtypes = [info.dtype for info in infos[:1] if info.dtype is not torch.bool]
+    return any(not (one.is_floating_point or one.is_complex) for one in dtypes)
 
 
 def _is_not_zero(report: Recording, read: Read) -> bool:
