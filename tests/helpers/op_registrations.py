@@ -16,7 +16,7 @@ class Delta(NamedTuple):
     extra: frozenset[str] = frozenset()  # ops that it registers and the table leaves to stock
 
 
-#: The overloads with dimension names that PyTorch before 2.12 registers on each accelerator.
+#: The overloads with dimension names that PyTorch before 2.13 registers on each accelerator.
 _BY_DIMENSION_NAME = frozenset(
     {
         "aten::cumprod.dimname",
@@ -27,20 +27,27 @@ _BY_DIMENSION_NAME = frozenset(
         "aten::sum.dim_DimnameList",
     }
 )
-_BEFORE_RMS_NORM = Delta(frozenset({"aten::rms_norm"}), _BY_DIMENSION_NAME | {"aten::norm.names_ScalarOpt_dim"})
+_WITH_NAMES = _BY_DIMENSION_NAME | {"aten::norm.names_ScalarOpt_dim"}
+_OF_THE_CPU = Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"}))
+_SINCE_2_14 = {
+    "cpu": Delta(frozenset({"aten::cholesky", "aten::qr"}), frozenset({"aten::linalg_matrix_sqrth"})),
+    "cuda": Delta(extra=frozenset({"aten::linalg_matrix_sqrth"})),
+}
 
 #: The table is PyTorch 2.13's. Add a version here only if its other registrations are to be left to stock.
 DELTAS: dict[tuple[int, int], dict[str, Delta]] = {
     (2, 11): {
-        "cpu": Delta(extra=frozenset({"aten::index_copy.dimname", "aten::prod.dim_Dimname"})),
-        "cuda": _BEFORE_RMS_NORM,
-        "xpu": _BEFORE_RMS_NORM,
+        "cpu": _OF_THE_CPU,
+        **dict.fromkeys(("cuda", "xpu"), Delta(frozenset({"aten::rms_norm"}), _WITH_NAMES)),
         "mps": Delta(extra=_BY_DIMENSION_NAME),
     },
-    (2, 15): {
-        "cpu": Delta(frozenset({"aten::cholesky", "aten::qr"}), frozenset({"aten::linalg_matrix_sqrth"})),
-        "cuda": Delta(extra=frozenset({"aten::linalg_matrix_sqrth"})),
+    (2, 12): {
+        "cpu": _OF_THE_CPU,
+        **dict.fromkeys(("cuda", "xpu"), Delta(extra=_WITH_NAMES)),
+        "mps": Delta(extra=_BY_DIMENSION_NAME),
     },
+    (2, 14): _SINCE_2_14,
+    (2, 15): _SINCE_2_14,
 }
 
 

@@ -343,8 +343,8 @@ def on_a_stack(x: torch.Tensor) -> torch.Tensor:
         return x @ x
 
 
-#: PyTorch 2.15 breaks the graph at a region on an ExitStack; under stock every release does.
-BREAKS_ON_A_STACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+#: PyTorch 2.14 and later break the graph at a region on an ExitStack; under stock every release does.
+BREAKS_ON_A_STACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 #: A function, and whether Dynamo compiles all of it.
 WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
