@@ -13,6 +13,7 @@ import torch
 
 from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
+from torch_promote.reading.alignment import align
 from torch_promote.recording.recording import STEPS
 from torch_promote.recording.values import EMPTY, Values, distance
 
@@ -69,17 +70,31 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
     steps = [_of_steps(recording) for recording in (window, whole)]
     if windowed[0] == windowed[1] or not steps[0] or len(steps[1]) < 2:
         return nothing, nothing
-    lines = [[(whole.calls[i].name, whole.calls[i].line) for i in step] for step in steps[1][:_MOST_STEPS]]
-    start = _first_in(lines[0], itertools.chain(*lines[1:]))
-    mine = [(window.calls[i].name, window.calls[i].line) for i in steps[0][0]]
-    end = _first_in(mine, lines[0][start:])
-    if end == len(mine):  # another file: its lines are others
-        later = max(lines[1:], key=len)
-        end = _first_in(later, lines[0][start:])
-        if [name for name, _ in mine[:end]] != [name for name, _ in later[:end]]:
-            return nothing, nothing
+    mine, theirs = (
+        [[recording.calls[i] for i in step] for step in found[:_MOST_STEPS]]
+        for recording, found in zip((window, whole), steps, strict=True)
+    )
+    # The programs may stand in two files. Their later steps tell which line of one is which of the other.
+    same: dict[tuple[str, str], tuple[str, str]] = {}
+    for calls in zip(mine[1:], theirs[1:], strict=False):
+        names, lines = ([[of(call) for call in step] for step in calls] for of in (_name, lambda call: call.line))
+        for i, j in align(names[0], names[1], (lines[0], lines[1])):
+            same.setdefault(_place(calls[0][i]), _place(calls[1][j]))
+    first, *later = [[_place(call) for call in step] for step in theirs]
+    start = _first_in(first, itertools.chain(*later))
+    end = _first_in([same.get(key, key) for key in map(_place, mine[0])], first[start:])
+    if end == len(mine[0]):
+        return nothing, nothing
     outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][:start])
     return outside if windowed[0] else outside[::-1]
+
+
+def _name(call: Call) -> tuple[str, ...]:
+    return call.name, call.module, call.phase
+
+
+def _place(call: Call) -> tuple[str, str]:
+    return call.name, call.line
 
 
 def _first_in(one: Sequence[object], other: Iterable[object]) -> int:
