@@ -24,10 +24,11 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.ops import facts_of
@@ -133,6 +134,8 @@ class Walk:
         self.read_at_last: int = 0
         self.differ: bool = False  # whether the results of a call in both runs differ
         self.moved: int = 0  # the number of calls in both runs that the second made in another order
+        #: The calls of each run alone that compute what the other one reads from outside with equal bits.
+        self.received: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
@@ -141,6 +144,7 @@ class Walk:
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
+        self._told_rows: tuple[set[Any], set[Any]] = set(), set()  # what facts tell of one run alone
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
@@ -154,47 +158,106 @@ class Walk:
 
     # --- the order
 
-    def _aligned(self, views: bool, between: Sequence[Sequence[int]] = ((), ())) -> dict[int, int]:
+    def _aligned(self, views: bool, known: Mapping[int, int] | None = None) -> dict[int, int]:
         """The calls of the first run that the second made as well; views and conversions, between the same calls."""
+        kept = rising([known[i] for i in sorted(known)]) if known else set()
+        found = self._views_of_moved({j: i for i, j in known.items()}, kept) if known else {}
+        taken = found, set(found.values())
+        between = [i for i, j in sorted(known.items()) if j in kept] if known else [], sorted(kept)
         places: dict[tuple[int, str, str, int], tuple[list[int], list[int]]] = {}
         for side, run in enumerate(self.runs):
             for i in run.own:
-                if i not in run.initial and run.is_transparent(i) == views:
+                if i not in run.initial and run.is_transparent(i) == views and i not in taken[side]:
                     call = run.calls[i]
                     key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
                     places.setdefault(key, ([], []))[side].append(i)
-        found: dict[int, int] = {}
         for ones, others in places.values():
             sides = tuple(zip(self.runs, (ones, others), strict=True))
-            names: list[list[Any]] = [
-                [(run.calls[i].name, _shapes(run.calls[i])) for i in calls] for run, calls in sides
-            ]
-            if Counter(names[0]) != Counter(names[1]):
-                names = [[(name, len(shapes)) for name, shapes in found] for found in names]
-            # The same loop in both runs, such as over experts, calls the same arguments in one order.
-            orders: tuple[dict[str, list[Any]], dict[str, list[Any]]] = {}, {}
-            for (run, calls), order in zip(sides, orders, strict=True):
+            made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
+            for (run, calls), by_name in zip(sides, made, strict=True):
                 for i in calls:
-                    order.setdefault(run.calls[i].name, []).append(run.calls[i].arguments)
-            ordered = {name for name, order in orders[0].items() if order == orders[1].get(name)}
-            contents: list[list[Any]] = [
-                [
-                    results and (results, run.calls[i].arguments if run.calls[i].name in ordered else ())
-                    for i in calls
-                    for results in (run.tells(i) and run.results(i),)
-                ]
-                for run, calls in sides
-            ]
-            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], (contents[0], contents[1]))}
+                    by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
+            both = [(name, calls, made[1].get(name, [])) for name, calls in made[0].items()]
+            # The same loop in both runs, such as over experts, calls the same arguments in one order.
+            ordered = {
+                name
+                for name, one, other in both
+                if [call.arguments for call in one] == [call.arguments for call in other]
+            }
+            # Of an op that one run calls more often, calls of other shapes may be others.
+            reshaped = {
+                name
+                for name, one, other in both
+                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other))
+            }
+            shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
+            for side, (run, calls) in enumerate(sides):
+                for i in calls:
+                    name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
+                    plain[side].append((name, len(shapes)))
+                    shaped[side].append((name, len(shapes) if name in reshaped else shapes))
+                    results = run.tells(i) and run.results(i)
+                    same = results and (name, shapes, results, arguments if name in ordered else ())
+                    equal[side].append(same)
+                    read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
+            if read[0] != read[1]:  # as many calls of an op that write to one parameter belong together as well
+                for (run, calls), keys in zip(sides, written, strict=True):
+                    names = [run.updates(i) and run.parameter_of(i) for i in calls]
+                    keys += [name and (run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
+                    counts = Counter(keys)
+                    keys[:] = [key and (*key, counts[key]) for key in keys]
+            else:
+                written = read
+            found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
         return found
+
+    def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
+        """The views before calls that the second run made in another order, if they are equal."""
+        calls: tuple[list[int], list[int]] = [], []
+        keys: tuple[list[Any], list[Any]] = [], []
+        moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
+        for side, run in enumerate(self.runs):
+            reader = -1
+            for k in reversed(run.own):
+                if not run.is_transparent(k):
+                    reader = k
+                elif reader in moved[side]:
+                    number = place_of[reader] if side else reader
+                    calls[side].append(k)
+                    keys[side].append((number, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
+        return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
+
+    def _move(self, aligned: dict[int, int]) -> None:
+        """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
+
+        def known(side: int, k: int) -> Any:
+            run, call = self.runs[side], self.runs[side].calls[k]
+            results = not run.updates(k) and run.results(k)
+            reads = (one.digest for one in run.reads(k))
+            return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
+
+        for again in (True, False):
+            taken = aligned, set(aligned.values())
+            left = [
+                [k for k in run.own if not (k in taken[side] or k in run.initial or run.is_transparent(k))]
+                for side, run in enumerate(self.runs)
+            ]
+            keys = [known(0, k) for k in left[0]], [known(1, k) for k in left[1]]
+            if again:  # also those that stand where another call of the op does
+                wanted = {*filter(None, keys[0])}, {*filter(None, keys[1])}
+                for i, j in [*aligned.items()] if all(wanted) else ():
+                    differ = self.one.results(i) != self.other.results(j)
+                    if differ and known(0, i) in wanted[1] and known(1, j) in wanted[0]:
+                        del aligned[i]
+        aligned |= {left[0][i]: left[1][j] for i, j in align([], [keys])}
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
         aligned = self._aligned(views=False)
-        places = [aligned[i] for i in self.one.own if i in aligned]
-        kept = rising(places)
-        self.moved = len(places) - len(kept)
-        aligned |= self._aligned(True, ([i for i in self.one.own if aligned.get(i) in kept], sorted(kept)))
+        self._move(aligned)
+        self.moved = len(aligned) - len(rising([aligned[i] for i in sorted(aligned)]))
+        aligned |= self._aligned(True, aligned)
+        kept = rising([aligned[i] for i in sorted(aligned)])
         place_of = {j: i for i, j in aligned.items()}
         self._partners = aligned, place_of
         after: dict[int, list[int]] = {}
@@ -202,8 +265,8 @@ class Walk:
         for j in self.other.own:
             if j in self.other.initial:
                 continue
-            if j in kept or (j in place_of and self.other.is_transparent(j)):
-                place = max(place, place_of[j])
+            if j in kept:
+                place = place_of[j]
             elif j not in place_of:
                 after.setdefault(place, []).append(j)
         for j in after.get(-1, ()):
@@ -218,6 +281,7 @@ class Walk:
         order = list(self._order())
         gap: Gap | None = None
         has_pair = False
+        last: tuple[int, str] = 0, ""
         for i, j in order:  # before facts are looked for, which name the gap that a call reads from
             if i is not None and j is not None:
                 if not self.one.is_transparent(i):
@@ -225,12 +289,14 @@ class Walk:
                 continue
             side, k = (0, i) if i is not None else (1, j)
             assert k is not None
-            if gap is None:
+            before, last = last, (side, self.runs[side].calls[k].phase)
+            if gap is None or (before[0] != side and before[1] != last[1]):  # calls of two phases replace no other
                 gap = Gap(is_first=not has_pair)
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
             self._alone[side].add(self._sort(side, k))
+        self.received = self._find_received()
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
         for i, j in order:
@@ -434,8 +500,7 @@ class Walk:
         """The calls inside of a call that both runs made."""
         inner = self.one.inner(pair.one), self.other.inner(pair.other)
         names = [[run.calls[k].name for k in calls] for run, calls in zip(self.runs, inner, strict=True)]
-        unknown: tuple[list[str], list[str]] = [""] * len(inner[0]), [""] * len(inner[1])
-        return [Pair(inner[0][i], inner[1][j]) for i, j in align(names[0], names[1], unknown)]
+        return [Pair(inner[0][i], inner[1][j]) for i, j in align([(names[0], names[1])])]
 
     def _see_attributes(self, pair: Pair) -> None:
         """Compares calls of which no contents are known."""
@@ -490,6 +555,11 @@ class Walk:
             self._see_attributes(pair)
             return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
+        items = self.one.items(pair.one) if one != other else []
+        if items and items == self.other.items(pair.other) and not self._differing_arguments(pair):
+            self.pairs.append(pair)  # a foreach op, whose lists have the same contents in another order
+            self.errors.append(0.0)
+            return
         dtypes = [_dtypes(run.calls[k]) for run, k in zip(self.runs, pair, strict=True)]
         known = bool(one and other)
         error = 0.0 if known and one == other else self.error_of(pair)
@@ -642,7 +712,7 @@ class Walk:
         ):
             self.rounded.append((pair, error))
         else:
-            shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+            shown = _l2(error)
             arguments = "" if not (call.arguments or other.arguments) else " and arguments"
             reads = self.one.reads(pair.one), self.other.reads(pair.other)
             unread = sum(not (a.digest and b.digest) for a, b in zip(*reads, strict=False))
@@ -992,9 +1062,40 @@ class Walk:
                 and not run.converts(k)
                 and run.calls[k].op != "aten::contiguous"
                 and self._sort(side, k) not in self._initial[1 - side]
+                and k not in self.received[side]
             ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
+
+    def _find_received(self) -> tuple[set[int], set[int]]:
+        """The calls of one run alone that compute what the other one reads from outside, such as from a worker."""
+        found: tuple[set[int], set[int]] = set(), set()
+        for side, run in enumerate(self.runs):
+            partners, other = self._partners[side], self.runs[1 - side]
+            needed: set[int] = set()  # the calls that another call reads
+            received: set[int] = set()
+            for k in reversed(run.own):
+                if k in received and k not in needed and k not in partners:
+                    found[side].add(k)
+                elif run.is_transparent(k) and k not in partners:
+                    continue
+                theirs = other.reads(partners[k]) if k in partners else ()
+                for place, read in enumerate(run.reads(k)):
+                    same = (
+                        place < len(theirs) and other.is_outside(theirs[place]) and read.digest == theirs[place].digest
+                    )
+                    (received if same or k in found[side] else needed).update(read.written_by)
+        return found
+
+    def reads_alone(self) -> bool:
+        """Whether a call in both runs reads what calls of one run alone have written."""
+        return any(
+            writer in self._gap_of[side] and writer not in self.received[side]
+            for side, run in enumerate(self.runs)
+            for k in self._partners[side]
+            for read in run.reads(k)
+            for writer in read.written_by
+        )
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1041,7 +1142,7 @@ class Walk:
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
-        computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
+        computing = self._told_calls(gap)
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
@@ -1058,7 +1159,15 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
-        self._add(fact, self._key_of(gap))
+        if all(computing):
+            self._add(fact, self._key_of(gap))
+            return
+        side = 0 if computing[0] else 1
+        rows = {self._sort(side, k)[1:] for k in computing[side]}
+        same = [k for k in self._gap_of[side] if self._sort(side, k)[1:] in rows]
+        if not rows <= self._told_rows[side]:  # otherwise it is in the count of an earlier fact
+            self._told_rows[side].update(rows)
+            self._add(replace(fact, calls=len(same)), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
         return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
@@ -1116,15 +1225,21 @@ class Walk:
         call = run.calls[k]
         return run.steps[k], call.phase, call.module, call.name
 
+    def _told_calls(self, gap: Gap) -> list[list[int]]:
+        """The calls of a gap that its text names: the views only if there is nothing else."""
+        found = [[k for k in calls if not run.is_transparent(k)] for run, calls in self._sides(gap)]
+        return found if any(found) else [gap.one, gap.other]
+
     def described(self, gap: Gap) -> str:
         """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
         names: list[str] = []
         modules: list[str] = []
         place = ""
         moved = False
-        for side, (run, calls) in enumerate(self._sides(gap)):
-            shown = [k for k in calls if not run.is_transparent(k)] or calls
-            if not (gap.one and gap.other):  # the other run may call some elsewhere
+        told = self._told_calls(gap)
+        for side, run in enumerate(self.runs):
+            shown = told[side]
+            if not all(told):  # the other run may call some elsewhere
                 alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
                 moved = moved or (bool(shown) and not alone)
                 shown = alone or shown
@@ -1134,10 +1249,10 @@ class Walk:
             if made and not place:
                 line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
                 place = f" in {modules[-1]}{line}"
-        if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
+        if all(told) and names[0] == names[1] and modules[0] != modules[1]:
             return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
-        if not (gap.one and gap.other):
-            name, other = ("A", "B") if gap.one else ("B", "A")
+        if not all(told):
+            name, other = ("A", "B") if told[0] else ("B", "A")
             called = f"calls {names[0] or names[1]}{place}"
             return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
         if names[0] == names[1]:
@@ -1189,7 +1304,7 @@ class Walk:
         first = (found, None) if side == 0 else (None, found)
         text = (
             f"{reader} reads what compiled code computed in {'AB'[side]}, and it differs by more than rounding "
-            f"(relative L2 {spell_number(error)})."
+            f"({spell_error(error)})."
         )
         draw = "" if function is None else compiled.recording.draws.get(function, "")
         if draw:
@@ -1265,8 +1380,13 @@ class Walk:
         return reader is not None and run.calls[reader].phase == "forward"
 
 
+def spell_error(error: float) -> str:
+    """An error in a sentence: those that are neither 0 nor infinite are estimates from sketches."""
+    return f"relative L2 {'about ' * (0.0 < error < math.inf)}{spell_number(error)}"
+
+
 def _l2(error: float | None) -> str:
-    return "" if error is None else f" (relative L2 {spell_number(error)})"
+    return "" if error is None else f" ({spell_error(error)})"
 
 
 def _is_of_flag(fact: Fact) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -77,8 +77,8 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
     # The programs may stand in two files. Their later steps tell which line of one is which of the other.
     same: dict[tuple[str, str], tuple[str, str]] = {}
     for calls in zip(mine[1:], theirs[1:], strict=False):
-        names, lines = ([[of(call) for call in step] for step in calls] for of in (_name, lambda call: call.line))
-        for i, j in align(names[0], names[1], (lines[0], lines[1])):
+        names, places = (([of(call) for call in calls[0]], [of(call) for call in calls[1]]) for of in (_name, _place))
+        for i, j in align([names], [places]):
             same.setdefault(_place(calls[0][i]), _place(calls[1][j]))
     first, *later = [[_place(call) for call in step] for step in theirs]
     start = _first_in(first, itertools.chain(*later))
@@ -145,6 +145,7 @@ class Run:
             for source in reversed(self.sources)
             if source.kind in ("parameter", "buffer") and source.name
         }
+        self._parameters: dict[int, str] = {}  # what `parameter_of` has found
         self.initial: frozenset[int] = self._initial()  # the calls that only initialize parameters and buffers
         # The digests of all inputs and results.
         self.contents: frozenset[str] = frozenset(
@@ -166,6 +167,13 @@ class Run:
         """What a call reads, by input; () if it is unknown."""
         return self.recording.reads.get(i, ())
 
+    def is_outside(self, read: Read) -> bool:
+        """Whether no recorded call has made what a call reads, and it is no parameter or state."""
+        made = (w < 0 and self.sources[-1 - w].kind != "input" for w in read.written_by if w not in self.undefined)
+        return (
+            bool(read.digest) and not any(w >= 0 and w not in self.undefined for w in read.written_by) and not any(made)
+        )
+
     def values(self, i: int) -> Sequence[Values]:
         """The values of a call's results; () without."""
         return self.recording.values.get(i, ())
@@ -174,6 +182,18 @@ class Run:
         """The digests of a call's results; () if one is unknown."""
         found = tuple(values.digest for values in self.values(i))
         return found if all(found) else ()
+
+    def items(self, i: int) -> list[tuple[Any, ...]]:
+        """What a call of lists reads and writes by item, whatever their order; [] if something is unknown."""
+        if "_foreach_" not in self.calls[i].op:
+            return []
+        call, found = self.calls[i], dict[str, list[Any]]()
+        reads = [one.digest for one in self.reads(i)]
+        for infos, digests in ((call.inputs, reads), (call.outputs, self.results(i))):
+            for info, digest in zip(infos, digests, strict=False):
+                name, _, number = info.name.rpartition("[")
+                found.setdefault(number.rstrip("]"), []).append((name, info.shape, str(info.dtype), digest))
+        return sorted(tuple(item) for item in found.values()) if self.results(i) else []
 
     def tells(self, i: int) -> bool:
         """Whether a call's results identify it: not zeros of a backward, which those of several steps of a loop are."""
@@ -244,13 +264,21 @@ class Run:
     def parameter_of(self, i: int) -> str:
         """The parameter or buffer to which a call writes in place; "" if it writes to another tensor."""
         writer, digest = i, ""
-        while writer >= 0 and self.updates(writer) and self.reads(writer):
+        passed: list[int] = []
+        name = None
+        while name is None and writer >= 0 and self.updates(writer) and self.reads(writer):
             results, reads = self.results(writer), self.reads(writer)
             read = reads[results.index(digest) if digest in results[: len(reads)] else 0]
+            if len(results) < 2:
+                name = self._parameters.get(writer)
+                passed.append(writer)
+            writer, digest = read.written_by[-1] if read.written_by else len(self.calls), read.digest
             if not read.written_by:
-                return ""
-            writer, digest = read.written_by[-1], read.digest
-        return self.sources[-1 - writer].name if writer < 0 else ""
+                name = ""
+        if name is None:
+            name = self.sources[-1 - writer].name if writer < 0 else ""
+        self._parameters.update(dict.fromkeys(passed, name))
+        return name
 
     def inner(self, i: int) -> list[int]:
         """The calls inside of a call, which stand before it."""
