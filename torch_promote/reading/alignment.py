@@ -30,10 +30,8 @@ def align(names: Sequence[_Names], contents: Sequence[_Names] = ()) -> list[tupl
         names: What aligns those that stand in one order; the second, those between what the first has aligned.
         contents: What tells those that belong together in any order, the surest first; a false value equals none.
     """
-    left: tuple[Sequence[int], Sequence[int]] = (
-        range(len((*names, *contents)[0][0])),
-        range(len((*names, *contents)[0][1])),
-    )
+    first, second = (*names, *contents)[0]
+    left = [*range(len(first))], [*range(len(second))]
     if names and all(one == other for one, other in (*names, *contents)):
         return [(i, i) for i in left[0]]
     pairs: list[tuple[int, int]] = []

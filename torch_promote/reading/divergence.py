@@ -24,6 +24,7 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,12 +159,12 @@ class Walk:
 
     # --- the order
 
-    def _aligned(self, views: bool, known: Mapping[int, int] | None = None) -> dict[int, int]:
-        """The calls of the first run that the second made as well; views and conversions, between the same calls."""
-        kept = rising([known[i] for i in sorted(known)]) if known else set()
-        found = self._views_of_moved({j: i for i, j in known.items()}, kept) if known else {}
+    def _aligned(self, views: bool, known: Mapping[int, int]) -> dict[int, int]:
+        """The calls of the first run that the second made as well; views and conversions, between those known."""
+        kept = rising([known[i] for i in sorted(known)])
+        found = self._views_of_moved({j: i for i, j in known.items()}, kept)
         taken = found, set(found.values())
-        between = [i for i, j in sorted(known.items()) if j in kept] if known else [], sorted(kept)
+        between = [i for i in sorted(known) if known[i] in kept], sorted(kept)
         places: dict[tuple[int, str, str, int], tuple[list[int], list[int]]] = {}
         for side, run in enumerate(self.runs):
             for i in run.own:
@@ -177,19 +178,14 @@ class Walk:
             for (run, calls), by_name in zip(sides, made, strict=True):
                 for i in calls:
                     by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
-            both = [(name, calls, made[1].get(name, [])) for name, calls in made[0].items()]
-            # The same loop in both runs, such as over experts, calls the same arguments in one order.
-            ordered = {
-                name
-                for name, one, other in both
-                if [call.arguments for call in one] == [call.arguments for call in other]
-            }
-            # Of an op that one run calls more often, calls of other shapes may be others.
-            reshaped = {
-                name
-                for name, one, other in both
-                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other))
-            }
+            ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
+            reshaped: set[str] = set()  # of an op that one run calls more often, calls of other shapes may be others
+            for name, one in made[0].items():
+                other = made[1].get(name, [])
+                if [call.arguments for call in one] == [call.arguments for call in other]:
+                    ordered.add(name)
+                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
+                    reshaped.add(name)
             shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
             for side, (run, calls) in enumerate(sides):
                 for i in calls:
@@ -200,21 +196,20 @@ class Walk:
                     same = results and (name, shapes, results, arguments if name in ordered else ())
                     equal[side].append(same)
                     read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
-            if read[0] != read[1]:  # as many calls of an op that write to one parameter belong together as well
-                for (run, calls), keys in zip(sides, written, strict=True):
-                    names = [run.updates(i) and run.parameter_of(i) for i in calls]
-                    keys += [name and (run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
-                    counts = Counter(keys)
-                    keys[:] = [key and (*key, counts[key]) for key in keys]
-            else:
-                written = read
+            for (run, calls), keys in zip(sides, written, strict=True):
+                # As many calls of an op that write to one parameter belong together as well.
+                names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
+                counts = Counter((run.calls[i].name, name) for i, name in zip(calls, names, strict=True))
+                keys += [
+                    name and (run.calls[i].name, name, counts[run.calls[i].name, name])
+                    for i, name in zip(calls, names, strict=True)
+                ]
             found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
         return found
 
     def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
         """The views before calls that the second run made in another order, if they are equal."""
-        calls: tuple[list[int], list[int]] = [], []
-        keys: tuple[list[Any], list[Any]] = [], []
+        calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
         moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
         for side, run in enumerate(self.runs):
             reader = -1
@@ -222,9 +217,9 @@ class Walk:
                 if not run.is_transparent(k):
                     reader = k
                 elif reader in moved[side]:
-                    number = place_of[reader] if side else reader
                     calls[side].append(k)
-                    keys[side].append((number, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
+                    reader_of_one = place_of[reader] if side else reader
+                    keys[side].append((reader_of_one, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
         return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
 
     def _move(self, aligned: dict[int, int]) -> None:
@@ -253,7 +248,7 @@ class Walk:
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
-        aligned = self._aligned(views=False)
+        aligned = self._aligned(False, {})
         self._move(aligned)
         self.moved = len(aligned) - len(rising([aligned[i] for i in sorted(aligned)]))
         aligned |= self._aligned(True, aligned)
@@ -1080,10 +1075,8 @@ class Walk:
                 elif run.is_transparent(k) and k not in partners:
                     continue
                 theirs = other.reads(partners[k]) if k in partners else ()
-                for place, read in enumerate(run.reads(k)):
-                    same = (
-                        place < len(theirs) and other.is_outside(theirs[place]) and read.digest == theirs[place].digest
-                    )
+                for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
+                    same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
                     (received if same or k in found[side] else needed).update(read.written_by)
         return found
 

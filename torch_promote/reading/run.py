@@ -77,8 +77,9 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
     # The programs may stand in two files. Their later steps tell which line of one is which of the other.
     same: dict[tuple[str, str], tuple[str, str]] = {}
     for calls in zip(mine[1:], theirs[1:], strict=False):
-        names, places = (([of(call) for call in calls[0]], [of(call) for call in calls[1]]) for of in (_name, _place))
-        for i, j in align([names], [places]):
+        names = [[(call.name, call.module, call.phase) for call in step] for step in calls]
+        places = [[*map(_place, step)] for step in calls]
+        for i, j in align([(names[0], names[1])], [(places[0], places[1])]):
             same.setdefault(_place(calls[0][i]), _place(calls[1][j]))
     first, *later = [[_place(call) for call in step] for step in theirs]
     start = _first_in(first, itertools.chain(*later))
@@ -87,10 +88,6 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
         return nothing, nothing
     outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][:start])
     return outside if windowed[0] else outside[::-1]
-
-
-def _name(call: Call) -> tuple[str, ...]:
-    return call.name, call.module, call.phase
 
 
 def _place(call: Call) -> tuple[str, str]:
@@ -169,10 +166,8 @@ class Run:
 
     def is_outside(self, read: Read) -> bool:
         """Whether no recorded call has made what a call reads, and it is no parameter or state."""
-        made = (w < 0 and self.sources[-1 - w].kind != "input" for w in read.written_by if w not in self.undefined)
-        return (
-            bool(read.digest) and not any(w >= 0 and w not in self.undefined for w in read.written_by) and not any(made)
-        )
+        made = (self.sources[-1 - w].kind != "input" if w < 0 else w not in self.undefined for w in read.written_by)
+        return bool(read.digest) and not any(made)
 
     def values(self, i: int) -> Sequence[Values]:
         """The values of a call's results; () without."""
@@ -265,18 +260,17 @@ class Run:
         """The parameter or buffer to which a call writes in place; "" if it writes to another tensor."""
         writer, digest = i, ""
         passed: list[int] = []
-        name = None
-        while name is None and writer >= 0 and self.updates(writer) and self.reads(writer):
+        while writer >= 0 and writer not in self._parameters and self.updates(writer) and self.reads(writer):
             results, reads = self.results(writer), self.reads(writer)
             read = reads[results.index(digest) if digest in results[: len(reads)] else 0]
-            if len(results) < 2:
-                name = self._parameters.get(writer)
-                passed.append(writer)
-            writer, digest = read.written_by[-1] if read.written_by else len(self.calls), read.digest
             if not read.written_by:
-                name = ""
-        if name is None:
-            name = self.sources[-1 - writer].name if writer < 0 else ""
+                return ""
+            passed += [writer] if len(results) < 2 else []
+            writer, digest = read.written_by[-1], read.digest
+        source = self.sources[-1 - writer] if writer < 0 else None
+        name = self._parameters.get(writer, "")
+        if source is not None and source.kind in ("parameter", "buffer"):
+            name = source.name
         self._parameters.update(dict.fromkeys(passed, name))
         return name
 
