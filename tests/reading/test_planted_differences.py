@@ -884,7 +884,7 @@ ALONE: dict[str, tuple[Planted, dict[str, int]]] = {
     ),
     "weights that are normalized": (
         Planted(weights_that_are_normalized, "structure", never=(SHAPES, " reads ", "where B")),
-        {"aten::sum, aten::div": 6},
+        {"aten::sum, aten::div": 18},
     ),
     "calls for a log": (
         Planted(logged, "structure", says="B makes 30 such calls", never=(SHAPES, "where B")),

@@ -673,21 +673,20 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    aside = (
-        0 if walk.differ or largest or found.unknown or walk.reads_alone() else len(found.only_in_a + found.only_in_b)
-    )
-    if any(one.kind != "structure" or (one.one is None) == (one.other is None) for one in facts):
+    aside = len(found.only_in_a + found.only_in_b)
+    if walk.differ or largest or found.unknown or walk.reads_alone or not all(any(one.alone) for one in facts):
         aside = 0
     return replace(found, aside=aside, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
 
 
 def _more(fact: Fact) -> str:
     """Of how many calls a fact is true, as a sentence; "" of one."""
-    if fact.calls == 1:
-        return ""
-    if fact.kind == "structure" and (fact.one is None) != (fact.other is None):
-        return f" In all, {'A' if fact.other is None else 'B'} makes {fact.calls:,} such calls."
-    return f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."
+    if any(fact.alone):
+        counts = " and ".join(
+            f"{name} makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
+        )
+        return f" In all, {counts} such calls." if max(fact.alone) > 1 else ""
+    return "" if fact.calls == 1 else f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."
 
 
 def _have_one_source(walk: Walk) -> bool:

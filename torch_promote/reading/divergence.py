@@ -13,7 +13,8 @@ its inputs; its other arguments; its results. A difference is a fact of its own 
 
 The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
 compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
-program up, and are not facts unless what they leave is read and differs.
+program up, and are not facts unless what they leave is read and differs. Nor are calls that compute what the other run
+reads from outside with equal bits.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
@@ -88,6 +89,7 @@ class Fact:
         arguments: The arguments that differ, with both values.
         state: The names of the states that differ.
         calls: The number of calls that it is true of.
+        alone: Of calls of one run alone, the numbers of those of these ops in each run.
     """
 
     kind: Kind
@@ -100,6 +102,7 @@ class Fact:
     arguments: Mapping[str, tuple[Argument, Argument]] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     calls: int = 1
+    alone: tuple[int, int] = (0, 0)
 
 
 class Walk:
@@ -135,6 +138,7 @@ class Walk:
         self.read_at_last: int = 0
         self.differ: bool = False  # whether the results of a call in both runs differ
         self.moved: int = 0  # the number of calls in both runs that the second made in another order
+        self.reads_alone: bool = False  # whether a call in both runs reads what calls of one run alone have written
         #: The calls of each run alone that compute what the other one reads from outside with equal bits.
         self.received: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
@@ -145,7 +149,7 @@ class Walk:
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
-        self._told_rows: tuple[set[Any], set[Any]] = set(), set()  # what facts tell of one run alone
+        self._told_rows: set[tuple[int, str]] = set()  # the ops of one run alone that facts tell
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
@@ -179,7 +183,9 @@ class Walk:
                 for i in calls:
                     by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
             ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
-            reshaped: set[str] = set()  # of an op that one run calls more often, calls of other shapes may be others
+            reshaped: set[str] = (
+                set()
+            )  # otherwise, calls of other shapes are others: one run may call the op more often
             for name, one in made[0].items():
                 other = made[1].get(name, [])
                 if [call.arguments for call in one] == [call.arguments for call in other]:
@@ -199,11 +205,9 @@ class Walk:
             for (run, calls), keys in zip(sides, written, strict=True):
                 # As many calls of an op that write to one parameter belong together as well.
                 names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
-                counts = Counter((run.calls[i].name, name) for i, name in zip(calls, names, strict=True))
-                keys += [
-                    name and (run.calls[i].name, name, counts[run.calls[i].name, name])
-                    for i, name in zip(calls, names, strict=True)
-                ]
+                named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
+                counts = Counter(named)
+                keys += [key[1] and (*key, counts[key]) for key in named]
             found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
         return found
 
@@ -231,20 +235,19 @@ class Walk:
             reads = (one.digest for one in run.reads(k))
             return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
 
-        for again in (True, False):
-            taken = aligned, set(aligned.values())
-            left = [
-                [k for k in run.own if not (k in taken[side] or k in run.initial or run.is_transparent(k))]
-                for side, run in enumerate(self.runs)
-            ]
-            keys = [known(0, k) for k in left[0]], [known(1, k) for k in left[1]]
-            if again:  # also those that stand where another call of the op does
-                wanted = {*filter(None, keys[0])}, {*filter(None, keys[1])}
-                for i, j in [*aligned.items()] if all(wanted) else ():
-                    differ = self.one.results(i) != self.other.results(j)
-                    if differ and known(0, i) in wanted[1] and known(1, j) in wanted[0]:
-                        del aligned[i]
-        aligned |= {left[0][i]: left[1][j] for i, j in align([], [keys])}
+        free: tuple[dict[Any, list[int]], dict[Any, list[int]]] = {}, {}
+        taken = {*aligned}, {*aligned.values()}
+        for side, run in enumerate(self.runs):
+            for k in run.own:
+                if not (k in taken[side] or k in run.initial or run.is_transparent(k)) and (key := known(side, k)):
+                    free[side].setdefault(key, []).append(k)
+        for i, j in [*aligned.items()] if all(free) else ():
+            if self.one.results(i) != self.other.results(j):  # it stands where another call of the op does
+                one, other = free[0].get(known(1, j)), free[1].get(known(0, i))
+                if one and other:
+                    aligned |= {i: other.pop(0), one.pop(0): j}
+        for key in free[0].keys() & free[1].keys():
+            aligned |= dict(zip(free[0][key], free[1][key], strict=False))
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
@@ -1066,7 +1069,7 @@ class Walk:
         """The calls of one run alone that compute what the other one reads from outside, such as from a worker."""
         found: tuple[set[int], set[int]] = set(), set()
         for side, run in enumerate(self.runs):
-            partners, other = self._partners[side], self.runs[1 - side]
+            partners, alone, other = self._partners[side], self._gap_of[side].keys(), self.runs[1 - side]
             needed: set[int] = set()  # the calls that another call reads
             received: set[int] = set()
             for k in reversed(run.own):
@@ -1078,17 +1081,8 @@ class Walk:
                 for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
                     same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
                     (received if same or k in found[side] else needed).update(read.written_by)
+                    self.reads_alone |= k in partners and not same and not alone.isdisjoint(read.written_by)
         return found
-
-    def reads_alone(self) -> bool:
-        """Whether a call in both runs reads what calls of one run alone have written."""
-        return any(
-            writer in self._gap_of[side] and writer not in self.received[side]
-            for side, run in enumerate(self.runs)
-            for k in self._partners[side]
-            for read in run.reads(k)
-            for writer in read.written_by
-        )
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1135,7 +1129,7 @@ class Walk:
         if id(gap) in self._told:
             return
         self._told.add(id(gap))
-        computing = self._told_calls(gap)
+        computing = [[k for k in calls if not run.is_transparent(k)] or calls for run, calls in self._sides(gap)]
         first = [calls[0] if calls else None for calls in computing]
         if any(run.calls[k].phase == "optimizer" for run, calls in self._sides(gap) for k in calls):
             self._tell_numbers()  # such as a weight_decay of 0, without which other ops are called
@@ -1152,15 +1146,14 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
-        if all(computing):
-            self._add(fact, self._key_of(gap))
-            return
-        side = 0 if computing[0] else 1
-        rows = {self._sort(side, k)[1:] for k in computing[side]}
-        same = [k for k in self._gap_of[side] if self._sort(side, k)[1:] in rows]
-        if not rows <= self._told_rows[side]:  # otherwise it is in the count of an earlier fact
-            self._told_rows[side].update(rows)
-            self._add(replace(fact, calls=len(same)), self._key_of(gap))
+        rows = {(side, run.calls[k].op) for side, run in enumerate(self.runs) for k in computing[side]}
+        if not rows <= self._told_rows:  # otherwise an earlier fact has counted these calls
+            self._told_rows |= rows
+            alone = [
+                sum((side, run.calls[k].op) in rows and not run.is_transparent(k) for k in self._gap_of[side])
+                for side, run in enumerate(self.runs)
+            ]
+            self._add(replace(fact, calls=max(1, *alone), alone=(alone[0], alone[1])), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
         return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
@@ -1218,21 +1211,15 @@ class Walk:
         call = run.calls[k]
         return run.steps[k], call.phase, call.module, call.name
 
-    def _told_calls(self, gap: Gap) -> list[list[int]]:
-        """The calls of a gap that its text names: the views only if there is nothing else."""
-        found = [[k for k in calls if not run.is_transparent(k)] for run, calls in self._sides(gap)]
-        return found if any(found) else [gap.one, gap.other]
-
     def described(self, gap: Gap) -> str:
         """What the runs call in one place: "A calls aten::exp where B calls aten::sin", "Only A calls aten::exp"."""
         names: list[str] = []
         modules: list[str] = []
         place = ""
         moved = False
-        told = self._told_calls(gap)
-        for side, run in enumerate(self.runs):
-            shown = told[side]
-            if not all(told):  # the other run may call some elsewhere
+        for side, (run, calls) in enumerate(self._sides(gap)):
+            shown = [k for k in calls if not run.is_transparent(k)] or calls
+            if not (gap.one and gap.other):  # the other run may call some elsewhere
                 alone = [k for k in shown if self._sort(side, k) not in self._alone[1 - side] | self._initial[1 - side]]
                 moved = moved or (bool(shown) and not alone)
                 shown = alone or shown
@@ -1242,10 +1229,10 @@ class Walk:
             if made and not place:
                 line = f", {made[0].line.rpartition('/')[2]}" if made[0].line else ""
                 place = f" in {modules[-1]}{line}"
-        if all(told) and names[0] == names[1] and modules[0] != modules[1]:
+        if gap.one and gap.other and names[0] == names[1] and modules[0] != modules[1]:
             return f"A calls {names[0]} in {modules[0]} where B calls it in {modules[1]}"
-        if not all(told):
-            name, other = ("A", "B") if told[0] else ("B", "A")
+        if not (gap.one and gap.other):
+            name, other = ("A", "B") if gap.one else ("B", "A")
             called = f"calls {names[0] or names[1]}{place}"
             return f"{name} {called}, in another place than {other}" if moved else f"Only {name} {called}"
         if names[0] == names[1]:
