@@ -822,6 +822,99 @@ def test_a_planted_difference_is_found_in_files_of_two_processes(name: str, tmp_
     assert [fact.text for fact in difference.facts] == [fact.text for fact in memory.facts]
 
 
+# --- calls of one run alone, and what is said of the others
+
+
+def one_group_decays(k: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8), nn.LayerNorm(8))
+    parameters = [*model.parameters()]
+    groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.1 * k}]
+    train(model, torch.optim.AdamW(groups, 1e-2, foreach=False))
+
+
+class Language(nn.Module):
+    """An embedding whose weight is that of the output as well, or not."""
+
+    def __init__(self, is_tied: bool) -> None:
+        super().__init__()
+        self.table, self.inner, self.out = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9, bias=False)
+        self.out.weight = self.table.weight if is_tied else nn.Parameter(self.table.weight.detach().clone())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.out(self.inner(self.table(ids)).tanh())
+        return out
+
+
+def a_tie_that_is_lost(k: int) -> None:
+    model = Language(is_tied=not k)
+    train(model, torch.optim.SGD(model.parameters(), 0.1, foreach=False), batches=lambda step: torch.arange(9))
+
+
+def weights_that_are_normalized(k: int) -> None:
+    """The backward adds gradients of two shapes, in one run of one of them."""
+    model = nn.Linear(8, 8)
+    for step in range(3):
+        scores = model(batch(step)).softmax(-1)
+        best, chosen = scores.topk(2)
+        best = best if k else best / best.sum(-1, keepdim=True)
+        (scores.mean() * 3 + scores.square().mean() + (best * chosen).mean()).backward()
+
+
+def logged(k: int) -> None:
+    """One run looks at its weights, and tries the model."""
+    model = net()
+
+    def look(step: int) -> None:
+        if k and step:
+            sum(one.detach().norm().item() for one in model.parameters())
+            with torch.no_grad():
+                (model(batch(9)) > 0).float().mean().item()
+
+    train(model, before=look)
+
+
+SHAPES = "Calls with other shapes"
+ALONE: dict[str, tuple[Planted, dict[str, int]]] = {
+    "a group that decays": (Planted(one_group_decays, "state", never=(SHAPES,)), {"aten::mul_": 12}),
+    "a tie that is lost": (
+        Planted(
+            a_tie_that_is_lost, "structure", says="on the parameter out.weight", never=(SHAPES, "where B", "reads [")
+        ),
+        {"aten::add": 3, "aten::add_": 3},
+    ),
+    "weights that are normalized": (
+        Planted(weights_that_are_normalized, "structure", never=(SHAPES, " reads ", "where B")),
+        {"aten::sum, aten::div": 18},
+    ),
+    "calls for a log": (
+        Planted(logged, "structure", says="B makes 30 such calls", never=(SHAPES, "where B")),
+        {"aten::linalg_": 30},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_calls_of_one_run_alone_are_counted_and_the_others_are_pairs(name: str) -> None:
+    planted, counts = ALONE[name]
+    difference = recorded(planted.program, 0).diff(recorded(planted.program, 1))
+    check(planted, difference)
+    told = [one for one in difference.facts if one.text.startswith("Only ")]
+    assert {text: one.calls for one in told for text in counts if f"calls {text}" in one.text} == counts, str(
+        difference
+    )
+    for one in told:
+        assert f"{one.text} In all, {one.text[5]} makes {one.calls} such calls." in difference.evidence
+
+
+def test_calls_of_one_run_alone_without_effect_come_after_what_is_equal() -> None:
+    difference = recorded(logged, 0).diff(recorded(logged, 1))
+    verdict = difference.content().verdict
+    start = f"The results of all {difference.compared} calls in both runs have equal bits. Different from step 1 on: "
+    assert verdict.startswith(f"{start}Only B calls aten::linalg_vector_norm")
+    assert "No call in both reads what the 30 calls of B alone compute." in verdict
+    assert (difference.kind, difference.aside, difference.largest) == ("structure", 30, 0.0)
+
+
 # --- equal programs
 
 
@@ -897,7 +990,42 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a checkpoint": Checkpointed,
 }
 
+
+def with_parameters_in_another_order(foreach: bool) -> Program:
+    """An optimizer of the parameters from last to first, of which two are zeros and have one shape."""
+
+    def program(k: int) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+        parameters = [*model.parameters()][:: 1 - 2 * k]
+        norms = {one: one.detach().square().sum() for one in parameters}
+        sum(norms[one] for one in model.parameters())
+        train(model, torch.optim.AdamW(parameters, 1e-2, foreach=foreach))
+
+    return program
+
+
+def with_workers(*counts: int) -> Program:
+    """A sampler that is asked for its batches when a worker needs them."""
+
+    def program(k: int) -> None:
+        rows = torch.utils.data.TensorDataset(batch(1, 12, 8), torch.arange(12))
+        loader = torch.utils.data.DataLoader(rows, batch_size=4, shuffle=True, num_workers=counts[k])
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            for x, y in loader:
+                (model(x).mean(1) - y).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return program
+
+
 EQUAL: dict[str, Program] = {
+    "parameters in another order": with_parameters_in_another_order(False),
+    "parameters in another order, foreach": with_parameters_in_another_order(True),
+    "no worker, and one": with_workers(0, 1),
+    "one worker, and two": with_workers(1, 2),
     **{name: trained(make) for name, make in MODELS.items()},
     "a GAN": gan,
     "compiled and eager": compiled(""),
@@ -914,6 +1042,28 @@ def test_equal_programs_are_equal(name: str) -> None:
     assert (difference.kind, difference.first, difference.largest) == (None, None, 0.0)
     assert difference.is_within(0.0)
     assert difference.compared > 10
+
+
+def test_another_order_and_what_a_worker_has_made_are_said() -> None:
+    program = with_workers(0, 1)
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    assert (difference.moved, difference.received) == (2, {"A": 12})
+    assert difference.content().verdict.endswith(
+        " In B, 2 of them ran in another order. What 12 calls of A alone compute, B reads with equal bits from "
+        "outside, as from a worker process."
+    )
+
+
+def test_a_worker_that_makes_another_batch_is_told() -> None:
+    def program(k: int) -> None:
+        rows = torch.utils.data.TensorDataset(batch(k, 8, 8))
+        for (x,) in torch.utils.data.DataLoader(rows, batch_size=4, num_workers=k):
+            x.exp()
+
+    difference = recorded(program, 0).diff(recorded(program, 1))
+    assert (difference.kind, difference.received) == ("input", {})
+    assert difference.first is not None
+    assert difference.first.op in ("aten::randn", "aten::exp")
 
 
 def test_an_order_without_effect_is_said() -> None:

@@ -200,3 +200,34 @@ def test_a_window_without_a_common_step_is_compared_as_a_whole() -> None:
 
     found = difference(training)
     assert found.kind == "weight", str(found)
+
+
+@pytest.mark.parametrize("generator_is_kept", [True, False])
+def test_the_two_programs_may_stand_in_two_files(generator_is_kept: bool) -> None:
+    """Autograd's own calls have no line, and are no sign of where a step begins."""
+
+    def training(start: int, saved: Checkpoint) -> Iterator[None]:
+        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Dropout(0.5), nn.Linear(16, 3, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if start:
+            model.load_state_dict(saved["model"])
+            if generator_is_kept:
+                torch.set_rng_state(saved["generator"])
+        for step in range(start, FIRST + 3):
+            loss = model(torch.randn(6, 8, generator=torch.Generator().manual_seed(step))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield
+            if step == FIRST - 1 and not start:
+                saved["model"] = copy.deepcopy(model.state_dict())
+                saved["generator"] = torch.get_rng_state()
+
+    saved: Checkpoint = {}
+    whole = recorded(training, 0, saved)
+    training.__code__ = training.__code__.replace(co_filename="resumed.py")
+    found = whole.diff(recorded(training, FIRST, saved))
+    assert (found.only_in_a, found.only_in_b) == ([], []), str(found)
+    assert found.equal == generator_is_kept, str(found)
+    if not generator_is_kept:
+        assert [(one.kind, one.text[:22]) for one in found.facts] == [("input", "aten::dropout in 2 dra")], str(found)

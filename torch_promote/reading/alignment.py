@@ -2,40 +2,57 @@
 
 NOTE [ How calls are aligned ]
 The calls of a module in one phase of one step are aligned with those of the same place in the other run. Calls of one
-op whose results have equal bits belong together, whatever their order. That leaves the calls from the first difference
-on. Of these, the end is aligned first, because a call that was inserted stands at the start of what differs. The rest
-is a longest common subsequence (Myers, 1986), whose time grows with the number of differences, not with the length.
+op whose results have equal bits belong together, whatever their order, and first of them those that read equal bits.
+That leaves the calls from the first difference on. Of these, the end is aligned first, because a call that was inserted
+stands at the start of what differs. The rest is a longest common subsequence (Myers, 1986), whose time grows with the
+number of differences, not with the length. Of an op that one run calls more often, calls of equal shapes come first.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
 
 #: The number of differences in a place above which calls are aligned by their running numbers.
 _MOST_DIFFERENCES = 1500
 
 
-def align(
-    one: Sequence[Hashable], other: Sequence[Hashable], contents: tuple[Sequence[Hashable], Sequence[Hashable]]
-) -> list[tuple[int, int]]:
-    """Aligns two sequences of calls: returns pairs of indices with equal names, in the order of the first."""
-    # `contents` has the bits of the results of each call, for both runs; a false value equals no other.
-    if one == other and contents[0] == contents[1]:
-        return [(i, i) for i in range(len(one))]
-    waiting: dict[Hashable, list[int]] = {}
-    for j in reversed(range(len(other))):
-        if contents[1][j]:
-            waiting.setdefault((other[j], contents[1][j]), []).append(j)
-    pairs = []
-    for i, name in enumerate(one):
-        found = waiting.get((name, contents[0][i])) if contents[0][i] else None
-        if found:
-            pairs.append((i, found.pop()))
-    taken = {i for i, _ in pairs}, {j for _, j in pairs}
-    left = [i for i in range(len(one)) if i not in taken[0]], [j for j in range(len(other)) if j not in taken[1]]
-    common = _common([one[i] for i in left[0]], [other[j] for j in left[1]])
-    return sorted([*pairs, *((left[0][i], left[1][j]) for i, j in common)])
+#: For each of two sequences, the names of its elements.
+_Names: TypeAlias = tuple[Sequence[Hashable], Sequence[Hashable]]
+
+
+def align(names: Sequence[_Names], contents: Sequence[_Names] = ()) -> list[tuple[int, int]]:
+    """Aligns two sequences: returns pairs of indices, in the order of the first.
+
+    Args:
+        names: What aligns those that stand in one order; the second, those between what the first has aligned.
+        contents: What tells those that belong together in any order, the surest first; a false value equals none.
+    """
+    first, second = (*names, *contents)[0]
+    left = [*range(len(first))], [*range(len(second))]
+    if names and all(one == other for one, other in (*names, *contents)):
+        return [(i, i) for i in left[0]]
+    pairs: list[tuple[int, int]] = []
+    for one, other in contents:
+        waiting: dict[Hashable, list[int]] = {}
+        for j in reversed(left[1]):
+            if other[j]:
+                waiting.setdefault(other[j], []).append(j)
+        pairs += [(i, waiting[one[i]].pop()) for i in left[0] if waiting.get(one[i])]
+        taken = {i for i, _ in pairs}, {j for _, j in pairs}
+        left = [i for i in left[0] if i not in taken[0]], [j for j in left[1] if j not in taken[1]]
+    ends = [(-1, -1), (len(left[0]), len(left[1]))]
+    for one, other in names:
+        named = [one[i] for i in left[0]], [other[j] for j in left[1]]
+        ends += [
+            (a[0] + 1 + i, a[1] + 1 + j)
+            for a, b in itertools.pairwise(ends)
+            for i, j in _common(named[0][a[0] + 1 : b[0]], named[1][a[1] + 1 : b[1]])
+        ]
+        ends.sort()
+    return sorted([*pairs, *((left[0][i], left[1][j]) for i, j in ends[1:-1])])
 
 
 def rising(numbers: Sequence[int]) -> set[int]:

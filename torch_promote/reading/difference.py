@@ -21,6 +21,7 @@ from torch_promote.reading.divergence import (
     argument_text,
     differing_attributes,
     shapes_of,
+    spell_error,
 )
 from torch_promote.reading.run import Run, before_the_window, is_unfinished, relative_error
 from torch_promote.recording.program_state import UNKNOWN
@@ -229,6 +230,10 @@ class Difference(Report):
         step_counts: The numbers of steps in both recordings, if neither was asked for fewer, and they differ; or None.
         unread_states: The states of optimizers that were read in neither run, and so were not compared.
         moved: The number of calls in both runs that the second made in another order.
+        aside: The number of calls of one run alone, if no call in both reads what they have computed, and the results
+            of all calls in both have equal bits; otherwise 0.
+        received: By run, the number of calls that it alone made, and whose results the other one reads with equal bits
+            from outside, such as batches that a worker process has made.
         failures: By run, the error that ended it, if the other one did not end with it as well.
 
     Example:
@@ -266,6 +271,8 @@ class Difference(Report):
     step_counts: tuple[int, int] | None = None
     unread_states: list[str] = field(default_factory=list)
     moved: int = 0
+    aside: int = 0
+    received: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -346,6 +353,11 @@ class Difference(Report):
         if self.outside:
             counts = " and ".join(f"{count:,} of {name}" for name, count in self.outside.items())
             more.append(f" Not compared: the calls before the first step that both recordings have ({counts}).")
+        more += [
+            f" What {calls:,} call{'s' * (calls != 1)} of {name} alone compute{'s' * (calls == 1)}, "
+            f"{'B' if name == 'A' else 'A'} reads with equal bits from outside, as from a worker process."
+            for name, calls in self.received.items()
+        ]
         more += [f" In neither run could the {one} be read, so it was not compared." for one in self.unread_states]
         more += [
             f" The recording of {name} ends after {steps:,} step{'s' * (steps != 1)}: its run was killed, or is "
@@ -373,6 +385,11 @@ class Difference(Report):
             return f"Different: {fact.text} Contents were not compared."
         after = self._after()
         text = f"Different from step {fact.step} on: {fact.text}"
+        if self.aside:
+            alone = " and ".join(name for name, calls in (("A", self.only_in_a), ("B", self.only_in_b)) if calls)
+            calls = f"the {self.aside:,} calls of {alone} alone compute" if self.aside > 1 else "that call computes"
+            text = f"The results of all {self.compared:,} calls in both runs have equal bits. {text} No call in both "
+            text += f"reads what {calls}."
         return f"{after} {text}" if self._are_ranks else f"{text} {after}".rstrip()
 
     @property
@@ -389,10 +406,7 @@ class Difference(Report):
         whose = " of the two ranks" if self._are_ranks else ""
         if differing is None:
             return f"The parameters{whose} are equal after {'every step' if len(errors) > 1 else 'the step'}."
-        return (
-            f"After step {differing.step} the parameters{whose} differ (relative L2 "
-            f"{spell_number(differing.parameters or 0.0)})."
-        )
+        return f"After step {differing.step} the parameters{whose} differ ({spell_error(differing.parameters or 0.0)})."
 
     def _numbers(self) -> Iterator[ReportFact]:
         if self.kind is not None:
@@ -566,6 +580,7 @@ def compare_recordings(before: Recording, after: Recording) -> Difference:
         outside={name: len(run.outside) for name, run in (("A", one), ("B", other)) if run.outside},
         unread_states=unread_states,
         moved=walk.moved,
+        received={name: len(calls) for name, calls in zip("AB", walk.received, strict=True) if calls},
         failures=_failures(before, after),
     )
     return _concluded(found, walk)
@@ -626,10 +641,7 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         first, second = (calls[0] if calls else None for calls in (walk.tail.one, walk.tail.other))
         step = walk.one.steps[first] if first is not None else walk.other.steps[second] if second is not None else 0
         facts.append(Fact("structure", text, first, second, step))
-    evidence = [
-        f"{one.text} The same in {one.calls - 1:,} more call{'s' * (one.calls > 2)}." if one.calls > 1 else one.text
-        for one in facts
-    ]
+    evidence = [f"{one.text}{_more(one)}" for one in facts]
     totals = [len(run.own) for run in walk.runs]
     in_common = len(walk.pairs) + len(walk.views)
     if facts and not compiled and in_common < _LEAST_IN_COMMON * min(totals) and not _have_one_source(walk):
@@ -661,7 +673,20 @@ def _concluded(found: Difference, walk: Walk) -> Difference:
         unseen = len(found.only_in_b if walk.one.compiled else found.only_in_a)
         name = "A" if walk.one.compiled else "B"
         evidence.append(f"Unseen in {name}, which ran compiled code: {unseen:,} calls of the other run.")
-    return replace(found, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+    aside = len(found.only_in_a + found.only_in_b)
+    if walk.differ or largest or found.unknown or walk.reads_alone or not all(any(one.alone) for one in facts):
+        aside = 0
+    return replace(found, aside=aside, facts=facts, evidence=evidence, first=_first(walk, facts[0]) if facts else None)
+
+
+def _more(fact: Fact) -> str:
+    """Of how many calls a fact is true, as a sentence; "" of one."""
+    if any(fact.alone):
+        counts = " and ".join(
+            f"{name} makes {number:,}" for name, number in zip("AB", fact.alone, strict=True) if number
+        )
+        return f" In all, {counts} such calls." if max(fact.alone) > 1 else ""
+    return "" if fact.calls == 1 else f" The same in {fact.calls - 1:,} more call{'s' * (fact.calls > 2)}."
 
 
 def _have_one_source(walk: Walk) -> bool:
@@ -679,7 +704,7 @@ def _rounding(walk: Walk, selecting: Sequence[str], largest: float) -> Fact:
     pair, error = walk.rounded[0]
     text = (
         f"The results differ by no more than rounding explains. It starts in {walk.place(*pair)}, step "
-        f"{walk.one.steps[pair.one]}: relative L2 {spell_number(error)}, and rounding in its dtype explains "
+        f"{walk.one.steps[pair.one]}: {spell_error(error)}, and rounding in its dtype explains "
         f"{spell_number(walk.one.rounding(pair.one))}.{'' if compiled else walk.other_kernel(pair)}{what}"
     )
     return Fact("rounding", text, *pair, walk.one.steps[pair.one], error, calls=len(walk.rounded))
@@ -780,11 +805,15 @@ def _unread(run: Run, other: Run) -> set[int]:
         # What is only converted, or only read by calls without results, such as Tensor.item, is compared nowhere else.
         if run.values(i) and (i in read or not run.is_transparent(i)):
             read.update(writer for one in run.reads(i) for writer in one.written_by)
+    elements = {one.digest for i in run.own if not run.is_transparent(i) for one in run.reads(i)}
     known = other.contents | {loss.digest for end in run.recording.ends for loss in end.losses}
     return {
         i
         for i in run.own
-        if i not in read and run.calls[i].phase in ("forward", "recompute") and not known.issuperset(run.results(i))
+        if i not in read
+        and run.calls[i].phase in ("forward", "recompute")
+        and not known.issuperset(run.results(i))
+        and not (run.is_transparent(i) and elements.issuperset(run.results(i)))  # a call that computes reads the view
     }
 
 

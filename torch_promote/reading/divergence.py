@@ -13,7 +13,8 @@ its inputs; its other arguments; its results. A difference is a fact of its own 
 
 The states of optimizers are compared at the start of their first step. Calls that initialize parameters are not
 compared: the parameters are, where they are first read. Calls of one run alone before the first aligned call set a
-program up, and are not facts unless what they leave is read and differs.
+program up, and are not facts unless what they leave is read and differs. Nor are calls that compute what the other run
+reads from outside with equal bits.
 
 NOTE [ What counts as rounding ]
 If nothing differs that may select other kernels, every difference has a cause. Otherwise (another PyTorch, device, CPU
@@ -24,10 +25,12 @@ The walk then goes on behind such a call, without the facts that a rounding erro
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from torch_promote.observe.call import COMPILED_FUNCTION, TENSORS
 from torch_promote.observe.ops import facts_of
@@ -86,6 +89,7 @@ class Fact:
         arguments: The arguments that differ, with both values.
         state: The names of the states that differ.
         calls: The number of calls that it is true of.
+        alone: Of calls of one run alone, the numbers of those of these ops in each run.
     """
 
     kind: Kind
@@ -98,6 +102,7 @@ class Fact:
     arguments: Mapping[str, tuple[Argument, Argument]] = field(default_factory=dict)
     state: tuple[str, ...] = ()
     calls: int = 1
+    alone: tuple[int, int] = (0, 0)
 
 
 class Walk:
@@ -133,6 +138,9 @@ class Walk:
         self.read_at_last: int = 0
         self.differ: bool = False  # whether the results of a call in both runs differ
         self.moved: int = 0  # the number of calls in both runs that the second made in another order
+        self.reads_alone: bool = False  # whether a call in both runs reads what calls of one run alone have written
+        #: The calls of each run alone that compute what the other one reads from outside with equal bits.
+        self.received: tuple[set[int], set[int]] = set(), set()
         self._places: dict[Any, int] = {}  # of facts that are true of several calls
         self._tainted: tuple[set[int], set[int]] = set(), set()  # calls whose results differ
         self._partners: tuple[dict[int, int], dict[int, int]] = {}, {}
@@ -141,6 +149,7 @@ class Walk:
         #: What the calls are that only initialize parameters.
         self._initial = [{self._sort(side, k) for k in run.initial} for side, run in enumerate(self.runs)]
         self._told: set[int] = set()  # the ids of gaps that are facts
+        self._told_rows: set[tuple[int, str]] = set()  # the ops of one run alone that facts tell
         self._from_workers: dict[int, Any] = {}  # the keys of gaps that made in one run what a fact is about
         self._step = -1
         #: Numbers of an optimizer that differ, until a call shows them: the step, the text and the names.
@@ -154,47 +163,99 @@ class Walk:
 
     # --- the order
 
-    def _aligned(self, views: bool, between: Sequence[Sequence[int]] = ((), ())) -> dict[int, int]:
-        """The calls of the first run that the second made as well; views and conversions, between the same calls."""
+    def _aligned(self, views: bool, known: Mapping[int, int]) -> dict[int, int]:
+        """The calls of the first run that the second made as well; views and conversions, between those known."""
+        kept = rising([known[i] for i in sorted(known)])
+        found = self._views_of_moved({j: i for i, j in known.items()}, kept)
+        taken = found, set(found.values())
+        between = [i for i in sorted(known) if known[i] in kept], sorted(kept)
         places: dict[tuple[int, str, str, int], tuple[list[int], list[int]]] = {}
         for side, run in enumerate(self.runs):
             for i in run.own:
-                if i not in run.initial and run.is_transparent(i) == views:
+                if i not in run.initial and run.is_transparent(i) == views and i not in taken[side]:
                     call = run.calls[i]
                     key = run.steps[i], call.phase, call.module, bisect.bisect(between[side], i)
                     places.setdefault(key, ([], []))[side].append(i)
-        found: dict[int, int] = {}
         for ones, others in places.values():
             sides = tuple(zip(self.runs, (ones, others), strict=True))
-            names: list[list[Any]] = [
-                [(run.calls[i].name, _shapes(run.calls[i])) for i in calls] for run, calls in sides
-            ]
-            if Counter(names[0]) != Counter(names[1]):
-                names = [[(name, len(shapes)) for name, shapes in found] for found in names]
-            # The same loop in both runs, such as over experts, calls the same arguments in one order.
-            orders: tuple[dict[str, list[Any]], dict[str, list[Any]]] = {}, {}
-            for (run, calls), order in zip(sides, orders, strict=True):
+            made: tuple[dict[str, list[Call]], dict[str, list[Call]]] = {}, {}
+            for (run, calls), by_name in zip(sides, made, strict=True):
                 for i in calls:
-                    order.setdefault(run.calls[i].name, []).append(run.calls[i].arguments)
-            ordered = {name for name, order in orders[0].items() if order == orders[1].get(name)}
-            contents: list[list[Any]] = [
-                [
-                    results and (results, run.calls[i].arguments if run.calls[i].name in ordered else ())
-                    for i in calls
-                    for results in (run.tells(i) and run.results(i),)
-                ]
-                for run, calls in sides
-            ]
-            found |= {ones[i]: others[j] for i, j in align(names[0], names[1], (contents[0], contents[1]))}
+                    by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
+            ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
+            reshaped: set[str] = (
+                set()
+            )  # otherwise, calls of other shapes are others: one run may call the op more often
+            for name, one in made[0].items():
+                other = made[1].get(name, [])
+                if [call.arguments for call in one] == [call.arguments for call in other]:
+                    ordered.add(name)
+                if len(one) == len(other) and Counter(map(_shapes, one)) != Counter(map(_shapes, other)):
+                    reshaped.add(name)
+            shaped, plain, read, equal, written = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(5))
+            for side, (run, calls) in enumerate(sides):
+                for i in calls:
+                    name, shapes, arguments = run.calls[i].name, _shapes(run.calls[i]), run.calls[i].arguments
+                    plain[side].append((name, len(shapes)))
+                    shaped[side].append((name, len(shapes) if name in reshaped else shapes))
+                    results = run.tells(i) and run.results(i)
+                    same = results and (name, shapes, results, arguments if name in ordered else ())
+                    equal[side].append(same)
+                    read[side].append(same and (*same, *(one.digest for one in run.reads(i))))
+            for (run, calls), keys in zip(sides, written, strict=True):
+                # As many calls of an op that write to one parameter belong together as well.
+                names = [read[0] != read[1] and run.updates(i) and run.parameter_of(i) for i in calls]
+                named = [(run.calls[i].name, name) for i, name in zip(calls, names, strict=True)]
+                counts = Counter(named)
+                keys += [key[1] and (*key, counts[key]) for key in named]
+            found |= {ones[i]: others[j] for i, j in align([shaped, plain], [read, equal, written])}
         return found
+
+    def _views_of_moved(self, place_of: Mapping[int, int], kept: set[int]) -> dict[int, int]:
+        """The views before calls that the second run made in another order, if they are equal."""
+        calls, keys = (cast(tuple[list[Any], list[Any]], ([], [])) for _ in range(2))
+        moved = {i for j, i in place_of.items() if j not in kept}, place_of.keys() - kept
+        for side, run in enumerate(self.runs):
+            reader = -1
+            for k in reversed(run.own):
+                if not run.is_transparent(k):
+                    reader = k
+                elif reader in moved[side]:
+                    calls[side].append(k)
+                    reader_of_one = place_of[reader] if side else reader
+                    keys[side].append((reader_of_one, run.calls[k].name, _shapes(run.calls[k]), run.results(k)))
+        return {calls[0][i]: calls[1][j] for i, j in align([], [keys])}
+
+    def _move(self, aligned: dict[int, int]) -> None:
+        """Aligns calls that have an equal one in another place of the other run, such as draws that a worker needs."""
+
+        def known(side: int, k: int) -> Any:
+            run, call = self.runs[side], self.runs[side].calls[k]
+            results = not run.updates(k) and run.results(k)
+            reads = (one.digest for one in run.reads(k))
+            return results and (call.name, call.module, _shapes(call), call.arguments, results, *reads)
+
+        free: tuple[dict[Any, list[int]], dict[Any, list[int]]] = {}, {}
+        taken = {*aligned}, {*aligned.values()}
+        for side, run in enumerate(self.runs):
+            for k in run.own:
+                if not (k in taken[side] or k in run.initial or run.is_transparent(k)) and (key := known(side, k)):
+                    free[side].setdefault(key, []).append(k)
+        for i, j in [*aligned.items()] if all(free) else ():
+            if self.one.results(i) != self.other.results(j):  # it stands where another call of the op does
+                one, other = free[0].get(known(1, j)), free[1].get(known(0, i))
+                if one and other:
+                    aligned |= {i: other.pop(0), one.pop(0): j}
+        for key in free[0].keys() & free[1].keys():
+            aligned |= dict(zip(free[0][key], free[1][key], strict=False))
 
     def _order(self) -> Iterator[tuple[int | None, int | None]]:
         """The calls of both runs: those of the first in its order, the others where they ran."""
-        aligned = self._aligned(views=False)
-        places = [aligned[i] for i in self.one.own if i in aligned]
-        kept = rising(places)
-        self.moved = len(places) - len(kept)
-        aligned |= self._aligned(True, ([i for i in self.one.own if aligned.get(i) in kept], sorted(kept)))
+        aligned = self._aligned(False, {})
+        self._move(aligned)
+        self.moved = len(aligned) - len(rising([aligned[i] for i in sorted(aligned)]))
+        aligned |= self._aligned(True, aligned)
+        kept = rising([aligned[i] for i in sorted(aligned)])
         place_of = {j: i for i, j in aligned.items()}
         self._partners = aligned, place_of
         after: dict[int, list[int]] = {}
@@ -202,8 +263,8 @@ class Walk:
         for j in self.other.own:
             if j in self.other.initial:
                 continue
-            if j in kept or (j in place_of and self.other.is_transparent(j)):
-                place = max(place, place_of[j])
+            if j in kept:
+                place = place_of[j]
             elif j not in place_of:
                 after.setdefault(place, []).append(j)
         for j in after.get(-1, ()):
@@ -218,6 +279,7 @@ class Walk:
         order = list(self._order())
         gap: Gap | None = None
         has_pair = False
+        last: tuple[int, str] = 0, ""
         for i, j in order:  # before facts are looked for, which name the gap that a call reads from
             if i is not None and j is not None:
                 if not self.one.is_transparent(i):
@@ -225,12 +287,14 @@ class Walk:
                 continue
             side, k = (0, i) if i is not None else (1, j)
             assert k is not None
-            if gap is None:
+            before, last = last, (side, self.runs[side].calls[k].phase)
+            if gap is None or (before[0] != side and before[1] != last[1]):  # calls of two phases replace no other
                 gap = Gap(is_first=not has_pair)
                 self.gaps.append(gap)
             (gap.one, gap.other)[side].append(k)
             self._gap_of[side][k] = gap
             self._alone[side].add(self._sort(side, k))
+        self.received = self._find_received()
         if gap is not None and ((not gap.one and not complete[0]) or (not gap.other and not complete[1])):
             self.tail = self.gaps.pop()
         for i, j in order:
@@ -434,8 +498,7 @@ class Walk:
         """The calls inside of a call that both runs made."""
         inner = self.one.inner(pair.one), self.other.inner(pair.other)
         names = [[run.calls[k].name for k in calls] for run, calls in zip(self.runs, inner, strict=True)]
-        unknown: tuple[list[str], list[str]] = [""] * len(inner[0]), [""] * len(inner[1])
-        return [Pair(inner[0][i], inner[1][j]) for i, j in align(names[0], names[1], unknown)]
+        return [Pair(inner[0][i], inner[1][j]) for i, j in align([(names[0], names[1])])]
 
     def _see_attributes(self, pair: Pair) -> None:
         """Compares calls of which no contents are known."""
@@ -490,6 +553,11 @@ class Walk:
             self._see_attributes(pair)
             return
         one, other = (run.results(k) for run, k in zip(self.runs, pair, strict=True))
+        items = self.one.items(pair.one) if one != other else []
+        if items and items == self.other.items(pair.other) and not self._differing_arguments(pair):
+            self.pairs.append(pair)  # a foreach op, whose lists have the same contents in another order
+            self.errors.append(0.0)
+            return
         dtypes = [_dtypes(run.calls[k]) for run, k in zip(self.runs, pair, strict=True)]
         known = bool(one and other)
         error = 0.0 if known and one == other else self.error_of(pair)
@@ -642,7 +710,7 @@ class Walk:
         ):
             self.rounded.append((pair, error))
         else:
-            shown = "" if error is None else f" (relative L2 {spell_number(error)})"
+            shown = _l2(error)
             arguments = "" if not (call.arguments or other.arguments) else " and arguments"
             reads = self.one.reads(pair.one), self.other.reads(pair.other)
             unread = sum(not (a.digest and b.digest) for a, b in zip(*reads, strict=False))
@@ -992,9 +1060,29 @@ class Walk:
                 and not run.converts(k)
                 and run.calls[k].op != "aten::contiguous"
                 and self._sort(side, k) not in self._initial[1 - side]
+                and k not in self.received[side]
             ]
             for side, (run, calls) in enumerate(self._sides(gap))
         ]
+
+    def _find_received(self) -> tuple[set[int], set[int]]:
+        """The calls of one run alone that compute what the other one reads from outside, such as from a worker."""
+        found: tuple[set[int], set[int]] = set(), set()
+        for side, run in enumerate(self.runs):
+            partners, alone, other = self._partners[side], self._gap_of[side].keys(), self.runs[1 - side]
+            needed: set[int] = set()  # the calls that another call reads
+            received: set[int] = set()
+            for k in reversed(run.own):
+                if k in received and k not in needed and k not in partners:
+                    found[side].add(k)
+                elif run.is_transparent(k) and k not in partners:
+                    continue
+                theirs = other.reads(partners[k]) if k in partners else ()
+                for read, of_other in itertools.zip_longest(run.reads(k), theirs[: len(run.reads(k))]):
+                    same = of_other is not None and other.is_outside(of_other) and read.digest == of_other.digest
+                    (received if same or k in found[side] else needed).update(read.written_by)
+                    self.reads_alone |= k in partners and not same and not alone.isdisjoint(read.written_by)
+        return found
 
     def _has_other_numbers(self, gap: Sequence[Sequence[int]]) -> bool:
         """Whether the runs call one op in one place with other tensors, and other numbers or flags."""
@@ -1058,7 +1146,14 @@ class Walk:
             found = self.error_of(Pair(computing[0][-1], computing[1][-1]))
             error = found if found is not None else error
         fact = Fact(kind, text, first[0], first[1], self._step_of(first[0], first[1]), error, parameter)
-        self._add(fact, self._key_of(gap))
+        rows = {(side, run.calls[k].op) for side, run in enumerate(self.runs) for k in computing[side]}
+        if not rows <= self._told_rows:  # otherwise an earlier fact has counted these calls
+            self._told_rows |= rows
+            alone = [
+                sum((side, run.calls[k].op) in rows and not run.is_transparent(k) for k in self._gap_of[side])
+                for side, run in enumerate(self.runs)
+            ]
+            self._add(replace(fact, calls=max(1, *alone), alone=(alone[0], alone[1])), self._key_of(gap))
 
     def _key_of(self, gap: Gap) -> tuple[Any, ...]:
         return "gap", tuple(tuple(run.calls[k].name for k in calls) for run, calls in self._sides(gap))
@@ -1189,7 +1284,7 @@ class Walk:
         first = (found, None) if side == 0 else (None, found)
         text = (
             f"{reader} reads what compiled code computed in {'AB'[side]}, and it differs by more than rounding "
-            f"(relative L2 {spell_number(error)})."
+            f"({spell_error(error)})."
         )
         draw = "" if function is None else compiled.recording.draws.get(function, "")
         if draw:
@@ -1265,8 +1360,13 @@ class Walk:
         return reader is not None and run.calls[reader].phase == "forward"
 
 
+def spell_error(error: float) -> str:
+    """An error in a sentence: those that are neither 0 nor infinite are estimates from sketches."""
+    return f"relative L2 {'about ' * (0.0 < error < math.inf)}{spell_number(error)}"
+
+
 def _l2(error: float | None) -> str:
-    return "" if error is None else f" (relative L2 {spell_number(error)})"
+    return "" if error is None else f" ({spell_error(error)})"
 
 
 def _is_of_flag(fact: Fact) -> bool:

@@ -7,12 +7,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_promote.observe.call import COMPILED, Call
 from torch_promote.observe.ops import facts_of
+from torch_promote.reading.alignment import align
 from torch_promote.recording.recording import STEPS
 from torch_promote.recording.values import EMPTY, Values, distance
 
@@ -69,17 +70,28 @@ def before_the_window(one: Recording, other: Recording) -> tuple[frozenset[int],
     steps = [_of_steps(recording) for recording in (window, whole)]
     if windowed[0] == windowed[1] or not steps[0] or len(steps[1]) < 2:
         return nothing, nothing
-    lines = [[(whole.calls[i].name, whole.calls[i].line) for i in step] for step in steps[1][:_MOST_STEPS]]
-    start = _first_in(lines[0], itertools.chain(*lines[1:]))
-    mine = [(window.calls[i].name, window.calls[i].line) for i in steps[0][0]]
-    end = _first_in(mine, lines[0][start:])
-    if end == len(mine):  # another file: its lines are others
-        later = max(lines[1:], key=len)
-        end = _first_in(later, lines[0][start:])
-        if [name for name, _ in mine[:end]] != [name for name, _ in later[:end]]:
-            return nothing, nothing
+    mine, theirs = (
+        [[recording.calls[i] for i in step] for step in found[:_MOST_STEPS]]
+        for recording, found in zip((window, whole), steps, strict=True)
+    )
+    # The programs may stand in two files. Their later steps tell which line of one is which of the other.
+    same: dict[tuple[str, str], tuple[str, str]] = {}
+    for calls in zip(mine[1:], theirs[1:], strict=False):
+        names = [[(call.name, call.module, call.phase) for call in step] for step in calls]
+        places = [[*map(_place, step)] for step in calls]
+        for i, j in align([(names[0], names[1])], [(places[0], places[1])]):
+            same.setdefault(_place(calls[0][i]), _place(calls[1][j]))
+    first, *later = [[_place(call) for call in step] for step in theirs]
+    start = _first_in(first, itertools.chain(*later))
+    end = _first_in([same.get(key, key) for key in map(_place, mine[0])], first[start:])
+    if end == len(mine[0]):
+        return nothing, nothing
     outside = frozenset(steps[0][0][:end]), frozenset(steps[1][0][:start])
     return outside if windowed[0] else outside[::-1]
+
+
+def _place(call: Call) -> tuple[str, str]:
+    return call.name, call.line
 
 
 def _first_in(one: Sequence[object], other: Iterable[object]) -> int:
@@ -130,6 +142,7 @@ class Run:
             for source in reversed(self.sources)
             if source.kind in ("parameter", "buffer") and source.name
         }
+        self._parameters: dict[int, str] = {}  # what `parameter_of` has found
         self.initial: frozenset[int] = self._initial()  # the calls that only initialize parameters and buffers
         # The digests of all inputs and results.
         self.contents: frozenset[str] = frozenset(
@@ -151,6 +164,11 @@ class Run:
         """What a call reads, by input; () if it is unknown."""
         return self.recording.reads.get(i, ())
 
+    def is_outside(self, read: Read) -> bool:
+        """Whether no recorded call has made what a call reads, and it is no parameter or state."""
+        made = (self.sources[-1 - w].kind != "input" if w < 0 else w not in self.undefined for w in read.written_by)
+        return bool(read.digest) and not any(made)
+
     def values(self, i: int) -> Sequence[Values]:
         """The values of a call's results; () without."""
         return self.recording.values.get(i, ())
@@ -159,6 +177,18 @@ class Run:
         """The digests of a call's results; () if one is unknown."""
         found = tuple(values.digest for values in self.values(i))
         return found if all(found) else ()
+
+    def items(self, i: int) -> list[tuple[Any, ...]]:
+        """What a call of lists reads and writes by item, whatever their order; [] if something is unknown."""
+        if "_foreach_" not in self.calls[i].op:
+            return []
+        call, found = self.calls[i], dict[str, list[Any]]()
+        reads = [one.digest for one in self.reads(i)]
+        for infos, digests in ((call.inputs, reads), (call.outputs, self.results(i))):
+            for info, digest in zip(infos, digests, strict=False):
+                name, _, number = info.name.rpartition("[")
+                found.setdefault(number.rstrip("]"), []).append((name, info.shape, str(info.dtype), digest))
+        return sorted(tuple(item) for item in found.values()) if self.results(i) else []
 
     def tells(self, i: int) -> bool:
         """Whether a call's results identify it: not zeros of a backward, which those of several steps of a loop are."""
@@ -229,13 +259,20 @@ class Run:
     def parameter_of(self, i: int) -> str:
         """The parameter or buffer to which a call writes in place; "" if it writes to another tensor."""
         writer, digest = i, ""
-        while writer >= 0 and self.updates(writer) and self.reads(writer):
+        passed: list[int] = []
+        while writer >= 0 and writer not in self._parameters and self.updates(writer) and self.reads(writer):
             results, reads = self.results(writer), self.reads(writer)
             read = reads[results.index(digest) if digest in results[: len(reads)] else 0]
             if not read.written_by:
                 return ""
+            passed += [writer] if len(results) < 2 else []
             writer, digest = read.written_by[-1], read.digest
-        return self.sources[-1 - writer].name if writer < 0 else ""
+        source = self.sources[-1 - writer] if writer < 0 else None
+        name = self._parameters.get(writer, "")
+        if source is not None and source.kind in ("parameter", "buffer"):
+            name = source.name
+        self._parameters.update(dict.fromkeys(passed, name))
+        return name
 
     def inner(self, i: int) -> list[int]:
         """The calls inside of a call, which stand before it."""
