@@ -178,6 +178,15 @@ WRONG = [
     ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
     ("run --pol cuda x.py", "unrecognized arguments: --pol"),
     ("run -m", "-m needs a module after it."),
+    ("run -m x.py", "-m takes the name of a module, and x.py is a file. Leave -m out, or leave .py out."),
+    ("run -mno_such.module", "there is no module to run: -m no_such.module."),
+    (
+        "run --policy x.py",
+        "--policy: x.py was taken as its value. Write a name, or a policy file, which ends in .toml,",
+    ),
+    ("run --monitor x.py --lr 1", "--monitor: x.py was taken as its value. Write a folder, before the program."),
+    ("trace --override x.py", "--override: x.py was taken as its value. Write OP=POLICY, such as softmax=fp32, before"),
+    ("run shadowed/x.py", "without torch_promote: {folder}/shadowed/torch_promote.py has its name, and comes first on"),
     ("run gone.py --policy", "there is no file 'gone.py' to run. For a module, write -m gone."),
     ("run empty", "the folder 'empty' has no __main__.py. Name a file in it."),
     ("run -m no_such.module", "there is no module to run: -m no_such.module. Python looks in '{folder}' and in"),
@@ -187,6 +196,7 @@ WRONG = [
     ("run --override softmax x.py", "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
     ("run --override sofmax=fp32 x.py", "no op is called 'sofmax'. Closest: softmax"),
     ("run --override mm=fp32,mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
+    ("run --override mm=fp32 --override mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
     ("trace", "trace what? Name a script"),
     ("trace --html run.htm x.py", "argument --html: run.htm: the file's name has to end in .html."),
     ("trace --json a.json x.py", "argument --json: a.json: this is a folder. Name a file in it."),
@@ -196,6 +206,9 @@ WRONG = [
     ("trace --max-calls -1 x.py", "-1 is not an integer, 0 or more"),
     ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
     ("find-nan", "find-nan what? Name a script"),
+    ("find-nan --fix a.toml -", "--fix runs the program several times, and stdin can be read once. Save it in a file."),
+    ("find-nan --fix a.toml pipe", "--fix runs the program several times, and pipe can be read once."),
+    ("find-nan --fix a.toml --stock x.py", "--fix tries overrides, which --stock rules out. Leave one of them out."),
     # compare, tune
     ("compare x.py", "TARGET 'x.py': name a file or module and a function in it that returns (model, step), such as x"),
     ("compare x.py make", "unrecognized arguments: make. TARGET is one word, such as train.py:make."),
@@ -272,10 +285,13 @@ WRONG = [
 def test_a_wrong_command_line_is_one_line_and_runs_nothing(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: str, complaint: str
 ) -> None:
-    for name in ("a.json", "empty", "locked"):
+    for name in ("a.json", "empty", "locked", "shadowed"):
         (folder / name).mkdir()
-    for name, text in (("x.py", "open('ran', 'w')"), ("text.json", "text"), ("text.jsonl.gz", "text")):
-        (folder / name).write_text(text)
+    os.mkfifo(folder / "pipe")
+    for name in ("x.py", "shadowed/x.py", "shadowed/torch_promote.py"):
+        (folder / name).write_text("open('ran', 'w')")
+    for name in ("text.json", "text.jsonl.gz"):
+        (folder / name).write_text("text")
     allows = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all
     error = error_of(capsys, *shlex.split(arguments))

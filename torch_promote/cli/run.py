@@ -11,11 +11,12 @@ from pathlib import Path
 
 from torch_promote.cli.output import natural, say
 from torch_promote.cli.user_program import (
-    LEFT_NO_REPORT,
     PROGRAM,
     add_policy_options,
     check,
     end_as,
+    left_no_report,
+    no_program,
     prepare,
     run_to_end,
 )
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--monitor",
         metavar="DIR",
+        type=no_program("a folder"),
         help="look at one step of the training in --every, and write figures and alarms to this folder, for "
         "TensorBoard: see tp.monitor",
     )
@@ -124,7 +126,7 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     if reports:
         say(whole)
     if program.pid not in reports:
-        say(f"torch-promote: {LEFT_NO_REPORT}")
+        say(left_no_report(program.returncode))
     if program.returncode == 0 and (not whole.ok or program.pid not in reports):
         return 1
     return end_as(program.returncode, is_process)

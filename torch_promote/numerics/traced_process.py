@@ -13,7 +13,10 @@ import json
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +105,7 @@ class _Process:
         self._tracer: Tracer | None = None
         self._file = ""
         self._inherited: Any = None  # the origin that the parent found
+        self._ended_by: tuple[int, float] | None = None  # the signal, and when it came
         self._rank_before = _rank()  # at the start, or at the fork
         self._modules = RunningModules()
         self._watching = watch_steps(self._stepped)
@@ -113,8 +117,27 @@ class _Process:
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
         # A process forked by multiprocessing ends without running atexit handlers.
+        multiprocessing.util.register_after_fork(self, _Process._finalize)
+        if _handles_signals() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, number: int, frame: object) -> None:
+        """Ends a program that has no handler of its own as sys.exit does, so that it leaves its report."""
+        now = time.monotonic()
+        if self._ended_by is None:
+            self._ended_by = number, now
+            sys.exit(128 + number)
+        if now > self._ended_by[1] + 1:  # not the same one, which `timeout` sends to a process and to its group
+            _die_of(number)
+
+    def _finalize(self) -> None:
+        self._mark().unlink(missing_ok=True)
         finalize: Any = multiprocessing.util.Finalize
-        multiprocessing.util.register_after_fork(self, lambda own: finalize(None, own._at_exit, exitpriority=-100))
+        finalize(None, self._at_exit, exitpriority=-100)
+
+    def _mark(self) -> Path:
+        """The file that says that this process was forked, until it is known to be one of multiprocessing."""
+        return Path(self._request.folder, f"{os.getpid()}.forked")
 
     def _begin(self) -> None:
         if self._request.finds_nonfinite:
@@ -167,6 +190,10 @@ class _Process:
             self._begin()
 
     def _forget(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._terminate:  # Process.terminate() ends a worker at once
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # the command has ended before this process
+            self._mark().touch()
         # The parent reports the existing records.
         self._steps = 0
         self._rank_before = _rank()
@@ -177,6 +204,16 @@ class _Process:
             self._inherited = self._report.to_dict()["origin"]
 
     def _at_exit(self) -> None:
+        before = signal.getsignal(signal.SIGINT) if _handles_signals() else None
+        if before is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end the report
+        self._write()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+        if self._ended_by is not None:
+            _die_of(self._ended_by[0])
+
+    def _write(self) -> None:
         self._end()
         record = Record(os.getpid(), os.getppid(), _rank(), steps=self._steps)
         if self._tracer is not None:
@@ -196,6 +233,15 @@ class _Process:
         with contextlib.suppress(OSError):  # the command has ended before this process
             part.write_text(json.dumps(encode(record)), encoding="utf-8")
             part.rename(whole)
+
+
+def _handles_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _die_of(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _rank() -> int | None:
