@@ -97,7 +97,7 @@ def test_a_program_in_a_pipe(folder: Path, capfd: Capture) -> None:
         ("torch_promote.py", ["-m", "x"], True),
         ("torch_promote.py", ["-c", "open('ran', 'w')"], True),
         ("torch_promote/__init__.py", ["x.py"], True),
-        ("torch_promote/x.py", ["x.py"], False),  # a namespace package comes after all others
+        ("torch_promote/errors.py", ["x.py"], False),  # a namespace package comes after all others
         ("torch_promote.py", ["sub/x.py"], False),
         ("sub/torch_promote.py", ["link.py"], True),
         ("folder/torch_promote.py", ["folder"], True),

@@ -75,9 +75,9 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.fix is not None and arguments.stock:
         raise OptionError("--fix tries overrides, which --stock rules out. Leave one of them out.")
     word = arguments.program[0]
-    is_pipe = not word.startswith("-") and not os.path.isfile(word) and not os.path.isdir(word)
-    if arguments.fix is not None and (word == "-" or is_pipe):
-        what = word if is_pipe else "stdin"
+    is_again = word.startswith(("-m", "-c")) or os.path.isfile(word) or os.path.isdir(word)
+    if arguments.fix is not None and not is_again:
+        what = word.replace("-", "stdin", word == "-")
         raise OptionError(f"--fix runs the program several times, and {what} can be read once. Save it in a file.")
 
 

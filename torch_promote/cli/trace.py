@@ -45,7 +45,7 @@ examples:
   torch-promote trace --stock train.py           PyTorch's own autocast
 
 The thread that imports PyTorch first is traced, with its backward passes.
-Ctrl-C and errors of the program keep what there is: the report is written.
+Ctrl-C, SIGTERM and errors of the program keep what there is: it is reported.
 Each rank writes a file of its own, such as run.rank1.html, and so does another
 process in which autocast had a policy for a call: run.pid1234.html.
 

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
@@ -58,14 +58,12 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what regions of the program are."""
     parser.add_argument(
         "--policy",
-        metavar="P",
-        type=no_program("a name, or a policy file, which ends in .toml"),
+        metavar="NAME|F.toml",
         help="the default policy of the program's regions: a name or the path of a policy file",
     )
     parser.add_argument(
         "--override",
         metavar="OP=POLICY",
-        type=no_program("OP=POLICY, such as softmax=fp32"),
         action="append",
         default=[],
         help="another cast policy for an op, as in my_autocast(overrides=...); repeatable",
@@ -73,24 +71,11 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="CLASS",
-        type=no_program("the name of a class"),
         help="the class of the model from which the names in the policy's tables for modules start; by default the "
         "outermost module that runs, or the one module in it that has them all",
     )
-    modes = "weights, persistent, all or none"
-    parser.add_argument("--cache", metavar="MODE", type=no_program(modes), help=f"the cache mode: {modes}")
+    parser.add_argument("--cache", metavar="MODE", help="the cache mode: weights, persistent, all or none")
     parser.set_defaults(options=parser._option_string_actions)
-
-
-def no_program(legal: str) -> Callable[[str], str]:
-    """Returns the type of an option whose value is no program: whoever forgets it names the program in its place."""
-
-    def check(text: str) -> str:
-        if text.endswith(".py"):
-            raise argparse.ArgumentTypeError(f"{text} was taken as its value. Write {legal}, before the program")
-        return text
-
-    return check
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -264,7 +249,7 @@ def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> Popen[by
 def _ends(process: int) -> bool:
     """Whether a child ends within half a second, as by a SIGINT for its group: that of `timeout`, or `kill %1`."""
     until = time.monotonic() + 0.5
-    while time.monotonic() < until:
+    while hasattr(os, "waitid") and time.monotonic() < until:
         if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
         time.sleep(0.01)
