@@ -16,7 +16,6 @@ from torch_promote.cli.user_program import (
     check,
     end_as,
     left_no_report,
-    no_program,
     prepare,
     run_to_end,
 )
@@ -75,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--monitor",
         metavar="DIR",
-        type=no_program("a folder"),
         help="look at one step of the training in --every, and write figures and alarms to this folder, for "
         "TensorBoard: see tp.monitor",
     )
@@ -104,6 +102,11 @@ def _monitored(arguments: argparse.Namespace) -> dict[str, str]:
 
     if arguments.monitor is None or arguments.every == 0:
         raise OptionError("--every N goes with --monitor DIR, and N is 1 or more.")
+    there = Path(arguments.monitor)
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if there.is_dir() and not os.access(there, os.W_OK):
+        raise OptionError(f"--monitor {arguments.monitor}: it cannot be written (permission denied: {str(there)!r}).")
     takes_place = arguments.is_process and arguments.crosscheck is None
     program = {"process": os.getpid() if takes_place else 0, "parent": 0 if takes_place else os.getpid()}
     return {VARIABLE: json.dumps({"to": check_folder(arguments.monitor), "every": arguments.every or 100, **program})}

@@ -33,6 +33,7 @@ import math
 import os
 import re
 import statistics
+import sys
 import warnings
 import weakref
 import zlib
@@ -202,7 +203,7 @@ class Monitor:
                     look.tracer.__exit__(None, None, None)
                     if self._recordings is not None and look.tracer.report.total.calls:
                         self._recordings.last.append((self.steps + 1, look.tracer.report))
-            if self.steps > self._start and not self.looks and not self._is_inert:
+            if self.steps > self._start and not self.looks and not self._is_inert and self is not _of_process:
                 first, next_one, steps = self._every, 2 * self._every, self.steps - self._start
                 text = (
                     "tp.monitor has looked at no step of %d: looks are at %d, %d, ... Pass a smaller `every` (--every)."
@@ -731,4 +732,19 @@ def use_environment() -> None:
     _of_process = Monitor(None, folder, asked["every"], None, 0)
     running = _of_process._block()
     running.__enter__()
-    atexit.register(running.__exit__, None, None, None)
+    atexit.register(_end, running, os.getpid() if is_program and os.environ.get("RANK", "0") == "0" else 0)
+
+
+def _end(running: contextlib.AbstractContextManager[None], process: int) -> None:
+    """Ends the monitor of a process, and says what the one of `torch-promote run --monitor` has found."""
+    running.__exit__(None, None, None)
+    one = _of_process
+    if one is None or process != os.getpid():
+        return
+    folder = os.path.relpath(one._sink.folder or "")
+    text = f"looked at {one.looks:,} of {one.steps:,} steps, alarms: {len(one.alarms):,}. To see them: tensorboard "
+    text += f"--logdir {folder}. Recordings of looks: {os.path.join(folder, 'looks')}"
+    if not one.looks:
+        why = f"it looks at one step in {one._every:,}, --every 1 at each" if one.steps else "no optimizer stepped"
+        text = f"looked at no step of {one.steps:,}: {why}"
+    print(f"torch-promote: the monitor {text}.", file=sys.stderr, flush=True)
