@@ -91,7 +91,7 @@ SUSPENDING = {
 
 
 @pytest.mark.parametrize("name", ["trace", "find_nonfinite"])
-def test_a_block_of_calls_decorates_nothing_that_suspends(name: str) -> None:
+def test_a_block_of_calls_decorates_nothing_that_suspends(name: str, tmp_path: Path) -> None:
     decorator = getattr(tp, name)
     for kind, functions in SUSPENDING.items():
         for function in functions:
@@ -99,7 +99,10 @@ def test_a_block_of_calls_decorates_nothing_that_suspends(name: str) -> None:
                 decorator()(function)
     with pytest.raises(DecoratorError, match=rf"^{name}\(\.\.\.\) decorates a callable, got int"):
         decorator()(3)
-    assert decorator()(len)("ab") == 2
+    with pytest.raises(DecoratorError, match=rf"^{name}\(\) as a decorator loses its report\. Write `with {name}"):
+        decorator()(len)
+    keeping: dict[str, object] = {"record": tmp_path / "a.jsonl.gz"} if name == "trace" else {"raise_at_first": True}
+    assert decorator(**keeping)(len)("ab") == 2
     assert tp.installed() is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from helpers.op_registrations import STRANGE_ROWS
 from helpers.program_defaults import as_it_was
 from helpers.subprocesses import environment, run_module, run_python
 from torch_promote import _C
-from torch_promote.cli import output
+from torch_promote.cli import output, program
 from torch_promote.cli.program import COMMANDS, main, make_parser, parse_arguments
 from torch_promote.cli.why import EXAMPLES, RULES
 from torch_promote.policy import op_table as registrations
@@ -178,6 +179,19 @@ WRONG = [
     ("run --crosscheck=bit x.py", "invalid choice: 'bit'"),
     ("run --pol cuda x.py", "unrecognized arguments: --pol"),
     ("run -m", "-m needs a module after it."),
+    ("run -m x.py", "-m takes the name of a module, and x.py is a file. Leave -m out, or leave .py out."),
+    ("run -mno_such.module", "there is no module to run: -m no_such.module."),
+    (
+        "run --policy x.py",
+        "taken as the value of --policy. Write it before the program: --policy NAME|F.toml x.py.",
+    ),
+    (
+        "run --monitor x.py --lr 1",
+        "taken as the value of --monitor. Write it before the program: --monitor DIR x.py.",
+    ),
+    ("trace --override x.py", "value of --override. Write it before the program: --override OP=POLICY x.py."),
+    ("run --monitor locked/logs x.py", "--monitor locked/logs: it cannot be written (permission denied: 'locked')."),
+    ("run shadowed/x.py", "without torch_promote: {folder}/shadowed/torch_promote.py has its name, and comes first on"),
     ("run gone.py --policy", "there is no file 'gone.py' to run. For a module, write -m gone."),
     ("run empty", "the folder 'empty' has no __main__.py. Name a file in it."),
     ("run -m no_such.module", "there is no module to run: -m no_such.module. Python looks in '{folder}' and in"),
@@ -187,6 +201,7 @@ WRONG = [
     ("run --override softmax x.py", "'softmax' is not an override. Write OP=POLICY, as in softmax=fp32."),
     ("run --override sofmax=fp32 x.py", "no op is called 'sofmax'. Closest: softmax"),
     ("run --override mm=fp32,mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
+    ("run --override mm=fp32 --override mm=fp16 x.py", "'mm' has two policies, 'fp32' and 'fp16'. Name each op once."),
     ("trace", "trace what? Name a script"),
     ("trace --html run.htm x.py", "argument --html: run.htm: the file's name has to end in .html."),
     ("trace --json a.json x.py", "argument --json: a.json: this is a folder. Name a file in it."),
@@ -196,10 +211,14 @@ WRONG = [
     ("trace --max-calls -1 x.py", "-1 is not an integer, 0 or more"),
     ("trace --stock --cache all x.py", "--stock leaves torch.autocast PyTorch's, which has no"),
     ("find-nan", "find-nan what? Name a script"),
+    ("find-nan --fix a.toml -", "--fix runs the program several times, and stdin can be read once. Save it in a file."),
+    ("find-nan --fix a.toml pipe", "--fix runs the program several times, and pipe can be read once."),
+    ("find-nan --fix a.toml --stock x.py", "--fix tries overrides, which --stock rules out. Leave one of them out."),
     # compare, tune
     ("compare x.py", "TARGET 'x.py': name a file or module and a function in it that returns (model, step), such as x"),
     ("compare x.py make", "unrecognized arguments: make. TARGET is one word, such as train.py:make."),
     ("compare x", "such as x:make. `torch-promote compare --help` shows such a function."),
+    ("compare -m package.train", "unrecognized arguments: -m. TARGET of a module is its name and a function, such as "),
     ("compare x.py:make()", "such as x.py:make. `torch-promote compare --help`"),
     ("compare xx.py:make", "TARGET: there is no file 'xx.py'. Closest: x.py."),
     ("compare x.py:make --batches x", "argument --batches: x is not an integer, 0 or more."),
@@ -263,6 +282,7 @@ WRONG = [
     ),
     ("trace --read text.json softmax", "its name does not end in .jsonl.gz. Pass a file that trace(record="),
     ("trace --read text.jsonl.gz softmax", "it is not a gzip file"),
+    ("trace --read other.jsonl.gz", 'its first line does not have "format": "torch_promote recording"'),
     ("trace --read text.jsonl.gz softmax mm", "it runs no program. Got 2 patterns."),
     ("trace --read text.jsonl.gz --stock", "it runs no program. Got --stock."),
 ]
@@ -272,16 +292,36 @@ WRONG = [
 def test_a_wrong_command_line_is_one_line_and_runs_nothing(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, arguments: str, complaint: str
 ) -> None:
-    for name in ("a.json", "empty", "locked"):
+    for name in ("a.json", "empty", "locked", "shadowed"):
         (folder / name).mkdir()
-    for name, text in (("x.py", "open('ran', 'w')"), ("text.json", "text"), ("text.jsonl.gz", "text")):
-        (folder / name).write_text(text)
+    os.mkfifo(folder / "pipe")
+    for name in ("x.py", "shadowed/x.py", "shadowed/torch_promote.py"):
+        (folder / name).write_text("open('ran', 'w')\ndef make(): pass\n")
+    for name in ("text.json", "text.jsonl.gz"):
+        (folder / name).write_text("text")
+    (folder / "other.jsonl.gz").write_bytes(gzip.compress(b"text\n"))
     allows = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != "locked" and allows(path, mode))  # root may write all
+    # root may write all
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "locked" and allows(path, mode))
     error = error_of(capsys, *shlex.split(arguments))
     assert error.startswith("torch-promote")
     assert complaint.format(folder=folder) in error
     assert not (folder / "ran").exists()
+
+
+def test_a_misspelt_environment_variable(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCH_PROMOTE_POLCY", "TORCH_PROMOTE_POLICY", "TORCH_PROMOTE_OF_MINE", "MY_TORCH_PROMOTE_POLCY"):
+        monkeypatch.setenv(name, "stock")
+    assert main(["policies", "softmax"]) == 0
+    said = "nothing reads the environment variable TORCH_PROMOTE_POLCY. Closest: TORCH_PROMOTE_POLICY."
+    assert capsys.readouterr().err == f"torch-promote: {said}\n"
+
+
+def test_the_environment_variables_are_those_that_the_package_reads() -> None:
+    package = Path(tp.__file__).parent
+    files = [*package.rglob("*.py"), package.parent / "_torch_promote_hooks.py"]
+    read = {name for file in files for name in re.findall(r"\bTORCH_PROMOTE_([A-Z_]+)\b", file.read_text())}
+    assert read == {*program._VARIABLES}
 
 
 @pytest.mark.parametrize("script", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -208,16 +208,27 @@ def test_a_policy_as_text(capsys: Capture) -> None:
     assert_expected_inline(
         shown(capsys, "--policy", "mine.toml", "--op", "mm"),
         """\
-op  cpu      cuda     xpu      mps      stock
-mm  float64  float64  float64  float64  lower_precision_fp
-
 modules        op              policy
 (the model)    (whole module)  off
 blocks.*.attn  mm              keep
 
+op  cpu      cuda     xpu      mps      stock
+mm  float64  float64  float64  float64  lower_precision_fp
+
 mine.toml, compared with stock. ops: 1, differences: 1.
 """,
     )
+    whole = cells_of(shown(capsys, "--policy", "mine.toml"))
+    first = [
+        "(the",
+        "blocks.*.attn",
+        "op",
+        "exp",
+        "mm",
+        "policy_tests::join",
+        "policy_tests::many.out",
+    ]
+    assert [line[0] for line in whole[1:9] if line] == first, "what the file says stands before stock's rows"
     lines = cells_of(shown(capsys, "--policy", "mine.toml", "--op", f"{NAMESPACE}::*"))
     assert ["policy_tests::join", "fallthrough", "-", "-", "-", "cpu:", "no", "entry"] in lines
     assert data_of(capsys, "--policy", "mine.toml", "--op", "mm")["modules"] == {

@@ -16,6 +16,7 @@ from helpers.autoloading import COMMAND, entry_point, folder, ran, variables
 from helpers.command_line import Capture, error_of, terminal_of_80_columns
 from helpers.subprocesses import output_of, plain_environment, run_module
 from helpers.traced_commands import warm
+from torch_promote.cli.program import main
 
 __all__ = ["entry_point", "folder", "terminal_of_80_columns", "warm"]  # fixtures
 
@@ -70,6 +71,50 @@ def test_the_program_sees_what_it_sees_under_python(folder: Path, capfd: Capture
     )
     assert ran(capfd, *arguments) == (*expected[:2], said + expected[2])
     assert ran(capfd, "--policy", "cuda", "--override=softmax=fp16", "--cache", "all", "--", *arguments) == expected
+
+
+@pytest.mark.parametrize("started", [["x.py"], ["-m", "x"], ["folder"], ["-c", "import a; x['--policy']"]], ids=str)
+def test_an_option_that_the_program_declares_gets_no_note(folder: Path, capfd: Capture, started: list[str]) -> None:
+    (folder / "a.py").write_text("import builtins; builtins.x = {'--policy': 0}")
+    for name in ("x.py", "folder/__main__.py"):
+        program(folder / name, "import argparse\nadd = argparse.ArgumentParser().add_argument\nadd('--policy')\n")
+    assert ran(capfd, *started, "--policy", "1", "--policy-of") == (0, "", "")
+    assert ran(capfd, *started, "--override", "1")[2].startswith("torch-promote: --override after ")
+
+
+def test_a_program_in_a_pipe(folder: Path, capfd: Capture) -> None:
+    """It is read once: by Python."""
+    reader, writer = os.pipe()
+    os.write(writer, b"print('read')")
+    os.close(writer)
+    os.set_inheritable(reader, True)
+    assert ran(capfd, f"/dev/fd/{reader}", "--policy")[:2] == (0, "read\n")
+
+
+@pytest.mark.parametrize(
+    ("other", "started", "is_found"),
+    [
+        ("torch_promote.py", ["-m", "x"], True),
+        ("torch_promote.py", ["-c", "open('ran', 'w')"], True),
+        ("torch_promote/__init__.py", ["x.py"], True),
+        ("torch_promote/errors.py", ["x.py"], False),  # a namespace package comes after all others
+        ("torch_promote.py", ["sub/x.py"], False),
+        ("sub/torch_promote.py", ["link.py"], True),
+        ("folder/torch_promote.py", ["folder"], True),
+    ],
+)
+def test_another_module_of_the_name_of_this_package(
+    folder: Path, capsys: Capture, other: str, started: list[str], is_found: bool
+) -> None:
+    """Python would import it in place of this package, which would act in nothing, without an error."""
+    for name in ("x.py", "sub/x.py", "folder/__main__.py", other):
+        program(folder / name, "open('ran', 'w')")
+    (folder / "link.py").symlink_to(folder / "sub" / "x.py")
+    if is_found:
+        assert f"{folder / other} has its name, and comes first on the" in error_of(capsys, "run", *started)
+    else:
+        assert main(["run", *started]) == 0
+    assert (folder / "ran").exists() is not is_found
 
 
 @pytest.mark.parametrize(
@@ -153,7 +198,7 @@ def test_a_program_that_a_signal_ends_under_crosscheck(folder: Path) -> None:
     program(folder / "script.py", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     status, _, err = python(*COMMAND[1:], "--crosscheck", "script.py")
     assert status == -signal.SIGKILL
-    assert "the program left no report" in err
+    assert "the program left no report: SIGKILL ended it before Python's exit handlers ran.\n" in err
 
 
 def test_without_the_entry_point(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

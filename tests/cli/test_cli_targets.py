@@ -174,24 +174,79 @@ def test_what_it_may_not_return(target_file: Path, returned: str, complaint: str
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("train.py:mak", "TARGET: train.py has no function 'mak'. Closest: make."),
-        ("train.py:SCALE", "TARGET: train.py has no function 'SCALE'."),
+        ("train.py:mak", "TARGET: train.py has no function 'mak'. Closest: make. Its functions: make, checked, count"),
+        ("train.py:SCALE", "TARGET: SCALE of train.py is a value of type float, not a function."),
+        ("train.py:step", "TARGET: train.py has no function 'step'. Its functions: make, checked, counting, odd, "),
+        ("empty.py:make", "TARGET: empty.py has no function 'make'. It has no function at all."),
         ("text.txt:make", "TARGET: 'text.txt' is not a Python file: its name has to end in .py."),
         ("nomodule:make", "TARGET: there is no module 'nomodule'. Python looks in "),
     ],
 )
 def test_a_target_that_is_not_there(target_file: Path, text: str, complaint: str) -> None:
-    (target_file.parent / "text.txt").write_text("text")
+    for name in ("text.txt", "empty.py"):
+        (target_file.parent / name).write_text("text" * ("text" in name))
     with pytest.raises(OptionError) as caught, open_target(text):
         pass
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+MAKES = "lambda: (torch.nn.Linear(1, 1), torch.ones)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"globals()['ma' + 'ke'] = {MAKES}",
+        "from beside import *",
+        "from beside import build as make",
+        "import sys\nsetattr(sys.modules[__name__], 'make', build)",
+        "if True:\n    make = build",
+        "def __getattr__(name):\n    return build",
+        "exec('mak' + 'e = build')",
+    ],
+)
+def test_a_file_in_which_the_function_is_made_as_it_runs(target_file: Path, source: str) -> None:
+    (target_file.parent / "beside.py").write_text(f"import torch\nbuild = make = {MAKES}\n")
+    sys.modules.pop("beside", None)
+    target_file.write_text(f"import torch\nbuild = {MAKES}\n{source}\n")
+    with open_target("train.py:make") as target:
+        assert isinstance(target.model, torch.nn.Module)
+
+
+def test_a_file_without_the_function_does_not_run(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text("open('ran', 'w')\ndef _hidden(): pass\nclass Model:\n    def make(self): pass\n")
+    assert "has no function 'nope'. It has no function at all." in error_of(capsys, "compare", "train.py:nope")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "start", "target", "remedy"),
+    [
+        ("pkg", ".", "pkg/train.py", "pkg.train:make"),
+        ("pkg/inner", ".", "pkg/inner/train.py", "pkg.inner.train:make"),
+        ("pkg", "pkg", "train.py", "(cd {folder}) pkg.train:make"),
+    ],
+)
+def test_a_file_of_a_package_is_named_as_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, package: str, start: str, target: str, remedy: str
+) -> None:
+    folder = tmp_path / package
+    folder.mkdir(parents=True)
+    for place in [folder, *folder.parents][: package.count("/") + 1]:
+        (place / "__init__.py").touch()
+    (folder / "train.py").write_text("from . import other\ndef make(): pass\n")
+    monkeypatch.chdir(tmp_path / start)
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    assert main(["compare", f"{target}:make"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"It is a part of a package. Name the module: {remedy.format(folder=tmp_path)}"
+
+
 @pytest.mark.parametrize(
     ("source", "head", "frames"),
     [
-        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'", 1),
+        ("import no_such_package\ndef make(): pass", "ModuleNotFoundError: No module named 'no_such_package'", 1),
         ("def make():\n    return inner()\ndef inner():\n    raise ValueError('no data')", "ValueError: no data", 2),
         ("import sys\ndef make():\n    sys.exit(3)", "SystemExit: 3", 1),
         ("def make(rate):\n    pass", "TypeError: make() missing 1 required positional", 0),
@@ -287,7 +342,7 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     assert out.replace("a step\n", "").split() == str(tuning).split()
     assert err == (
         "torch-promote: wrote mine.toml, run.html, run.json\n"
-        "torch-promote: next: torch-promote run --policy mine.toml your_script.py\n"
+        "torch-promote: next: torch-promote compare train.py:make --candidate mine.toml\n"
     )
     assert dict(tuning.overrides) == {"aten::mul": "fp32"}
     assert tp.Policy.load("mine.toml") == tuning.policy
@@ -299,6 +354,10 @@ def test_it_saves_the_policy_that_it_found(target_file: Path, capsys: Capture) -
     assert html.unescape(page).count('install(policy="out/my best.toml")') == 1
     capsys.readouterr()
     assert main(["compare", TARGET, "--candidate", "mine.toml", "--tolerance", "1e-3"]) == 0
+    then = "torch-promote: then, for your training script: torch-promote"
+    assert capsys.readouterr().err == f"{then} run --policy mine.toml SCRIPT\n"
+    assert main(["compare", TARGET]) == 1
+    assert capsys.readouterr().err.endswith(f"{then} find-nan SCRIPT\n")
 
 
 def test_the_options_of_the_search(target_file: Path, capsys: Capture) -> None:

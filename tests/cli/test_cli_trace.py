@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import textwrap
 from argparse import Namespace
 from pathlib import Path
 
@@ -235,6 +239,76 @@ def test_what_there_is_is_kept(script: Path, capfd: Capture) -> None:
     assert steps_in(tp.load(script / RECORD)) == 2
 
 
+@pytest.mark.parametrize("options", [[], ["--fix", "mine.toml"]], ids=len)
+def test_find_nan_of_a_program_that_ctrl_c_ends(script: Path, capfd: Capture, options: list[str]) -> None:
+    """It says what to type next, and runs nothing again."""
+    mm = "torch.autocast('cpu', torch.float16)(torch.mm)(torch.ones(2, 2) * 300, torch.ones(2, 2) * 300)"
+    (script / "stopped.py").write_text(f"import torch\n{mm}\nraise KeyboardInterrupt\n")
+    status, _, err = command_run(capfd, "find-nan", *options, "stopped.py")
+    lines = err.splitlines()[-2 - len(options[1:]) :]
+    assert status == 130
+    assert lines.pop(0).endswith(": torch-promote find-nan --override mm.default=fp32 stopped.py")
+    assert lines.pop(0).endswith(": torch-promote find-nan --fix mine.toml stopped.py")
+    assert lines == ["torch-promote: mine.toml is not written: SIGINT ended the program."][: len(lines)]
+    assert len(lines) == len(options[1:])
+    assert not (script / "mine.toml").exists()
+
+
+#: Finds a NaN and waits for a signal, which it may handle itself.
+WAITS = """
+import os, signal, sys, time, torch
+if sys.argv[1:] == ["own"]:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+torch.zeros(2).log() * 0
+print(flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments", "status"),
+    [
+        (signal.SIGINT, [], -signal.SIGINT),
+        pytest.param(signal.SIGTERM, [], -signal.SIGTERM, marks=pytest.mark.slow),  # whose default no tool replaces
+        pytest.param(signal.SIGTERM, ["own"], 3, marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_keeps_the_report(script: Path, number: int, arguments: list[str], status: int) -> None:
+    """Also one that reaches the program twice, from its group and from the command, as that of `timeout` does."""
+    (script / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "torch_promote", "find-nan", "waits.py", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == status
+    kept = number == signal.SIGINT
+    assert ("aten::log" in err, "left no report" in err) == (kept, not kept), err
+    assert ("SIGTERM ended it" in err) == (status == -signal.SIGTERM)
+    assert "Exception ignored" not in err
+
+
+def test_a_second_ctrl_c_leaves_the_report(script: Path, capfd: Capture) -> None:
+    program = """
+        import os, signal, torch
+        from torch_promote.numerics import traced_process
+        plain = traced_process.encode
+        traced_process.encode = lambda record: (os.kill(os.getpid(), signal.SIGINT), plain(record))[1]
+        torch.zeros(2).log() * 0
+        raise KeyboardInterrupt
+    """
+    (script / "twice.py").write_text(textwrap.dedent(program))
+    status, _, err = command_run(capfd, "find-nan", "twice.py")
+    assert (status, "aten::log" in err, "Exception ignored" in err) == (130, True, False), err
+
+
+def test_a_forked_process_without_a_report(script: Path, capfd: Capture) -> None:
+    fork = "step == 0 and (os.fork() or os._exit(0)); step or os.wait()"
+    _, _, err = command_run(capfd, "find-nan", "train.py", "1", f"import os; {fork}")
+    assert err.endswith("torch-promote: forked processes that left no report (os._exit, a signal, exec): 1.\n")
+
+
 def test_a_program_without_a_report(script: Path, capfd: Capture) -> None:
     end = "import os; print('lost', flush=True); os._exit(int(sys.argv[3]))"
     found = command_run(capfd, "trace", "--json", "run.json", "train.py", "1", end, "0")
@@ -326,7 +400,7 @@ def test_ranks_of_find_nan(capfd: Capture, folder: Path) -> None:
     """An origin on any rank counts. A worker without one is not reported."""
     records = [nonfinite(1, False), nonfinite(2, False, 0), nonfinite(3, True, 1), nonfinite(4, False)]
     by_process = {one.process: one for one in records}
-    assert report_each(HERE, Outcome(-2, 1, by_process), {".json": None}) == 130
+    assert report_each(HERE, Outcome(-2, 1, by_process), {".json": None}) == -2
     capfd.readouterr()
     assert report_each(HERE, Outcome(0, 1, by_process), {".json": "nan.json"}) == 1
     err = re.sub(r".*wrote.*\n", "", capfd.readouterr().err)

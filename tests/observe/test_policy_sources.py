@@ -257,6 +257,16 @@ def test_unused_overrides(program: Callable[[], None], expected: list[tuple[str,
     assert unused(report) == expected
 
 
+def test_a_default_policy_of_a_file_is_called_by_its_name(tmp_path: Path) -> None:
+    tp.Policy.stock().override({"exp": "fp32", "mv": "fp32"}).save(tmp_path / "mine.toml")
+    tp.set_default_policy(tmp_path / "mine.toml")
+    name = "mine.toml, the default policy"
+    with tp.trace() as report, tp.my_autocast("cpu"):
+        X.exp()
+    assert (report.calls[0].policy_source, unused(report)) == (name, [("mv", "fp32", name)])
+    assert f"The policy of aten::exp was set by: {name}. Change it there." in str(report.explain("exp"))
+
+
 def test_unused_overrides_of_modules() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1), nn.Linear(2, 2), nn.Linear(2, 2))
     policies = {"0": {"linear": "fp32", "exp": "fp32"}, "1": "fp32", "2": {"linear": "fp16"}, "3": {"mm": "fp32"}}

@@ -127,6 +127,16 @@ def test_where_nothing_can_be_written(path: Path) -> None:
     assert os.listdir() == ["p.toml"]
 
 
+def test_a_policy_is_saved_as_toml_alone(path: Path) -> None:
+    for name in ("p.json", Path("p.yaml")):
+        with pytest.raises(PolicyError, match=r"^a policy file is TOML: its name ends in \.toml, got 'p\."):
+            MINE.save(name)
+    assert os.listdir() == []
+    Path("p.json").touch()
+    with pytest.raises(PolicyError, match=r"^p\.json is there, but the name of a policy file ends in \.toml\. Rename"):
+        Policy.of("p.json")
+
+
 # --- patterns
 
 

@@ -638,12 +638,19 @@ def test_the_command_monitors_a_program_that_knows_nothing(tmp_path: Path) -> No
         )
 
     plain, monitored = run(), run("--monitor", "logs", "--every", "4")
-    assert (monitored.returncode, monitored.stderr) == (0, "")
+    assert monitored.returncode == 0
+    assert monitored.stderr == (
+        "torch-promote: the monitor looked at 2 of 9 steps, alarms: 0. To see them: tensorboard --logdir logs. "
+        "Recordings of looks: logs/looks.\n"
+    )
     assert monitored.stdout == plain.stdout
     reader = accumulators.EventAccumulator(str(tmp_path / "logs"))
     reader.Reload()
     assert [event.step for event in reader.Scalars("0.weight/update")] == [4, 8]
     assert sorted(os.listdir(tmp_path / "logs" / "looks")) == ["step00000004.jsonl.gz", "step00000008.jsonl.gz"]
+    assert run("--monitor", "none").stderr == (
+        "tp.monitor has looked at no step of 9: looks are at 100, 200, ... Pass a smaller `every` (--every).\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -651,7 +658,7 @@ def test_the_command_monitors_a_program_that_knows_nothing(tmp_path: Path) -> No
     [
         (["--every", "3"], "--every N goes with --monitor DIR"),
         (["--monitor", "logs", "--every", "0"], "N is 1 or more"),
-        (["--monitor", __file__], "is a file. Name a folder."),
+        (["--monitor", sys.executable], "is a file. Name a folder."),
     ],
 )
 def test_an_invalid_command_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,6 +323,12 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
         "decorates a callable, got int. Decorate a function, or use it as a context",
     ),
     (lambda: ours()(classmethod(len)), errors.DecoratorError, "got classmethod. "),
+    (
+        lambda: ours()(torch.nn.Linear),
+        errors.DecoratorError,
+        "cannot decorate the class Linear: the region would be around its construction alone, and the class would "
+        "become a function. Decorate its methods, such as forward.",
+    ),
 ]
 
 

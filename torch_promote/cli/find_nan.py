@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_promote.cli.output import file, say
-from torch_promote.cli.user_program import PROGRAM, add_record_options, check, report_each, run_recorded
+from torch_promote.cli.user_program import PROGRAM, add_record_options, end_as, report_each, run_recorded
+from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
 
 if TYPE_CHECKING:
     from torch_promote.numerics.find_nonfinite import NonfiniteReport
     from torch_promote.policy.policy import Policy
-
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "check", "run"]
 
 #: So many overrides are tried one after the other.
 _MOST_TRIED = 8
@@ -68,10 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_record_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command, and returns its exit status."""
+def check(arguments: argparse.Namespace) -> None:
+    """Raises OptionError if there is no such program, or --fix cannot run it again."""
+    check_program(arguments)
     if arguments.fix is not None and arguments.stock:
         raise OptionError("--fix tries overrides, which --stock rules out. Leave one of them out.")
+    word = arguments.program[0]
+    is_again = word.startswith(("-m", "-c")) or os.path.isfile(word) or os.path.isdir(word)
+    if arguments.fix is not None and not is_again:
+        what = word.replace("-", "stdin", word == "-")
+        raise OptionError(f"--fix runs the program several times, and {what} can be read once. Save it in a file.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command, and returns its exit status."""
     from torch_promote.numerics.traced_process import Request
 
     request = Request("", {"raise_at_first": arguments.raise_at_first}, finds_nonfinite=True)
@@ -81,13 +92,17 @@ def run(arguments: argparse.Namespace) -> int:
         status = report_each(arguments, outcome, {".json": arguments.json, ".html": arguments.html})
         found = [one.report for one in outcome.records.values() if one.report is not None and one.found]
         cures = _cures(found, arguments.override)
-        if arguments.fix is None:
+        is_killed = outcome.status < 0  # by Ctrl-C, for example
+        if arguments.fix is None or is_killed:
             for cure in cures:
                 say(f"torch-promote: to see whether it cures it: torch-promote find-nan {cure} {_program(arguments)}")
             if cures:
                 what = "to try it, and then what cures the next origin, if there is one"
                 say(f"torch-promote: {what}: torch-promote find-nan --fix mine.toml {_program(arguments)}")
-            return status
+            if arguments.fix is not None:
+                why = f"{signal.Signals(-outcome.status).name} ended the program"
+                say(f"torch-promote: {arguments.fix} is not written: {why}.")
+            return end_as(status, arguments.is_process)
         if found and cures and len(tried) < _MOST_TRIED:
             tried.append(cures[0])
             arguments.override = [*arguments.override, *shlex.split(cures[0].replace("--override ", ""))]
@@ -99,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 why = "it failed" if status else "there is no origin to cure"
             say(f"torch-promote: {arguments.fix} is not written: {why}.{' Tried: ' * bool(tried)}{' '.join(tried)}")
-            return status
+            return end_as(status, arguments.is_process)
         _policy(arguments).save(arguments.fix)
         say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")
         say(f"torch-promote: to use it: torch-promote run --policy {shlex.quote(arguments.fix)} {_program(arguments)}")

@@ -109,6 +109,7 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
             continue
         if notes.get("stock") or any(value not in (None, CastPolicy.fallthrough) for value in values.values()):
             rows.append({"op": op, **{device: _spell(value) for device, value in values.items()}, **notes})
+    rows.sort(key=lambda row: not row.get("stock"))  # what a policy changes comes first
     modules: dict[str, dict[str, str | None]] = {}
     for name, entries in policies[0].modules if policies else ():
         for op, value in [(KEY_OF_WHOLE, entries)] if isinstance(entries, str) else entries:
@@ -132,14 +133,15 @@ def listed(asked: str | None, devices: Sequence[str], pattern: str | None) -> tu
     else:
         one_op = set(ops) & known.keys() and pattern is not None and not is_pattern(pattern)
         data["other_overloads"] = [name for name in _find_ops(pattern) if name not in known] if one_op else []
-    parts: list[Part] = [*_drawn_other_ops(others), _drawn(rows, devices)]
-    parts.append(
+    parts: list[Part] = [
+        *_drawn_other_ops(others),
         [
             {"modules": name or "(the model)", "op": _short([op]), "policy": value}
             for name, entries in modules.items()
             for op, value in entries.items()
-        ]
-    )
+        ],
+        _drawn(rows, devices),
+    ]
     parts += _drawn_left_out(data.get("left_out", {}))
     if data.get("other_overloads"):
         parts.append(f"overloads without a row, and so without a policy: {_short(data['other_overloads'])}")

@@ -50,6 +50,11 @@ COMMANDS = {
 }
 #: The commands whose command line ends in a program.
 _RUN_A_PROGRAM = ("run", "trace", "find-nan")
+#: The environment variables TORCH_PROMOTE_..., with those that the commands set for a program.
+_VARIABLES = (
+    *("AUTOCAST", "POLICY", "MODEL", "OVERRIDES", "CACHE", "CHECK_CASTS", "KNOWN_GAPS", "BUILD_DIR", "CXXFLAGS"),
+    *("LDFLAGS", "CROSSCHECK_REPORTS", "ERRORS", "MONITOR", "TRACED"),
+)
 #: Words of the command line that do not exist, and what to write instead.
 _ELSEWHERE = {
     "help": "Write `torch-promote --help`, or `torch-promote COMMAND --help`.",
@@ -100,6 +105,9 @@ class _Parser(argparse.ArgumentParser):
         """Returns what to write instead of a word that the command does not take."""
         if word in _ELSEWHERE:
             return f". {_ELSEWHERE[word]}"
+        target = next((one for one in self._get_positional_actions() if one.dest == "target"), None)
+        if target and word.startswith("-m"):
+            return f". {target.metavar} of a module is its name and a function, such as package.train:make"
         if word.startswith("-"):
             having = [command for command in COMMANDS if word in make_parser(command)._option_string_actions]
             known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
@@ -189,12 +197,16 @@ def _end_without_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -
 
 def _start_of_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     """Returns the position of the program, which follows our options: of `-m train` or `--` for example."""
-    with_value = [name for action in parser._actions if action.nargs is None for name in action.option_strings]
+    with_value = {name: one for one in parser._actions if one.nargs is None for name in one.option_strings}
     position = 0
     while position < len(argv):
         word = argv[position]
         if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
             break
+        for value in argv[position + 1 : position + 2] if word in with_value else ():
+            if value.endswith(".py") and with_value[word].dest != "read":
+                usage = f"{word} {with_value[word].metavar} {value}"
+                parser.error(f"{value} was taken as the value of {word}. Write it before the program: {usage}")
         position += 2 if word in with_value else 1
     return position
 
@@ -208,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         arguments.is_process = argv is None
+        _note_misspelt_variables()
         if arguments.check is not None:
             arguments.check(arguments)
         if arguments.command != "build":  # which compiles what the package needs to be loaded
@@ -219,6 +232,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return status
+
+
+def _note_misspelt_variables() -> None:
+    for name in os.environ:
+        rest = name.removeprefix("TORCH_PROMOTE_")
+        close = difflib.get_close_matches(rest, _VARIABLES, 1, 0.7) if rest != name else []
+        if close and rest not in _VARIABLES:
+            say(f"torch-promote: nothing reads the environment variable {name}. Closest: TORCH_PROMOTE_{close[0]}.")
 
 
 def _load_package() -> None:

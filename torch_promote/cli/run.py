@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torch_promote.cli.output import natural, say
 from torch_promote.cli.user_program import (
-    LEFT_NO_REPORT,
     PROGRAM,
     add_policy_options,
     check,
     end_as,
+    left_no_report,
     prepare,
     run_to_end,
 )
@@ -102,6 +102,11 @@ def _monitored(arguments: argparse.Namespace) -> dict[str, str]:
 
     if arguments.monitor is None or arguments.every == 0:
         raise OptionError("--every N goes with --monitor DIR, and N is 1 or more.")
+    there = Path(arguments.monitor)
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if there.is_dir() and not os.access(there, os.W_OK):
+        raise OptionError(f"--monitor {arguments.monitor}: it cannot be written (permission denied: {str(there)!r}).")
     to, every = check_folder(arguments.monitor), arguments.every or 100
     return {VARIABLE: json.dumps({"to": to, "every": every, "is_child": False})}
 
@@ -123,7 +128,7 @@ def _run_checked(command: list[str], variables: dict[str, str], level: str, is_p
     if reports:
         say(whole)
     if program.pid not in reports:
-        say(f"torch-promote: {LEFT_NO_REPORT}")
+        say(left_no_report(program.returncode))
     if program.returncode == 0 and (not whole.ok or program.pid not in reports):
         return 1
     return end_as(program.returncode, is_process)

@@ -9,9 +9,11 @@ folder first on sys.path and itself alone in sys.argv. Only its `__name__` is th
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import shlex
@@ -109,7 +111,10 @@ def put_out(report: Report, arguments: argparse.Namespace, *more: str | None) ->
 
 def say_next(arguments: argparse.Namespace, command: str, *options: str, policy: str | None = None) -> None:
     """Says which command to type next, with options and a policy, for this one's target or what is in its file."""
-    words, variable = ["torch-promote", command], ""
+    program = _program_of(arguments.target)
+    if not program and arguments.command == "tune":
+        command = "compare"  # with what was found
+    words, variable, then = ["torch-promote", command], "", "next"
     if command in ("compare", "tune"):
         words += [arguments.target, *options]
         if policy is not None and command == "tune":
@@ -117,19 +122,20 @@ def say_next(arguments: argparse.Namespace, command: str, *options: str, policy:
         elif policy is not None:
             words += ["--candidate", policy]
     else:
-        words += [*([] if policy is None else ["--policy", policy]), *options, *_program_of(arguments.target)]
-    say(f"torch-promote: next: {variable}{shlex.join(words)}")
+        then = "next" if program else "then, for your training script"
+        words += [*([] if policy is None else ["--policy", policy]), *options, *(program or ["SCRIPT"])]
+    say(f"torch-promote: {then}: {variable}{shlex.join(words)}")
 
 
 def _program_of(target: str) -> list[str]:
-    """The program in the file of a target, as `python` takes it; a name to replace if that file runs nothing."""
+    """The program in the file of a target, as `python` takes it; none if that file only has functions."""
     place = target.rpartition(":")[0]
     module = sys.modules.get(place)
     path = Path(place if module is None or module.__file__ is None else module.__file__)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if "__main__" in path.read_text(encoding="utf-8"):
             return [place] if module is None else ["-m", place]
-    return ["your_script.py"]
+    return []
 
 
 # Loading
@@ -153,7 +159,27 @@ def _place_of(text: str) -> tuple[str, str]:
         )
     if _is_file(place) and not os.path.isfile(place):
         raise OptionError(f"TARGET: there is no file {place!r}.{closest_files(place, '.py')}")
+    if place.endswith(".py"):
+        _check_name(place, name)
     return place, name
+
+
+def _check_name(place: str, name: str) -> None:
+    """Raises OptionError if a file nowhere names the function, before anything in it runs."""
+    try:
+        tree = ast.parse(Path(place).read_bytes())
+    except (SyntaxError, ValueError):  # which loading it raises, with the line
+        return
+    keys = ("name", "asname", "id", "value")  # of definitions, imports, variables and texts
+    words = {getattr(node, key) for node in ast.walk(tree) for key in keys if hasattr(node, key)}
+    if words.isdisjoint((name, "*", "exec", "globals", "setattr", "vars", "__getattr__")):
+        raise _no_function(place, name, [one.name for one in tree.body if isinstance(one, ast.FunctionDef)])
+
+
+def _no_function(place: str, name: str, functions: Iterable[str]) -> OptionError:
+    own = [one for one in functions if not one.startswith("_")]
+    there = f"Its functions: {', '.join(own[:8])}{', ...' * (len(own) > 8)}." if own else "It has no function at all."
+    return OptionError(f"TARGET: {place} has no function {name!r}.{did_you_mean(name, own)} {there}")
 
 
 def _is_file(place: str) -> bool:
@@ -172,9 +198,11 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
             sys.argv[:] = [place]
             module = _load_file(place) if _is_file(place) else _load_module(place)
             function = getattr(module, name, None)
+            if function is None:
+                raise _no_function(place, name, [key for key, one in vars(module).items() if inspect.isfunction(one)])
             if not callable(function):
-                own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-                raise OptionError(f"TARGET: {place} has no function {name!r}.{did_you_mean(name, own)}")
+                kind = type(function).__name__
+                raise OptionError(f"TARGET: {name} of {place} is a value of type {kind}, not a function.")
             target = _read(function(), text)
             what = f"the step of {text}"
             yield target
@@ -192,9 +220,20 @@ def open_target(arguments: argparse.Namespace) -> Iterator[SimpleNamespace]:
             lines += getattr(error, "__notes__", [])
             if isinstance(error, SyntaxError):
                 lines += traceback.format_exception_only(error)[:-1]  # the place; the last line is the message
+            if isinstance(error, ImportError) and "relative import" in str(error) and _is_file(place):
+                lines.append(f"It is a part of a package. Name the module: {_module_of(Path(place).resolve())}:{name}")
             raise TargetError("\n".join(line.rstrip() for line in lines)) from error
         finally:
             sys.path[:], sys.argv[:] = path, argv
+
+
+def _module_of(path: Path) -> str:
+    """Returns the module of a file in a package, and the folder from which Python finds it if that is another one."""
+    root = path.parent.parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    return module if root == Path.cwd() else f"(cd {shlex.quote(str(root))}) {module}"
 
 
 def _load_file(place: str) -> ModuleType:

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from torch_promote.cli.output import closest_files, file, natural, say, show
-from torch_promote.cli.user_program import PROGRAM, add_record_options, report_each, run_recorded
+from torch_promote.cli.user_program import PROGRAM, add_record_options, end_as, report_each, run_recorded
 from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
 from torch_promote.recording import SUFFIX
@@ -136,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
         tags = [tag for tag in outcome.named() or [""] if os.path.exists(named_after(record, SUFFIX, tag))]
         if tags:  # none if the program ended before the first step to record
             say(f"torch-promote: recorded {', '.join(named_after(arguments.record, SUFFIX, tag) for tag in tags)}")
-    return report_each(arguments, outcome, {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()})
+    files = {suffix: getattr(arguments, name) for name, suffix in _SUFFIXES.items()}
+    return end_as(report_each(arguments, outcome, files), arguments.is_process)
 
 
 def _read(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -23,6 +24,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +33,7 @@ from subprocess import Popen
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
+import torch_promote
 from torch_promote.cli.output import closest_files, say
 from torch_promote.errors import OptionError, PolicyError, TorchPromoteError
 from torch_promote.recording import SUFFIX
@@ -43,10 +47,6 @@ PROGRAM = """\
 PROGRAM is what python takes: a script, a folder or zip file with __main__.py,
 -m MODULE, -c CODE, or - for stdin. All arguments after it are the program's.
 """
-LEFT_NO_REPORT = (
-    "the program left no report: it did not import torch, or it ended without Python's exit handlers (a signal, "
-    "os._exit)."
-)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
 
@@ -57,7 +57,9 @@ _GROUP, _MODULE = "torch.backends", "_torch_promote_hooks"
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what regions of the program are."""
     parser.add_argument(
-        "--policy", metavar="P", help="the default policy of the program's regions: a name or the path of a policy file"
+        "--policy",
+        metavar="NAME|F.toml",
+        help="the default policy of the program's regions: a name or the path of a policy file",
     )
     parser.add_argument(
         "--override",
@@ -77,7 +79,7 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises OptionError if there is no such program."""
+    """Raises OptionError if there is no such program, or it would not find this package."""
     what = arguments.command
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
@@ -91,10 +93,13 @@ def check(arguments: argparse.Namespace) -> None:
         raise OptionError(f"{word!r} is a recording, not a program. To see it: `torch-promote trace --read {word}`.")
     if is_script and os.path.isdir(word) and not Path(word, "__main__.py").exists():
         raise OptionError(f"the folder {word!r} has no __main__.py. Name a file in it.")
-    if word.startswith("-m") and not _is_module((word[2:] or arguments.program[1]).partition(".")[0]):
-        name = " ".join(arguments.program[:2]) if word == "-m" else word
-        raise OptionError(f"there is no module to run: {name}. Python looks in {os.getcwd()!r} and in sys.path.")
-    name = arguments.program[1] if word == "-m" else "the code" if word.startswith("-c") else word.removeprefix("-m")
+    module = (word[2:] or arguments.program[1]) if word.startswith("-m") else ""
+    if module.endswith(".py") and os.path.isfile(module):
+        raise OptionError(f"-m takes the name of a module, and {module} is a file. Leave -m out, or leave .py out.")
+    if module and not _is_module(module.partition(".")[0]):
+        raise OptionError(f"there is no module to run: -m {module}. Python looks in {os.getcwd()!r} and in sys.path.")
+    _refuse_shadow(word if is_script else "")
+    name = module or ("the code" if word.startswith("-c") else word)
     for option in _behind(arguments):
         say(f"torch-promote: {option} after {name} is {name}'s argument. Options of `{what}` stand before the program.")
 
@@ -124,8 +129,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str], s
             )
         variables[MODEL] = arguments.model
     overrides = environment.asked_overrides()
-    for text in arguments.override:
-        overrides |= environment.split_overrides(text)
+    overrides |= environment.split_overrides(",".join(arguments.override))
     if overrides:
         variables[environment.OVERRIDES] = environment.join_overrides(overrides)
     if arguments.cache is not None:
@@ -158,12 +162,42 @@ def _what_to_run(arguments: argparse.Namespace) -> str:
 
 
 def _behind(arguments: argparse.Namespace) -> list[str]:
-    """The long options of the command among the arguments of the program, unless `--` says that these are meant."""
+    """The long options of the command among the arguments of the program, unless `--` or its source says they are."""
     if arguments.is_separated:
         return []
+    source = _source_of(arguments.program)
     words = [word.partition("=")[0] for word in arguments.program[1 + (arguments.program[0] in ("-m", "-c")) :]]
     ours = {word for word in arguments.options if word.startswith("--")} - {"--help"}
-    return [word for word in dict.fromkeys(words) if word in ours]
+    return [one for one in dict.fromkeys(words) if one in ours and not re.search(rf"['\"]{one}(?![\w-])", source)]
+
+
+def _refuse_shadow(script: str) -> None:
+    """Raises OptionError if the program would import another torch_promote, from the first folder of its sys.path."""
+    if os.path.isdir(script) or (os.path.isfile(script) and zipfile.is_zipfile(script)):  # not a pipe
+        first = script
+    elif sys.flags.safe_path:  # python -P
+        return
+    else:
+        first = os.path.dirname(os.path.realpath(script)) if script else os.getcwd()
+    spec = importlib.machinery.PathFinder.find_spec(torch_promote.__name__, [first])
+    found = (spec and spec.origin) or ""  # a folder without __init__.py has none, and hides nothing
+    if found and os.path.realpath(found) != os.path.realpath(torch_promote.__file__):
+        raise OptionError(
+            f"the program would run without torch_promote: {found} has its name, and comes first on the program's "
+            "sys.path. Rename that file or folder."
+        )
+
+
+def _source_of(program: Sequence[str]) -> str:
+    """Returns the source of a program, or of the one file of it that is known; "" if there is none."""
+    word, *more = program
+    if word.startswith("-c"):
+        return word[2:] or more[0]
+    path = Path(*(word[2:] or more[0]).split(".")).with_suffix(".py") if word.startswith("-m") else Path(word)
+    path = path / "__main__.py" if path.is_dir() else path
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe is read once
+    return ""
 
 
 def _is_module(name: str) -> bool:
@@ -197,7 +231,7 @@ def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> Popen[by
     program = Popen(command, env=variables, close_fds=False)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT or not _in_foreground():  # Ctrl-C reaches the program by itself
+        if number != signal.SIGINT or not (_in_foreground() or _ends(program.pid)):  # it reaches the program by itself
             with contextlib.suppress(ProcessLookupError):
                 program.send_signal(number)
 
@@ -210,6 +244,16 @@ def run_to_end(command: Sequence[str], variables: Mapping[str, str]) -> Popen[by
         for number, handler in before.items():
             signal.signal(number, handler)
     return program
+
+
+def _ends(process: int) -> bool:
+    """Whether a child ends within half a second, as by a SIGINT for its group: that of `timeout`, or `kill %1`."""
+    until = time.monotonic() + 0.5
+    while hasattr(os, "waitid") and time.monotonic() < until:
+        if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _in_foreground() -> bool:
@@ -233,6 +277,15 @@ def end_as(status: int, is_process: bool) -> int:
     return 128 - status
 
 
+def left_no_report(status: int) -> str:
+    """Returns why a program left no report, as far as its status tells; negative if a signal ended it."""
+    if status < 0:
+        why = f"{signal.Signals(-status).name} ended it before Python's exit handlers ran"
+    else:
+        why = "it did not import torch, or it ended without Python's exit handlers (os._exit)"
+    return f"torch-promote: the program left no report: {why}."
+
+
 # Records, of `trace` and `find-nan`
 
 
@@ -243,6 +296,7 @@ class Outcome:
     status: int  # negative if a signal ended it
     process: int
     records: Mapping[int, Record]  # by process
+    lost: int = 0  # the processes that the program forked without multiprocessing and that left no record
 
     def named(self) -> dict[str, Record]:
         """Returns the records that count by their part of a file's name: see NOTE [ One file for each process ]."""
@@ -311,11 +365,13 @@ def run_recorded(arguments: argparse.Namespace, request: Request) -> Outcome:
             variables["TORCH_PROMOTE_ERRORS"] = "1"
         variables[VARIABLE] = replace(request, folder=folder, first=first, end=end).to_text()
         program = run_to_end(command, variables)
-        return Outcome(program.returncode, program.pid, read_records(Path(folder), request.options.get("max_calls", 0)))
+        records = read_records(Path(folder), request.options.get("max_calls", 0))
+        lost = {int(one.stem) for one in Path(folder).glob("*.forked")} - records.keys()
+        return Outcome(program.returncode, program.pid, records, len(lost))
 
 
 def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[str, str | None]) -> int:
-    """Prints the reports of the processes, and writes their files. Returns the exit status: the program's, or 1."""
+    """Prints the reports of the processes, and writes their files. Returns the program's status, or 1 for its 0."""
     # 1 if the program succeeded, but left no report, a file was not written, or a record has an origin of inf or NaN.
     # `files` are those that were asked for, by their suffix; None is none.
     from torch_promote.numerics.traced_process import named_after
@@ -343,5 +399,7 @@ def report_each(arguments: argparse.Namespace, outcome: Outcome, files: Mapping[
     own = outcome.records.get(outcome.process)
     if not records:
         few = f"the program ended before step {arguments.steps[0]}. Optimizer steps: {own.steps if own else 0}; a step "
-        say(f"torch-promote: {f'{few}that GradScaler skips does not count.' if own else LEFT_NO_REPORT}")
-    return 1 if outcome.status == 0 and not good else end_as(outcome.status, arguments.is_process)
+        say(f"torch-promote: {few}that GradScaler skips does not count." if own else left_no_report(outcome.status))
+    elif outcome.lost:
+        say(f"torch-promote: forked processes that left no report (os._exit, a signal, exec): {outcome.lost:,}.")
+    return outcome.status or int(not good)

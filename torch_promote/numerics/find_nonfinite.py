@@ -258,7 +258,7 @@ class NonfiniteReport(Report):
 
     def _clean(self) -> str:
         threads = sum(one.number for one in self.not_seen if one.kind == "threads")
-        clean = f"no inf or NaN (except benign ones) in {self.checked:,} checked calls"
+        clean = f"no inf or NaN{' (except benign ones)' * bool(self.benign)} in {self.checked:,} checked calls"
         clean += f"; threads that were not checked: {threads:,}" if threads else ""
         if self._seen.zero_gradients is not None:
             step, zeros, count = self._seen.zero_gradients
@@ -314,7 +314,7 @@ def _check(model: object, raise_at_first: object, allow: object) -> None:
         )
 
 
-@block(_check)
+@block(_check, "raise_at_first")
 def find_nonfinite(
     model: nn.Module | None = None, *, raise_at_first: bool = False, allow: Sequence[str] = ()
 ) -> Iterator[NonfiniteReport]:

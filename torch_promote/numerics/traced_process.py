@@ -13,7 +13,9 @@ import json
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,8 +115,16 @@ class _Process:
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
         # A process forked by multiprocessing ends without running atexit handlers.
+        multiprocessing.util.register_after_fork(self, _Process._finalize)
+
+    def _finalize(self) -> None:
+        self._mark().unlink(missing_ok=True)
         finalize: Any = multiprocessing.util.Finalize
-        multiprocessing.util.register_after_fork(self, lambda own: finalize(None, own._at_exit, exitpriority=-100))
+        finalize(None, self._at_exit, exitpriority=-100)
+
+    def _mark(self) -> Path:
+        """The file that says that this process was forked, until it is known to be one of multiprocessing."""
+        return Path(self._request.folder, f"{os.getpid()}.forked")
 
     def _begin(self) -> None:
         if self._request.finds_nonfinite:
@@ -167,6 +177,8 @@ class _Process:
             self._begin()
 
     def _forget(self) -> None:
+        with contextlib.suppress(OSError):  # the command has ended before this process
+            self._mark().touch()
         # The parent reports the existing records.
         self._steps = 0
         self._rank_before = _rank()
@@ -177,6 +189,13 @@ class _Process:
             self._inherited = self._report.to_dict()["origin"]
 
     def _at_exit(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()  # a second Ctrl-C would end the report
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+        self._write()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+    def _write(self) -> None:
         self._end()
         record = Record(os.getpid(), os.getppid(), _rank(), steps=self._steps)
         if self._tracer is not None:

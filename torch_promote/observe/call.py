@@ -170,11 +170,12 @@ class Call:
             checkpoint that stops its recomputation there.
         casts: The casts of the arguments.
         policy: The policy that applied. None: autocast was off, or has no policy for the op.
-        policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy",
-            "region at FILE:LINE", 'module policy "NAME"', "install, region at FILE:LINE". Without a policy: "autocast
-            off by" one of the last three, if it has switched autocast off for an op with a policy; "promotion rule
-            NAME" if the op promotes inputs of several dtypes; "a kernel on PyTorch's autocast key" if a library has
-            registered one; "compiled code", whose graph contains the casts; or "".
+        policy_source: The source of the policy: "PyTorch's table", "register_policy", "the default policy" (of a
+            file: "mine.toml, the default policy"), "region at FILE:LINE", 'module policy "NAME"', "install, region at
+            FILE:LINE". Without a policy: "autocast off by" one of the last three, if it has switched autocast off for
+            an op with a policy; "promotion rule NAME" if the op promotes inputs of several dtypes; "a kernel on
+            PyTorch's autocast key" if a library has registered one; "compiled code", whose graph contains the casts; or
+            "".
         composite: Whether the op calls other ops, which follow.
         thread: The native id of its thread.
         error: Whether the call raised an error.

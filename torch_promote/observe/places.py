@@ -132,10 +132,10 @@ def shorten(line: str) -> str:
 _MODULE_CALL: CodeType = nn.Module._call_impl.__code__
 
 
-def check_model(model: object, decorator: str = "") -> None:
-    """Raises OptionError unless a model is a module or None. `decorator` is what people mean who pass a function."""
+def check_model(model: object, block: str = "") -> None:
+    """Raises OptionError unless a model is a module or None. `block` is what people mean as a decorator, @trace."""
     if model is not None and not isinstance(model, nn.Module):
-        remedy = f" As a decorator, write it with parentheses: @{decorator}()." if decorator and callable(model) else ""
+        remedy = f" Write `with {block}(...) as report:` inside the function." if block and callable(model) else ""
         raise OptionError(f"model must be an nn.Module or None, got {shown(model)}.{remedy}")
 
 

@@ -33,7 +33,7 @@ from torch_promote.policy.overrides import select
 from torch_promote.policy.policy import Policy
 from torch_promote.reference.autocast import AutocastState, DeviceAutocast
 from torch_promote.regions.autocast import Region, my_autocast
-from torch_promote.regions.defaults import default_policy, registered_policies
+from torch_promote.regions.defaults import default_policy, registered_policies, source_of_default_policy
 from torch_promote.regions.installation import installed
 from torch_promote.regions.module_forward import policy_of
 from torch_promote.regions.promotion import promotion
@@ -90,7 +90,6 @@ def _state(
 
 STOCK = "PyTorch's table"
 _REGISTERED = "register_policy"
-_DEFAULT_POLICY = "the default policy"
 #: The source of an override of `install`. Regions of torch.autocast append their line to it.
 _INSTALLED = "install"
 _NESTED = "a region of torch.autocast inside"
@@ -106,7 +105,8 @@ class UnusedOverride:
         op: The op as it was written: "softmax", "linalg_*". "*" stands for a named policy.
         device: Its device types: "cpu", "cpu, cuda, xpu, mps".
         policy: The cast policy's name, "float16" for a dtype, or 'policy "cuda"'.
-        policy_source: Its source: "region at FILE:LINE", 'module policy "NAME"', "install" or "the default policy".
+        policy_source: Its source: "region at FILE:LINE", 'module policy "NAME"', "install", "the default policy"
+            or "mine.toml, the default policy".
 
     Example:
         >>> print(UnusedOverride("exp", "cpu", "fp32", 'module policy "blocks.3"'))
@@ -169,7 +169,7 @@ class PolicySources:
         self._by_policy[_C.current_policy_id()] = self._open_regions()
         if (text, change) not in self._asked_at:
             self._asked_at.add((text, change))
-            self._ask(_DEFAULT_POLICY, _DEFAULT_POLICY, default_policy())
+            self._ask(default := source_of_default_policy(), default, default_policy())
             if type(owner) is Region:
                 self.ask_module(module, path)
             elif isinstance(owner, my_autocast):
@@ -286,7 +286,7 @@ def _source(regions: tuple[_OpenRegion, ...], name: str, device_type: str) -> st
             return _REGISTERED if base == "registered" and wanted in registered_policies() else STOCK
     default = default_policy()
     if default is not None and any(change[:2] == wanted for change in default.changes):
-        return _DEFAULT_POLICY
+        return source_of_default_policy()
     return _REGISTERED if wanted in registered_policies() else STOCK
 
 

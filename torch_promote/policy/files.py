@@ -250,6 +250,8 @@ def _release(version: str) -> tuple[int, ...]:
 def save(data: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes what `to_data` returned to a file, as a whole. A PolicyError says why it cannot be written."""
     name = _name(path)
+    if Path(name).suffix not in ("", ".toml"):
+        raise PolicyError(f"a policy file is TOML: its name ends in .toml, got {name!r}. For JSON, use to_dict().")
     try:
         write_atomically(name, to_toml(data))
     except OSError as error:

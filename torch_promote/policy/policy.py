@@ -240,6 +240,8 @@ class Policy:
             return cls.named(value)  # type: ignore[arg-type]
         if value.endswith(".toml") or os.sep in value or "/" in value:
             return cls.load(value)
+        if os.path.isfile(value):
+            raise PolicyError(f"{value} is there, but the name of a policy file ends in .toml. Rename it if it is one.")
         raise PolicyError(
             f"no policy is called {value!r}.{advice_for(value) or closest_policy(value)} Legal: "
             f"{LEGAL_POLICIES}, or the path of a file, which contains a separator or ends with .toml."
@@ -437,10 +439,10 @@ class Policy:
         """Saves the policy to a TOML file. An existing file is replaced atomically.
 
         Args:
-            path: The path of the file, by convention with the suffix `.toml`.
+            path: The path of the file. Its suffix is `.toml`, or it has none.
 
         Raises:
-            PolicyError: The file cannot be written.
+            PolicyError: The path has another suffix, or the file cannot be written.
         """
         files.save(self.to_dict(), path)
 

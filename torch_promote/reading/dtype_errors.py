@@ -46,6 +46,7 @@ from torch_promote.policy.overrides import parse_overrides
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
+from torch_promote.regions.defaults import DEFAULT_POLICY
 from torch_promote.regions.installation import installed
 from torch_promote.report.base import module_name, short_line, some_of
 
@@ -459,7 +460,8 @@ def _override(key: str, policy: str, tried: bool) -> str:
 
 def _in_force(call: Call) -> dict[str, str]:
     """The override under which the call raised, if there was one."""
-    if not call.policy_source.startswith(("region at", "install,", "the default policy", "register_policy")):
+    set_by, own = call.policy_source, ("region at", "install,", "register_policy")
+    if not set_by.startswith(own) and not set_by.endswith(DEFAULT_POLICY):
         return {}
     return {call.name.removeprefix("aten::"): call.policy_name} if call.policy_name else {}
 

@@ -19,6 +19,7 @@ from torch_promote.reading.dtype_errors import cure_of, describe_raised
 from torch_promote.reading.findings import is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import dtype_name
+from torch_promote.regions.defaults import DEFAULT_POLICY
 from torch_promote.regions.float8 import product_on
 from torch_promote.report.base import (
     Column,
@@ -280,9 +281,8 @@ class _Explainer:
     def _other_policy(self, op: str) -> str:
         group = self.ops[op]
         policy, _, policy_source = group.policies.most_common(1)[0][0].partition(": ")
-        if (
-            policy_source.startswith(("region at", "module policy", "install,"))
-            or policy_source == "the default policy"
+        if policy_source.startswith(("region at", "module policy", "install,")) or policy_source.endswith(
+            DEFAULT_POLICY
         ):
             return f"The policy of {op} was set by: {_short(policy_source)}. Change it there."
         other, effect = _OTHER_POLICY.get(policy, ("", ""))

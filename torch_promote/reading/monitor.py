@@ -34,6 +34,7 @@ import math
 import os
 import re
 import statistics
+import sys
 import warnings
 import weakref
 import zlib
@@ -700,5 +701,18 @@ def use_environment() -> None:
     os.environ[VARIABLE] = json.dumps({**asked, "is_child": True})
     folder = os.path.join(asked["to"], f"pid{os.getpid()}" if is_alone else "")
     running = monitor(to=folder, every=asked["every"])
-    running.__enter__()
-    atexit.register(running.__exit__, None, None, None)
+    of_process = running.__enter__()
+    tells = not asked["is_child"] and os.environ.get("RANK", "0") == "0"
+    atexit.register(_end, running, of_process, os.getpid() if tells else 0)
+
+
+def _end(running: contextlib.AbstractContextManager[Monitor], one: Monitor, process: int) -> None:
+    """Ends the monitor of a process, and says what the one of `torch-promote run --monitor` has found."""
+    running.__exit__(None, None, None)
+    if process != os.getpid() or (one.steps and not one.looks):  # of which there is a warning
+        return
+    folder = os.path.relpath(one._sink.folder or "")
+    text = f"looked at {one.looks:,} of {one.steps:,} steps, alarms: {len(one.alarms):,}. To see them: tensorboard "
+    text += f"--logdir {folder}. Recordings of looks: {os.path.join(folder, 'looks')}"
+    text = text if one.steps else "looked at nothing: no optimizer stepped"
+    print(f"torch-promote: the monitor {text}.", file=sys.stderr, flush=True)

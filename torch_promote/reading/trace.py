@@ -41,7 +41,7 @@ def _check(model: object, values: object, where: object, max_calls: object, reco
         RecordingFile(record)  # which writes nothing yet
 
 
-@block(_check)
+@block(_check, "record")
 def trace(
     model: nn.Module | None = None,
     *,

@@ -15,6 +15,7 @@ Each step ends with a flush, so the file of a killed run can be read up to there
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -297,7 +298,9 @@ def read_recording(path: str | os.PathLike[str], report: Recording) -> None:
     except zlib.error as error:
         raise ValueError(f"it is not a gzip file, or was changed: {error}") from error
     *lines, rest = data.split(b"\n")  # a part of a line is what was written when the program was killed
-    header = json.loads(lines[0]) if lines else {}
+    header: Any = {}
+    with contextlib.suppress(ValueError):  # it is no JSON
+        header = json.loads(lines[0]) if lines else {}
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise ValueError(f'its first line does not have "format": "{_FORMAT}"')
     if header.get("version") != _VERSION:

@@ -26,6 +26,7 @@ import torch
 from torch_promote import _C
 from torch_promote._C import RUNNING_LOOP, TORCH_FUNCTION_MODE, WATCHED, HeldChange, RegionBase, pack_plain_region
 from torch_promote.errors import (
+    DecoratorError,
     DeviceTypeError,
     DtypeError,
     OptionError,
@@ -222,6 +223,11 @@ class Region(RegionBase):
     def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
         """Decorates a callable; see the class. Its signature stays, also that of a coroutine function or generator."""
         check_decorated(f"with {type(self).__name__}(...):", func, may_suspend=True)
+        if isinstance(func, type):
+            raise DecoratorError(
+                f"{type(self).__name__}(...) cannot decorate the class {func.__qualname__}: the region would be around "
+                "its construction alone, and the class would become a function. Decorate its methods, such as forward."
+            )
         decorated: Callable[_P, _R] = decorate(self, func)
         return decorated
 

@@ -27,10 +27,13 @@ from torch_promote.regions.autocast import number_of_applied, policy_change
 
 #: The environment variables that name a policy, or the file of one, and the class of the model of its tables.
 VARIABLE, MODEL = "TORCH_PROMOTE_POLICY", "TORCH_PROMOTE_MODEL"
+#: What reports call it. The name of its file stands before it.
+DEFAULT_POLICY = "the default policy"
 
 _lock = fork_safe_lock()
 _default: Policy | None = None
 _default_tables = 0  # the number of the default policy's module tables
+_default_file = ""  # the name of the file that it comes from
 _registered: _Registered = {}
 
 
@@ -59,11 +62,14 @@ def set_default_policy(policy: PolicyLike | None) -> Policy | None:
         >>> set_default_policy(before)
         Policy.named('cuda')
     """
+    global _default_file
     chosen = None if policy is None else Policy.of(policy)
     tables = 0 if chosen is None else number_of_applied(chosen)
+    is_file = isinstance(policy, str | os.PathLike) and policy not in Policy.names()
     with _lock:
         before = _default
         _put(_registered, chosen, tables)
+        _default_file = os.path.basename(os.fspath(policy)) if is_file else ""  # type: ignore[arg-type]
     return before
 
 
@@ -74,6 +80,11 @@ def default_policy() -> Policy | None:
         >>> default_policy()
     """
     return _default
+
+
+def source_of_default_policy() -> str:
+    """Returns what reports call the default policy, with the name of its file if it comes from one."""
+    return f"{_default_file}, {DEFAULT_POLICY}" if _default_file else DEFAULT_POLICY
 
 
 def spell_default_policy() -> str:
@@ -204,7 +215,7 @@ def use_environment() -> None:
         policy = Policy.of(asked)
         if policy.modules:
             module_finder().follow(policy, os.environ.get(MODEL, ""))
-        set_default_policy(policy)
+        set_default_policy(asked)
     except PolicyError as error:
         text = f"the environment variable {VARIABLE} is {asked!r}: {error} Correct it, or unset it."
         raise PolicyError(text) from None

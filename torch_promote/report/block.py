@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from torch_promote.errors import RegionError, check_decorated, refuse_arguments
+from torch_promote.errors import DecoratorError, RegionError, check_decorated, refuse_arguments
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -16,8 +16,9 @@ _Result = TypeVar("_Result")
 
 
 class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
-    """What `trace` and `find_nonfinite` return: a context manager, which yields a report, and a decorator.
+    """What `trace` and `find_nonfinite` return: a context manager, which yields a report.
 
+    It decorates a function only if more is left of it than the report, which a caller of the function could not read.
     Code that takes it for the report, or opens it again, gets an error that says what to write.
     """
 
@@ -30,9 +31,15 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
         """Decorates a function: each of its calls is a block. Its signature stays.
 
         Raises:
-            DecoratorError: It is a coroutine function or a generator function, or is not callable. It is a TypeError.
+            DecoratorError: It is a coroutine function or a generator function, or is not callable, or the report would
+                be lost. It is a TypeError.
         """
         check_decorated(self._usage, func)
+        if keeping := vars(self).get("_lost_without"):
+            raise DecoratorError(
+                f"{self._name}() as a decorator loses its report. Write `{self._usage}` around the call, or inside the "
+                f"function. Only {self._name}({keeping}=...) decorates, which does not need the report."
+            )
         return super().__call__(func)
 
     @property
@@ -54,9 +61,12 @@ class ReportBlock(contextlib._GeneratorContextManager[_R, None, None]):
             )
 
 
-def block(check: Callable[..., None]) -> Callable[[Callable[_P, Iterator[_R]]], Callable[_P, ReportBlock[_R]]]:
+def block(
+    check: Callable[..., None], keeping: str = ""
+) -> Callable[[Callable[_P, Iterator[_R]]], Callable[_P, ReportBlock[_R]]]:
     """Does what `contextlib.contextmanager` does, with errors for those who forget `with`, or use a block again."""
-    # `check` gets the arguments by name when the block is made, and raises for those that are not legal.
+    # `check` gets the arguments by name when the block is made, and raises for those that are not legal. `keeping` is
+    # the argument without which all that a block finds is in its report; "" if it is elsewhere, too.
 
     def decorate(function: Callable[_P, Iterator[_R]]) -> Callable[_P, ReportBlock[_R]]:
         signature = inspect.signature(function)
@@ -69,7 +79,10 @@ def block(check: Callable[..., None]) -> Callable[[Callable[_P, Iterator[_R]]], 
                 refuse_arguments(function, args, kwargs)
             bound.apply_defaults()
             check(**bound.arguments)
-            return ReportBlock(function, args, kwargs)  # type: ignore[arg-type]
+            made: ReportBlock[_R] = ReportBlock(function, args, kwargs)  # type: ignore[arg-type]
+            if keeping and not bound.arguments[keeping]:
+                vars(made)["_lost_without"] = keeping
+            return made
 
         # help() would show what the generator yields.
         result = str(signature.return_annotation).replace("Iterator", "ReportBlock", 1)
