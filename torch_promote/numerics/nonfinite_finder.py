@@ -410,7 +410,7 @@ _BACKWARD_WITHOUT_REGION = (
     "No region was open, so the backward computes in the dtype of the forward: to compute it in float32, convert the "
     "arguments of the op there with .float()."
 )
-_TOO_LARGE = "What its result goes to has to be float32, too, or bfloat16: it is too large for {dtype}."
+_TOO_LARGE = "What its result goes to has to be float32, too: it is too large for {dtype}."
 _PASSES_NAN = "The program itself passes NaN."
 _OFTEN = f"Such a call has made inf or NaN {_MOST_LOOKS} times before: the calls before it were not repeated again."
 

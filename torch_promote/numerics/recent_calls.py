@@ -326,8 +326,6 @@ class RecentCalls:
                 f"The same call in float32 is not finite either. Whether it is with the {count} that ran in a lower "
                 f"dtype in float32, too, is not known: {why}."
             )
-            if any(one.call.phase == "backward" and one.is_lower for one in before.values()):
-                text += " Some are of a backward, whose small values become 0: a scaled loss keeps them."
         else:
             text = (
                 f"It is not finite in float32 either, also with the {count} that ran in a lower dtype in float32: "
@@ -347,7 +345,7 @@ class RecentCalls:
             return []
         idiom = tell_idiom(maker, target.call)
         if (maker.op, target.call.op) == ("aten::sum", "aten::log") and self._multiplies_exponentials(target):
-            idiom.append("It sums results of exp: torch.logsumexp, of what a mask leaves, does not compute that sum.")
+            idiom.append("It sums results of exp: torch.logsumexp does not compute that sum.")
         return [f"Its argument was made by {tell_where(maker)}.", *idiom]
 
     def _multiplies_exponentials(self, of: RecentCall) -> bool:

@@ -281,8 +281,8 @@ def unchanged_writes(report: Recording) -> str:
                 same[key] += before.digest == values.digest
     told = [
         f"{op.partition('::')[2]} at {short_line(line)} left {count:,} of {all_of[op, line, dtype]:,} {dtype} tensors "
-        "as they were, bit for bit: a change below half the distance to the next number is rounded away. Tensors in "
-        "float32 keep it."
+        "as they were, bit for bit: a change below half the distance to the next number is rounded away. In float32, "
+        f"that distance is {torch.finfo(getattr(torch, dtype)).eps / _OF_FLOAT32:,.0f} times smaller."
         for (op, line, dtype), count in same.most_common()
         if count >= _LEAST_UPDATES and 2 * count >= all_of[op, line, dtype]
     ]
