@@ -178,7 +178,7 @@ class KeptCall:
     fingerprint: list[torch.Tensor]  # a hash of the bits of each
     random: RandomState | None  # the state of the generators before the call; None if it draws no random numbers
     results: list[torch.Tensor | None]  # copies, until the candidate has been compared; None for those without room
-    chosen: list[torch.Tensor]  # copies of the indices that it has chosen
+    chosen: list[torch.Tensor | None]  # the same of the indices that it has chosen
 
 
 class KeepReference(ForwardCalls):
@@ -206,7 +206,7 @@ class KeepReference(ForwardCalls):
                 [_fingerprint(one) for one in found],
                 begun if compare(begun, random_state(args)) else None,
                 [self.room.keep(one.detach(), copy=True) for one in found],
-                [one.clone() for one in _chosen(call, results)],
+                [self.room.keep(one, copy=True) for one in _chosen(call, results)],
             )
 
 
@@ -244,8 +244,8 @@ class CompareCandidate(ForwardCalls):
         with unnoticed():
             for mine, other in zip(_chosen(call, results), [] if kept is None else kept.chosen, strict=False):
                 differing, of = self.choices.get(key[:2], (0, 0))
-                if mine.shape == other.shape:
-                    self.choices[key[:2]] = differing + int((mine != other).sum()), of + mine.numel()
+                if other is not None and mine.shape == other.shape:
+                    self.choices[key[:2]] = differing + int((mine != other.to(mine.device)).sum()), of + mine.numel()
         if kept is None or [one.shape for one in ours] != kept.shapes:
             self.only_here[key[:2]] += 1
             return
