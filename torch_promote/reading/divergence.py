@@ -430,6 +430,7 @@ class Walk:
         found: list[int | None] = []
         for run in self.runs:
             calls = [i for i in run.own if run.steps[i] == step and run.calls[i].phase == "optimizer"]
+            calls = calls or [i for i in run.own if run.steps[i] > step]  # of a compiled step
             both = self._partners[len(found)]  # not those that load a state, which one run alone has
             found.append(next((i for i in calls if i in both), calls[0] if calls else None))
         return found[0], found[1]
