@@ -294,9 +294,8 @@ def lost_addends(report: Recording) -> str:
     found: dict[tuple[str, str, str], list[float]] = {}
     for number, call in enumerate(report.calls):
         op, reads = call.op.partition("::")[2].removesuffix("_"), report.reads.get(number, ())
-        if op not in ("add", "sub") or not call.own or call.phase != "forward":
-            continue
-        if len({info.shape for info in (*call.inputs, *call.outputs)}) > 1:
+        shapes = (info.shape for info in (*call.inputs, *call.outputs))
+        if op not in ("add", "sub") or not call.own or call.phase != "forward" or len(set(shapes)) > 1:
             continue
         known = [_values_read(report, read) for read in reads]
         (total, *_), terms = report.values.get(number) or (EMPTY,), [one for one in known if one is not None]
