@@ -773,7 +773,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "a compiled optimizer": (
         Planted(compiled_alone("step"), "op", says="compiled code has computed")
-        if sys.version_info < (3, 13)  # since then, Dynamo calls the hooks of a compiled step
+        if sys.version_info < (3, 13)  # since then, the state before a compiled step is recorded
         else Planted(compiled_alone("step"), "state", state="weight_decay of group 0")
     ),
     "a weight of compiled code": Planted(compiled("weight"), "weight", parameter="2.weight"),

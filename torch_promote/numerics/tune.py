@@ -446,9 +446,9 @@ class _Tuner:
         trials.more.append(reference)
         trials.reserve = self._after
         if self._memo(self._names):
-            failed = "These overrides met the tolerance at first, but failed on held-out batches: "
-            failed += ", ".join(self._chosen()) or "none"
-            self._notes.append(f"{failed}. The batches became part of the tuning, and others were held out.")
+            text = "What met the tolerance at first, but failed on held-out batches: overrides of "
+            text += f"{', '.join(self._chosen()) or 'no op'}. The batches became part of the tuning, and others were"
+            self._notes.append(f"{text} held out.")
             return True
         self._memo = self._new_memo()
         self._memo.known.update(known)  # for the certificate

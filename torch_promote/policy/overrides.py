@@ -147,6 +147,14 @@ _OTHER_SCALES = {
 LEGAL_DEVICES = f" Legal: {', '.join(map(repr, DEVICE_TYPES))}."
 
 
+def selects(key: str, policy: str, overload: str) -> bool:
+    """Whether an override is legal, and acts on an overload."""
+    try:
+        return any(name == overload for name, _ in parse_overrides({key: policy}))
+    except PolicyError:
+        return False
+
+
 def parse_overrides(overrides: Mapping[Any, Any]) -> tuple[tuple[str, CastPolicy | torch.dtype], ...]:
     """Checks overrides, and returns pairs of an overload's full name and its policy, in the order of `in_order`."""
     # If a key selects several overloads, those for which the policy is legal get it. A name takes precedence over a

@@ -183,9 +183,8 @@ class Walk:
                 for i in calls:
                     by_name.setdefault(run.calls[i].name, []).append(run.calls[i])
             ordered: set[str] = set()  # the same loop in both runs, such as over experts, has arguments in one order
-            reshaped: set[str] = (
-                set()
-            )  # otherwise, calls of other shapes are others: one run may call the op more often
+            # Calls of other shapes are the same calls only if both runs make as many of the op.
+            reshaped: set[str] = set()
             for name, one in made[0].items():
                 other = made[1].get(name, [])
                 if [call.arguments for call in one] == [call.arguments for call in other]:

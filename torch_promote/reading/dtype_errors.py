@@ -42,7 +42,7 @@ from torch_promote.observe.places import RunningModules, is_of_program, role, sh
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
 from torch_promote.policy.op_table import DEVICE_TYPES, CastPolicy
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.overrides import selects
 from torch_promote.recording.recording import Failure
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.regions.autocast import my_autocast
@@ -358,10 +358,9 @@ def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", f
         return ""
     how = ": a loss takes target.to(prediction.dtype)." if "loss" in name else ", or run the op in float32."
     if forward is not None and "loss" not in name:
-        with contextlib.suppress(PolicyError):
-            key = forward.op.removeprefix("aten::")
-            if any(overload == forward.name for overload, _ in parse_overrides({key: "fp32"})):
-                how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
+        key = forward.op.removeprefix("aten::")
+        if selects(key, "fp32", forward.name):
+            how = f", or run it in float32: {_override(key, 'fp32', tried=False)}"
     return f"The call of the backward got two dtypes ({', '.join(dtypes)}), and takes one. Cast in the forward{how}"
 
 
@@ -447,10 +446,9 @@ def _candidates(raised: tuple[Call, Call], text: str) -> Iterator[tuple[str, str
         for call in dict.fromkeys(raised):
             for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
                 key = name.removeprefix("aten::")
-                with contextlib.suppress(PolicyError):
-                    if any(overload == call.name for overload, _ in parse_overrides({key: policy})):
-                        yield key, policy
-                        break
+                if selects(key, policy, call.name):
+                    yield key, policy
+                    break
 
 
 def _override(key: str, policy: str, tried: bool) -> str:

@@ -233,7 +233,7 @@ def unchanged_weights(report: Recording) -> str:
     return (
         f"{len(same - changed):,} of {len(same | changed):,} parameters in 16 bits have the same bits after each step, "
         "although their gradients are not 0: an update below half the distance to the next number is rounded away. "
-        "Parameters in float32, under autocast, keep it."
+        "Parameters in float32, under autocast, have a smaller distance."
     )
 
 
@@ -330,20 +330,16 @@ def coarse_numbers(report: Recording) -> str:
         facts, what, least = facts_of(call.name), "numbers", 2.0
         if op in ("sin", "cos", "tan") and inputs[0].dtype is call.outputs[0].dtype:
             known, what, least = _values_read(report, report.reads[number][0]), "angles", 0.25
-        elif op != "arange" and not ((facts.is_copy or facts.is_cast or op == "type_as") and _is_of_integers(inputs)):
-            continue
+        elif op != "arange":
+            dtype = inputs[0].dtype if inputs and (facts.is_copy or facts.is_cast or op == "type_as") else torch.bool
+            if dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
+                continue
         if known is not None and known.count > 1 and known.amax:
             gap = 2.0 ** math.floor(math.log2(known.amax)) * torch.finfo(call.outputs[0].dtype).eps
             if gap >= least:
-                dtype = dtype_name(call.outputs[0].dtype)
-                text = f"{op} at {short_line(call.line)}: {dtype} has {what} up to {known.amax:g} only {gap:g} apart."
-                found.setdefault((op, call.line), text)
+                at = f"{op} at {short_line(call.line)}: {what} up to {known.amax:g}, where those of"
+                found.setdefault((op, call.line), f"{at} {dtype_name(call.outputs[0].dtype)} are {gap:g} apart.")
     return " ".join(list(found.values())[:2])
-
-
-def _is_of_integers(infos: Sequence[TensorInfo]) -> bool:
-    dtypes = [info.dtype for info in infos[:1] if info.dtype is not torch.bool]
-    return any(not (one.is_floating_point or one.is_complex) for one in dtypes)
 
 
 def _is_not_zero(report: Recording, read: Read) -> bool:

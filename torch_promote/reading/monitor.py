@@ -47,12 +47,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_promote.errors import MissingPackageError, OptionError, PolicyError
+from torch_promote.errors import MissingPackageError, OptionError
 from torch_promote.observe.call import Call
 from torch_promote.observe.ops import facts_of, unnoticed
 from torch_promote.observe.places import check_model
 from torch_promote.observe.surroundings import watch_scalers, watch_steps
-from torch_promote.policy.overrides import parse_overrides
+from torch_promote.policy.overrides import selects
 from torch_promote.reading.explanation import explain
 from torch_promote.reading.trace import Tracer
 from torch_promote.reading.trace_report import TraceReport
@@ -587,10 +587,9 @@ def _advice(report: TraceReport, module: str, text: str, call: Call | None) -> s
         return ""
     if call is not None and call.phase == "forward" and any(one.dtype in LOWER_DTYPES for one in call.outputs):
         key = call.op.removeprefix("aten::")
-        with contextlib.suppress(PolicyError):
-            if any(name == call.name for name, _ in parse_overrides({key: "fp32"})):
-                own = f'tp.set_module_policy(model, {{"{module}": {{"{key}": "fp32"}}}}), or ' * bool(module)
-                return f' Try: {own}my_autocast(overrides={{"{key}": "fp32"}}).'
+        if selects(key, "fp32", call.name):
+            own = f'tp.set_module_policy(model, {{"{module}": {{"{key}": "fp32"}}}}), or ' * bool(module)
+            return f' Try: {own}my_autocast(overrides={{"{key}": "fp32"}}).'
     with contextlib.suppress(OptionError):
         advice = explain(report, f"module={module_name(module)}").advice
         tried = [one for one in advice if one.startswith(("To run", "The policy of")) and "instead" not in one]

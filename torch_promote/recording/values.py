@@ -405,7 +405,7 @@ def combined_norm(*terms: tuple[float, Values]) -> float | None:
     if not all(one.sketch for _, one in terms):
         return None
     scaled = [[factor * number for number in unpack_sketch(one.sketch)] for factor, one in terms]
-    return _UNBIASED * math.hypot(*map(math.fsum, zip(*scaled, strict=True)))
+    return _UNBIASED * math.hypot(*map(sum, zip(*scaled, strict=True)))
 
 
 #: The mean logarithm of the root mean square of 16 normal numbers is that of 1/this.
