@@ -315,6 +315,24 @@ def test_what_is_said_of_mathematics(program: Callable[[], Any], texts: list[str
     assert len(set(made)) == len(made)
 
 
+@pytest.mark.parametrize("batches", [1, 2])  # autograd adds the second one's gradients without a call
+@pytest.mark.parametrize("lower", [True, False])
+def test_what_a_backward_before_it_has_lost_is_not_known(batches: int, lower: bool) -> None:
+    model = nn.Linear(4, 4)
+    with tp.find_nonfinite(model) as report:
+        for _ in range(batches):
+            with torch.autocast("cpu", HALF, enabled=lower):
+                loss = model(torch.ones(2, 4)).float().sum() * (1e-9 if lower else 0.0)
+            loss.backward()
+        assert model.weight.grad is not None
+        model.weight.grad.div_(model.weight.grad.norm())
+    text = " ".join(str(report).split())
+    assert report.origin is not None and report.origin.call.op == "aten::div_"
+    assert ("its calls are not repeated here" in text) is lower, text
+    assert ("autocast is not the cause" in text) is not lower, text
+    assert ("values became 0 in float16" in text) is lower, text
+
+
 def test_what_was_written_to_since_is_not_repeated() -> None:
     eps = torch.full((2,), 1e-3, dtype=HALF)
 

@@ -50,6 +50,10 @@ _NUMBERS = (torch.float32, torch.float64, torch.int64)
 _MOST_TRIED = 64
 
 WITHOUT_REGION = "No region was open: to compute it in float32, convert its arguments with .float()."
+_OF_BACKWARD = (
+    "The same call in float32 is not finite either. A backward may have made what it reads, and its calls are not "
+    "repeated here: whether one of them lost the number is not known."
+)
 #: Stands for a tensor that cannot be read.
 _UNREADABLE = object()
 
@@ -80,6 +84,7 @@ class _Kept:
     maker: int | None
     position: int
     has_version: bool = True  # PyTorch gives the results of factories, such as zeros_like, another version counter
+    is_of_backward: bool = False  # whether another backward may have made it, whose memory nothing keeps alive
 
     @property
     def known(self) -> torch.Tensor | None:
@@ -183,16 +188,16 @@ class RecentCalls:
                 memory, version = _memory_of(value), _version(value)
                 maker, position = self._made.get(memory, (None, 0))
                 made = None if maker is None else self._calls.get(maker)  # another thread may forget it
-                nodes = 0, node_number(phase)
-                if made is None or made.results[position].version != version or made.node not in nodes:
+                is_of_backward = made is not None and made.node not in (0, node_number(phase))
+                if made is None or made.results[position].version != version or is_of_backward:
                     maker, made = None, None
                 copy = copies.get(id(value))
                 if copy is not None:
-                    return _Kept(value.dtype, memory, copy, None, _version(copy), maker, position)
+                    return _Kept(value.dtype, memory, copy, None, _version(copy), maker, position, True, is_of_backward)
                 strong, weak = _hold(value, phase)
                 if strong is None and made is not None:
                     strong = made.results[position].strong
-                return _Kept(value.dtype, memory, strong, weak, version, maker, position)
+                return _Kept(value.dtype, memory, strong, weak, version, maker, position, True, is_of_backward)
             except RuntimeError:  # an uninitialized parameter; a dtype or a subclass that lacks an op
                 return _UNREADABLE
         if isinstance(value, list | tuple):
@@ -269,6 +274,8 @@ class RecentCalls:
         tried.sort(key=lambda one: bool(one.call.autocast) and not may_have_override(one.call.name, one.call))
         lower = [one for one in before.values() if one.is_lower]
         made = self._tell_maker(target)
+        if not lower and any(one.is_of_backward for one in _arguments(before, target)):
+            return _OF_BACKWARD, *made
         if not lower and not self._is_cut(before, target):
             return (
                 "The same call in float32 is not finite either, and no call that its arguments come from ran in a "
@@ -409,9 +416,10 @@ class RecentCalls:
 
     def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
         """Whether an argument in a lower dtype may come from a call that is not in the list."""
-        given = [*(recent.args for recent in before.values()), _at_fault(target)]
-        arguments = [one for args in given for one in _kept_in(args)]
-        return any(one.maker not in before and one.dtype in LOWER_DTYPES for one in arguments) or (
+        arguments = list(_arguments(before, target))
+        return any(
+            one.is_of_backward or (one.maker not in before and one.dtype in LOWER_DTYPES) for one in arguments
+        ) or (
             self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
         )
 
@@ -639,6 +647,11 @@ def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
             yield value
         elif isinstance(value, list):
             yield from _kept_in(value)
+
+
+def _arguments(before: Mapping[int, RecentCall], target: RecentCall) -> Iterator[_Kept]:
+    """The tensors that a call and those before it got."""
+    return _kept_in([*(recent.args for recent in before.values()), _at_fault(target)])
 
 
 def _at_fault(call: RecentCall) -> list[Any]:

@@ -179,6 +179,8 @@ def can_be_read(tensor: torch.Tensor) -> bool:
     """Whether a tensor has its own data, which may be read now."""
     # Fake and meta tensors have none, DTensor wraps others, functorch's belong to a running transform, and no tensor
     # may be read while a CUDA graph is captured.
+    if _C.is_measurable(tensor):
+        return True
     if is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or torch._is_functional_tensor(tensor):
