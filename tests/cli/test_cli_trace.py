@@ -303,6 +303,28 @@ def test_a_second_ctrl_c_leaves_the_report(script: Path, capfd: Capture) -> None
     assert (status, "aten::log" in err, "Exception ignored" in err) == (130, True, False), err
 
 
+def test_an_origin_is_told_while_the_program_runs_and_a_signal_leaves_the_report(script: Path, capfd: Capture) -> None:
+    program = """
+        import os, signal, torch
+        from torch_promote.numerics import traced_process
+        traced_process._SECONDS = -1
+        weight = torch.ones(2, 2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(3):
+            with torch.autocast("cpu", torch.float16):
+                loss = torch.mm(weight * 300, weight * 300).sum()
+            loss.backward()
+            optimizer.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    (script / "killed.py").write_text(textwrap.dedent(program))
+    status, _, err = command_run(capfd, "find-nan", "killed.py")
+    told, *report = err.splitlines()
+    assert told.startswith("torch-promote: overflow in the op: aten::mm in (model), killed.py:9, step 0. No more calls")
+    assert err.count("No more calls") == 1
+    assert (status, report[1]) == (128 + signal.SIGTERM, "overflow in the op: aten::mm in (model), killed.py:9"), err
+
+
 def test_a_forked_process_without_a_report(script: Path, capfd: Capture) -> None:
     fork = "step == 0 and (os.fork() or os._exit(0)); step or os.wait()"
     _, _, err = command_run(capfd, "find-nan", "train.py", "1", f"import os; {fork}")

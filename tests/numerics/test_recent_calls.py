@@ -157,6 +157,13 @@ def test_a_number_that_the_dtype_cannot_hold(program: Callable[[torch.Tensor], A
     assert text in str(report)
 
 
+@pytest.mark.parametrize("program", [lambda x: x * 1e5, lambda x: x / 1e-5])
+def test_a_number_with_which_the_kernel_computes_as_it_is(program: Callable[[torch.Tensor], Any]) -> None:
+    report = find(lambda: program(linear(10)), HALF)
+    assert report.origin is not None and report.origin.kind == "overflow in the op"
+    assert "in float16" not in " ".join(report.origin.text)
+
+
 def test_without_a_region_the_code_is_to_change() -> None:
     with tp.find_nonfinite() as report:
         own_softmax(torch.full((1, 2), -20.0))

@@ -66,10 +66,12 @@ class NonfiniteReport(Report):
         self.torch_version: str = str(torch.__version__)
         self._seen = FinderState()
         self._attempts: list[Attempt] | None = None  # those of another process
+        self._when_final: Callable[[], None] | None = None
 
-    def begin_at(self, step: int) -> None:
-        """The block begins after so many steps of the program."""
+    def begin_at(self, step: int, when_final: Callable[[], None]) -> None:
+        """The block begins after so many steps of the program. `when_final` is called when no more calls are checked."""
         self._seen.steps = step
+        self._when_final = when_final
 
     @property
     def found(self) -> bool:
@@ -357,6 +359,8 @@ def find_nonfinite(
     def found(origin: NonfiniteOrigin | None, is_final: bool) -> None:
         nonlocal raise_at_first
         report.origin = origin
+        if finder.observer.is_done and report._when_final is not None:
+            report._when_final()
         if raise_at_first and is_final and origin is not None:
             raise_at_first = False
             raise NonfiniteError(origin)

@@ -763,14 +763,13 @@ class NonfiniteFinder:
 
     def _settle(self) -> None:
         """Finds the first origin whose values are still there."""
-        first = next((origin for origin, spread in self._provisional if not spread.ended_well), None)
-        if first is not self._first:
-            self._first = first
-            self._found(first, first is not None and first.phase != "backward")
+        before, self._first = self._first, next((one for one, spread in self._provisional if not spread.ended_well), None)
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended(_MOST_PROVISIONAL // 2)
         left = sum(not (spread.ended_well or spread.is_marker) for _, spread in self._provisional)
         self.observer.is_done |= left > _MOST_LEFT
+        if self._first is not before or self.observer.is_done:
+            self._found(self._first, self._first is not None and self._first.phase != "backward")
 
     def _drop_ended(self, most: int | None = None) -> None:
         """Counts benign origins, of all or of the first ones, whose values no call will use any more."""

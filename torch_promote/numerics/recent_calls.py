@@ -556,8 +556,14 @@ def _compare(recent: RecentCall, again: Repeated) -> tuple[NonfiniteKind, list[s
     return "rounding", []
 
 
+#: Ops whose kernels compute with a number as it is, and round the result alone.
+_COMPUTES_WIDER = ("aten::mul", "aten::div")
+
+
 def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> Iterator[str]:
     """Names the numbers among the arguments, from `keep`, that a lower dtype rounds to 0, 1 or infinity."""
+    if facts.op_name.removesuffix("_") in _COMPUTES_WIDER:
+        return
     for name, value in zip(facts.arguments, args, strict=False):
         number = value if isinstance(value, float) or (type(value) is int and name in ("other", "value")) else None
         tensor = value.known if isinstance(value, _Kept) and value.maker is None else None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import multiprocessing.util
 import os
 import shutil
 import signal
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Set only by the commands: a `Request` as JSON.
 VARIABLE = "TORCH_PROMOTE_TRACED"
+#: A program that runs for longer after its origin of NaN is known is told of it at a step.
+_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class _Process:
         self._tracer: Tracer | None = None
         self._file = ""
         self._inherited: Any = None  # the origin that the parent found
+        self._origin_at = math.inf  # when it was known, in seconds
         self._rank_before = _rank()  # at the start, or at the fork
         self._modules = RunningModules()
         self._watching = watch_steps(self._stepped)
@@ -144,7 +149,7 @@ class _Process:
             )
         self._report = self._block.__enter__()
         if self._request.finds_nonfinite:
-            self._report.begin_at(self._request.first)
+            self._report.begin_at(self._request.first, self._note_origin)
 
     def _name_file(self) -> str:
         """The file of this process: the one that was asked for, or one in the folder for a worker, say."""
@@ -169,8 +174,21 @@ class _Process:
                 error = getattr(sys, "last_value", None) if self._tracer is not None else None
                 block.__exit__(None if error is None else type(error), error, None)
 
+    def _note_origin(self) -> None:
+        """Called when the origin is known, which the end of the program may keep for hours, or lose with a signal."""
+        self._write()
+        self._origin_at = time.monotonic()
+
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1
+        if time.monotonic() - self._origin_at > _SECONDS and self._report.origin is not None:
+            self._origin_at = math.inf
+            origin = self._report.origin
+            print(
+                f"torch-promote: {origin.kind}: {origin.where}, step {origin.step:,}. No more calls are checked; the "
+                "report follows when the program has ended, also by a signal.",
+                file=sys.stderr,
+            )
         if self._block is not None and self._steps == self._request.end:
             self._end()
         elif self._report is None and self._steps == self._request.first:
@@ -180,7 +198,7 @@ class _Process:
         with contextlib.suppress(OSError):  # the command has ended before this process
             self._mark().touch()
         # The parent reports the existing records.
-        self._steps = 0
+        self._steps, self._origin_at = 0, math.inf
         self._rank_before = _rank()
         if self._tracer is not None:
             self._file = self._own_file()
@@ -191,12 +209,12 @@ class _Process:
     def _at_exit(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()  # a second Ctrl-C would end the report
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+        self._end()
         self._write()
         if before is not None:
             signal.signal(signal.SIGINT, before)
 
     def _write(self) -> None:
-        self._end()
         record = Record(os.getpid(), os.getppid(), _rank(), steps=self._steps)
         if self._tracer is not None:
             if os.path.exists(self._file):
