@@ -174,6 +174,20 @@ def test_gradients_that_are_all_0_and_the_inf_before_them() -> None:
     assert " The first call of its backward that made only zeros of other values: aten::div.Tensor, backward" in verdict
 
 
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_a_gradient_that_is_0_exactly_is_no_alarm(dtype: torch.dtype) -> None:
+    """That of the last bias of a critic, whose loss is a difference of two means."""
+    critic = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    with tp.trace(critic, values=True) as report:
+        with torch.autocast("cpu", dtype):
+            loss = critic(torch.ones(8, 4)).mean() - critic(torch.rand(8, 4)).mean()
+        loss.backward()
+        optimizer.step()
+    assert report.ends[0].gradients["bias"].zeros == 1 > report.ends[0].gradients["weight"].zeros
+    assert "all 0" not in report.content().verdict
+
+
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("factor", "said"), [(math.nan, "NaN"), (math.inf, "inf")])
 def test_losses_are_read_always(values: bool, factor: float, said: str) -> None:

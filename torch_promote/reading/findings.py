@@ -359,12 +359,16 @@ def _values_in(report: Recording, writer: int) -> Values | None:
     return report.sources[-1 - writer].values if writer < 0 else (report.values.get(writer) or (None,))[0]
 
 
+#: Ops whose zeros are no rounding: a sum of numbers of one dtype is 0 only if it is 0 exactly.
+_EXACT_ZEROS = re.compile("aten::(add|sub|sum|zeros_like|new_zeros|zero)_?")
+
+
 def _made_zeros(report: Recording, number: int) -> bool:
     call, values = report.calls[number], report.values.get(number, ())
     lower = any(
         _is_lower(dtype_name(info.dtype)) and one.zeros == 1 for info, one in zip(call.outputs, values, strict=False)
     )
-    if call.phase != "backward" or not call.own or not lower:
+    if call.phase != "backward" or not call.own or not lower or _EXACT_ZEROS.fullmatch(call.op):
         return False
     read = [_values_in(report, one) for of in report.reads.get(number, ()) for one in of.written_by[-1:]]
     return bool(read) and all(one is not None and one.count and one.zeros < 1 for one in read)
