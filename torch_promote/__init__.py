@@ -151,7 +151,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = found = getattr(importlib.import_module(_LAZY[name]), name)
         return found
     # Dunders and the like are what tools ask any module for.
-    hint = "" if name.startswith("_") else f".{_did_you_mean(name, __all__)}"
+    hint = "" if name.startswith("_") else f".{_did_you_mean(name, __all__)}".rstrip(".")  # Python adds one
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 

@@ -251,7 +251,7 @@ def test_policies_with_tables_for_modules(folder: Path, capfd: Capture) -> None:
     expected = (0, "torch.bfloat16 torch.float32\n")
     status, out, err = ran(capfd, "-v", "--policy", "mine.toml", "x.py")
     assert (status, out) == expected
-    assert "The policy's tables for modules apply to the models that run: '1'.\n" in err
+    assert "The policy's tables for modules apply to the models that run: '1': {'policy': 'fp32'}.\n" in err
     assert ran(capfd, "--policy", "mine.toml", "--model", "Sequential", "x.py") == (*expected, "")
 
 

@@ -146,13 +146,18 @@ def test_the_text_shows_facts_tables_and_lists_within_100_columns() -> None:
 @pytest.mark.parametrize(
     ("width", "lines"),
     [
-        (40, ["op           note", "square       two words", "lower_prec   a", "             b.c"]),
-        (16, ["op      note", "square  two", "        words", "lower_  a", "prec    b.c"]),
-        (9, ["op square", "  note", "  two", "  words", "op", "lower_pre", "c", "  note a", "  b.c"]),
+        (50, ["op note", "square two words", "model.layers.0.self_attn.q_proj a", "b.c"]),
+        (38, ["op note", "square two", "words", "model.layers.0.self_attn.q_proj a", "b.c"]),
+        (33, ["op note", "square two words", "model.layers.0. a", "self_attn.q_proj b.c"]),
+        (
+            9,
+            ["op square", "note", "two", "words", "op", "model.lay", "ers.0.sel", "f_attn.q_", "proj", "note a", "b.c"],
+        ),
     ],
 )
-def test_a_table_breaks_between_words_then_in_names_then_becomes_a_text(width: int, lines: list[str]) -> None:
-    table = Table("", [Column("op", "name"), "note"], [("square", "two words"), ("lower_prec", "a\nb.c")])
+def test_a_table_breaks_between_words_then_in_long_paths_then_becomes_a_text(width: int, lines: list[str]) -> None:
+    path = "model.layers.0.self_attn.q_proj"
+    table = Table("", [Column("op", "name"), "note"], [("square", "two words"), (path, "a\nb.c")])
     shown = terminal.to_text(table, width).splitlines()
     assert [line.split() for line in shown] == [line.split() for line in lines]
 

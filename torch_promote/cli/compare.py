@@ -101,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         if name in limits and not error <= limits[name]:
             say(f"torch-promote: the error of {name}, {spell_number(error)}, is over {spell_number(limits[name])}.")
         elif not math.isfinite(error):
-            say(f"torch-promote: {name} is not finite, and the reference's is.")
+            known = next(metric.reference for metric in comparison.metrics if metric.name == name)
+            also = "and the reference's is" if known is None or math.isfinite(known) else "nor is the reference's"
+            say(f"torch-promote: {name} is not finite, {also}.")
         else:
             continue
         status = 1

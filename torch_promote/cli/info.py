@@ -104,7 +104,7 @@ def _float8_on(device: torch.device) -> str | None:
 
 
 #: The length of a value, in characters, and of a list, that info shows without --all.
-_LENGTH, _LINES = 100, 3
+_LENGTH, _LINES = 90, 3
 
 
 def _parts(info: Mapping[str, Any], in_full: bool) -> Iterator[Part]:

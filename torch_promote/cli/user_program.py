@@ -83,6 +83,9 @@ def check(arguments: argparse.Namespace) -> None:
     what = arguments.command
     if not arguments.program:
         raise OptionError(f"{what} what? Name a script, -m MODULE, -c CODE or -. See `torch-promote {what} --help`.")
+    policy = arguments.policy
+    if policy is not None and policy.endswith(".toml") and not os.path.exists(policy):  # before PyTorch is imported
+        raise OptionError(f"--policy {policy}: there is no such file.{closest_files(policy, '.toml')}")
     word = arguments.program[0]
     is_script = not word.startswith("-")
     if word in ("-m", "-c") and len(arguments.program) == 1:
@@ -139,8 +142,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str], s
     installation = environment.Installation(None if policy is None else policy.without_modules(), overrides, cache)
     info = installation.info
     if policy is not None and policy.modules:
-        names = ", ".join(repr(name) for name, _ in policy.modules)
-        info += f" The policy's tables for modules apply to the models that run: {names}."
+        tables = "; ".join(f"{name!r}: {table}" for name, table in policy.to_dict()["modules"].items())
+        info += f" The policy's tables for modules apply to the models that run: {tables}."
     options = []
     if arguments.is_process:  # those of this interpreter, as multiprocessing passes them on
         options = [*subprocess._args_from_interpreter_flags(), *["-u"] * sys.stdout.write_through]  # type: ignore

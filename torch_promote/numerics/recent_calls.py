@@ -419,9 +419,7 @@ class RecentCalls:
         arguments = list(_arguments(before, target))
         return any(
             one.is_of_backward or (one.maker not in before and one.dtype in LOWER_DTYPES) for one in arguments
-        ) or (
-            self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments)
-        )
+        ) or (self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments))
 
     @staticmethod
     def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -35,12 +36,18 @@ _PALETTE = {
     "other": ("#b4b8bf", "--other"),
     "passed": ("#0072b3", "--float32"),
     "failed": ("#d55e01", "--float16"),
+    "hot": ("#c8321b", "--hot"),
+    "infinite": ("#3b0f70", "--infinite"),
+    "on colour": ("#fffffe", "--surface"),
     "ink": ("#1f2933", ""),
     "faint": ("#d9dee3", "--line"),
 }
 _INK, _FAINT = _PALETTE["ink"][0], _PALETTE["faint"][0]
-#: The colour of infinity in a heat map: it is not at the end of the scale, where the largest finite value is.
-_INFINITE = "#3b0f70"
+#: Of a heat map: small values let the ground through, light or dark. Infinity has a colour of its own: the end of the
+#: scale is the largest finite value.
+_HEAT = LinearSegmentedColormap.from_list("heat", [(_PALETTE["hot"][0], 0.08), _PALETTE["hot"][0]]).with_extremes(
+    over=_PALETTE["infinite"][0]
+)
 _MOST_ROWS, _MOST_PANELS, _LONGEST_LABEL, _MANY = 24, 40, 44, 60
 #: In inches; an image in a page is narrower, so that its texts can be read on a phone.
 _WIDTH, _PAGE_WIDTH, _ROW_HEIGHT = 7.7, 5.2, 0.26
@@ -194,12 +201,10 @@ def _draw_heat(figure: Figure, chart: Chart) -> None:
         return
     shares = [heat_shares(series.y[:count], series.scale) for series in chart.series]
     image = [[column[row] for column in shares] for row in range(count)]
-    colors = matplotlib.colormaps["YlOrRd"].with_extremes(over=_INFINITE)
-    axes.pcolormesh(image, cmap=colors, vmin=0, vmax=1.15)  # infinity is beyond
+    axes.pcolormesh(image, cmap=_HEAT, vmin=0, vmax=1.15)  # infinity is beyond
     for number, series in enumerate(chart.series):
         for row in range(count):
-            # Texts lie on the colours of the map, which are the same in light and dark.
-            ink = "#ffffff" if shares[number][row] > 0.8 else "#222222"
+            ink = _PALETTE["on colour"][0] if shares[number][row] > 0.6 else _INK
             text = spell_number(None if math.isnan(series.y[row]) else series.y[row])
             axes.text(number + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8, color=ink)
     axes.set_xticks([number + 0.5 for number in range(len(shares))], [series.name for series in chart.series])

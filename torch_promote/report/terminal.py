@@ -19,6 +19,8 @@ from torch_promote.errors import printable
 from torch_promote.report.base import NUMERIC, Code, Content, Kind, Listing, Part, Table, spell, visible_columns
 
 _UNLIMITED = 100_000
+#: Only names that are longer break within a table.
+_LONG_NAME = 30
 _GAP = 2
 _STYLES: dict[Kind, str] = {"name": "bold", "dtypes": "cyan"}
 _VERDICT = {True: "bold green", False: "bold red", None: "bold"}
@@ -121,7 +123,7 @@ class Grid:
         for row, styles in zip(self.rows, self.styles, strict=True):
             first, *values = zip(self.names, row, styles, strict=True)
             yield Text(" ".join(filter(None, first[:2])), first[2] or "bold", overflow="fold")
-            texts = [Text.assemble(f"{name} ", (text, style)) for name, text, style in values]
+            texts = [Text.assemble(f"{name} ", (text, style)) for name, text, style in values if text != "-"]
             yield Padding(Text("; ").join(texts), (0, 0, 0, 2))
 
 
@@ -139,7 +141,12 @@ def _fit(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
 
 
 def _parts(text: str) -> list[str]:
-    return re.findall(r"[^\s._/:,]*[._/:,]*", text)
+    """The parts of the words of a text: those of long paths and lists, and other words as they are."""
+    return [
+        part
+        for word in text.split()
+        for part in (re.findall(r"[^./,]*[./,]*", word) if cell_len(word) > _LONG_NAME else [word])
+    ]
 
 
 def _wrapped(text: str, width: int) -> str:
