@@ -160,7 +160,8 @@ def test_a_number_that_the_dtype_cannot_hold(program: Callable[[torch.Tensor], A
 @pytest.mark.parametrize("program", [lambda x: x * 1e5, lambda x: x / 1e-5])
 def test_a_number_with_which_the_kernel_computes_as_it_is(program: Callable[[torch.Tensor], Any]) -> None:
     report = find(lambda: program(linear(10)), HALF)
-    assert report.origin is not None and report.origin.kind == "overflow in the op"
+    assert report.origin is not None
+    assert report.origin.kind == "overflow in the op"
     assert "in float16" not in " ".join(report.origin.text)
 
 
@@ -334,7 +335,8 @@ def test_what_a_backward_before_it_has_lost_is_not_known(batches: int, lower: bo
         assert model.weight.grad is not None
         model.weight.grad.div_(model.weight.grad.norm())
     text = " ".join(str(report).split())
-    assert report.origin is not None and report.origin.call.op == "aten::div_"
+    assert report.origin is not None
+    assert report.origin.call.op == "aten::div_"
     assert ("its calls are not repeated here" in text) is lower, text
     assert ("autocast is not the cause" in text) is not lower, text
     assert ("values became 0 in float16" in text) is lower, text
