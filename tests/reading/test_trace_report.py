@@ -150,11 +150,11 @@ def test_the_order_of_ops() -> None:
     assert names[:3] == ["aten::div.Tensor", "aten::add.Tensor", "aten::matmul"]
     assert names.index("aten::sin") < names.index("aten::cos"), "cos is in the backward alone"
     assert {group.key for group in apart["(optimizer)"]} == {"aten::add_.Tensor"}
-    views = {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand", "full")}
-    assert views <= {group.key for group in apart["(views, fills and allocations)"]}
+    views = {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand", "full", "ones_like")}
+    assert views <= {group.key for group in apart["(views, conversions, fills and allocations)"]}
     lines = report.text(None).splitlines()
     [folded] = [line for line in lines if line.endswith("--html F.html, or by_op(), lists all.")]
-    assert folded.startswith(f"And {len(apart['(views, fills and allocations)'])} ops (views, fills and allocations), ")
+    assert folded.startswith(f"And {len(apart['(views, conversions, fills and allocations)'])} ops (views, conversions, fills and allocations), ")
     assert "; 1 op (optimizer), 1 calls." in folded
     facts = [line.split() for line in lines if line.startswith("calls  ")]
     total = f"{report.total.calls - 1:,}"

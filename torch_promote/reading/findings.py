@@ -156,7 +156,7 @@ def _widens(cast: Cast) -> bool:
 
 
 #: The names of the groups of the calls that optimizers made, and of those that compute nothing.
-OPTIMIZER, PLUMBING = "(optimizer)", "(views, fills and allocations)"
+OPTIMIZER, PLUMBING = "(optimizer)", "(views, conversions, fills and allocations)"
 
 
 def by_weight(report: Recording) -> tuple[list[CallGroup], dict[str, list[CallGroup]]]:
@@ -167,9 +167,10 @@ def by_weight(report: Recording) -> tuple[list[CallGroup], dict[str, list[CallGr
     bad = nonfinite_by_op(report)
     for (op, _, _), group in report.groups().items():
         facts = facts_of(op)
-        plain = facts.is_view or facts.is_detach or facts.is_uninitialized or facts.overwrites
+        plain = facts.keeps_elements or facts.is_view or facts.is_uninitialized or facts.overwrites
+        plain |= not facts.has_results or op.startswith("aten::ones_like")  # item(), and what backward() begins with
         plain |= all(text.startswith("none ->") for text in group.dtypes)  # such as randn
-        of = apart[PLUMBING] if plain and not (bad[op] or group.policies) else ops
+        of = apart[PLUMBING] if plain and not (op == next(iter(bad), "") or group.policies) else ops
         of = apart[OPTIMIZER] if set(group.phases) == {"optimizer"} else of
         of.setdefault(op, CallGroup(op)).merge(group)
 
