@@ -39,14 +39,7 @@ _CONTENDERS = (OURS, STOCK, ALREADY_CAST, PLAIN)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: The arguments. None: those of the process.
-
-    Returns:
-        The exit status: 0, 2 if the command line is invalid, 130 after Ctrl-C.
-    """
+    """Runs the command line."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     device = arguments.device.removesuffix("-stand-in")

@@ -37,18 +37,7 @@ class ValgrindError(Exception):
 
 
 def measure_instructions(cases: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]]:
-    """Counts the instructions of one run of each contender in a process under valgrind.
-
-    Args:
-        cases: The names of cases of the suite `instructions`.
-        settings: Whether the models are tiny.
-
-    Yields:
-        The result of each case.
-
-    Raises:
-        ValgrindError: valgrind is not installed, PyTorch was built without its requests, or the process failed.
-    """
+    """Counts the instructions of one run of each contender in a process under valgrind."""
     has_requests = torch._C._valgrind_supported_platform()  # type: ignore[attr-defined]
     if not has_requests or not (shutil.which("valgrind") and shutil.which("callgrind_control")):
         raise ValgrindError(

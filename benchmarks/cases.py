@@ -203,8 +203,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def overhead(ours: Sequence[float], stock: Sequence[float], base: Sequence[float]) -> dict[str, float] | None:
     """Returns the spread of (ours - base) / (stock - base) over the rounds: 1 is stock's overhead, 0 is none.
 
-    Returns:
-        None if stock - base is within its noise: its median does not exceed the distance between its quartiles.
+    None if stock - base is within its noise.
 
     Example:
         >>> overhead([3, 3, 3], [5, 5, 5], [1, 1, 1])["median"], overhead([3, 3, 3], [2, 1, 0], [1, 1, 1])

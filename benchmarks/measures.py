@@ -44,15 +44,7 @@ def _storage_address(tensor: Tensor) -> int:
 
 
 def count_casts(step: Callable[[], Any], weights: Iterable[Tensor]) -> dict[str, int]:
-    """Runs a step and counts its copies to another dtype.
-
-    Args:
-        step: A forward, with or without a backward.
-        weights: The weights. Views of them count as weights.
-
-    Returns:
-        The number of casts of `weights`, of `gradients` (of other tensors in the backward, which includes what a
-        checkpoint computes again), and of `activations` (all others).
+    """Runs a step and counts its copies to another dtype: of weights, of other tensors in the backward, of all others.
 
     Example:
         >>> weight = torch.ones(2, 2)
@@ -73,11 +65,6 @@ def peak_bytes(step: Callable[[], Any], device: str, *, warm: bool = True) -> in
     It does not use a dispatch mode or hooks, under which casts would take another path. The first run creates objects
     that outlive a step, such as cached casts, because the profiler misses releases of memory allocated before it
     started.
-
-    Args:
-        step: A forward, with or without a backward.
-        device: The device of the memory, "cpu" or "cuda".
-        warm: False: run the step once and return the peak of that run, which includes objects that outlive a step.
 
     Example:
         >>> def step():
@@ -119,11 +106,7 @@ def peak_bytes(step: Callable[[], Any], device: str, *, warm: bool = True) -> in
 
 
 def count_kernels(run: Callable[[], Any]) -> int:
-    """Runs a function on a GPU and returns the number of kernels that it launched, without copies and fills of memory.
-
-    Args:
-        run: The function.
-    """
+    """Runs a function on a GPU and returns the number of its kernels, without copies and fills of memory."""
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -140,15 +123,7 @@ def count_kernels(run: Callable[[], Any]) -> int:
 
 
 def count_on_stand_in(run: Callable[[], Any], weights: Iterable[Tensor] = ()) -> dict[str, Any]:
-    """Runs a function on the stand-in device, and counts its kernels and casts. Uses no dispatch mode.
-
-    Args:
-        run: The function.
-        weights: The weights. Leaves that require a gradient, and views of both, count as weights too.
-
-    Returns:
-        `kernels`, `casts` and `moved_bytes` as the JSON of the benchmarks has them.
-    """
+    """Runs a function on the stand-in device, and counts its kernels and casts. Uses no dispatch mode."""
     stand_in: Any = sys.modules["cuda_stand_in"]
     addresses = {_storage_address(weight) for weight in weights}
     with stand_in.counting() as counts:
@@ -166,13 +141,6 @@ def count_on_stand_in(run: Callable[[], Any], weights: Iterable[Tensor] = ()) ->
 
 def count_compiled(step: Callable[[], Any]) -> dict[str, int]:
     """Discards all compiled code, runs a step that calls compiled functions, and counts the results of compilation.
-
-    Args:
-        step: The step. If it calls its functions several times, recompilations are counted as well.
-
-    Returns:
-        The number of `kernels` that Inductor generates, of `graphs`, of `graph_breaks`, of `frames`, that is, of
-        compilations by Dynamo, and of the `guards` of all frames.
 
     Example:
         >>> double = torch.compile(lambda x: x * 2, backend="eager")
@@ -208,9 +176,6 @@ def on_its_own(function: _Function) -> _Function:
 
     Dynamo stores compiled code at the code object, and checks the guards of all versions in turn. So functions with the
     same code object, such as closures made in a loop, would slow each other down.
-
-    Args:
-        function: A Python function.
     """
     return types.FunctionType(  # type: ignore[return-value]
         function.__code__.replace(),

@@ -187,13 +187,7 @@ def cast_before(net: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, its input and its target.
-
-    Attributes:
-        net: The model.
-        x: The input, float32.
-        target: The target of the loss.
-    """
+    """A model, its input and its target."""
 
     net: nn.Module
     x: Tensor
@@ -231,12 +225,7 @@ MODELS: Mapping[str, Callable[[Settings], tuple[nn.Module, Tensor]]] = {
 
 
 def subject(name: str, settings: Settings) -> Subject:
-    """Makes a model of `MODELS` and its inputs. Every call returns the same values.
-
-    Args:
-        name: A key of `MODELS`.
-        settings: The device, and whether the model is tiny.
-    """
+    """Makes a model of `MODELS` and its inputs. Every call returns the same values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net, x = MODELS[name](settings)
@@ -295,12 +284,7 @@ class Program:
 
 
 def program(name: str, settings: Settings) -> Program:
-    """Makes a program of `PROGRAMS`. Every call returns the same values.
-
-    Args:
-        name: A key of `PROGRAMS`.
-        settings: The device, and whether the program is tiny.
-    """
+    """Makes a program of `PROGRAMS`. Every call returns the same values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return PROGRAMS[name](settings)

@@ -163,13 +163,7 @@ def policy_of(op: str, reached: Any) -> str:
 
 
 def measured_in(version: str, environments: str | None) -> dict[str, Any]:
-    """Returns what `--measure` prints under a version of PyTorch.
-
-    Args:
-        version: The version.
-        environments: The folder of an environment for each version, in which they are made and stay. None: the
-            environment is temporary.
-    """
+    """Returns what `--measure` prints under a version of PyTorch."""
     with tempfile.TemporaryDirectory() if environments is None else contextlib.nullcontext(environments) as folder:
         python = Path(folder, version, "bin", "python")
         if not python.exists():

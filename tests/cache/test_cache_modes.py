@@ -161,24 +161,16 @@ def test_persistent_casts_no_weight_from_the_second_forward_on(name: str, grad: 
     model, x = made(name)
     model.train(grad)  # the encoder's fast path works on packed weights
 
-    def forward() -> None:
-        with ours(cache="persistent"), torch.set_grad_enabled(grad):
+    def forward(cache: str = "persistent") -> None:
+        with ours(cache=cache), torch.set_grad_enabled(grad):
             loss = loss_of(model, x)
         if grad:
             loss.backward()
 
     first = count_casts(forward, model.parameters())["weights"]
-    assert first == count_casts(_under("all", model, x, grad), model.parameters())["weights"]
+    assert first == count_casts(functools.partial(forward, "all"), model.parameters())["weights"]
     later = [count_casts(forward, model.parameters())["weights"] for _ in range(2)]
     assert (first > 0, later) == (True, 2 * [VIEWS_OF_WEIGHTS.get(name, 0)])
-
-
-def _under(cache: str, model: nn.Module, x: torch.Tensor, grad: bool) -> Callable[[], None]:
-    def forward() -> None:
-        with ours(cache=cache), torch.set_grad_enabled(grad):
-            loss_of(model, x)
-
-    return forward
 
 
 @EVERY_MODEL

@@ -15,14 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 import torch_promote as tp
-from helpers.casts import CASTS, Program, Region, half, ours, stock
+from helpers.casts import CASTS, Program, Region, X, half, ours, stock, weight
 from helpers.comparison import assert_same
-
-X = torch.linspace(-1, 1, 8 * 16).view(8, 16)
-
-
-def weight() -> Any:
-    return nn.Parameter(torch.randn(16, 16))
 
 
 def product(w: torch.Tensor) -> torch.Tensor:

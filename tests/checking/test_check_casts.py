@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torch_promote as tp
 from helpers.casts import ours
 from helpers.comparison import assert_same
 from helpers.models import EVERY_MODEL, loss_of, made, region_of
-from helpers.probes import in_thread
+from helpers.probes import OpLog, in_thread
 from helpers.subprocesses import environment, run_python
 from torch_promote.checking.check_casts import check_casts
 from torch_promote.errors import StaleCastError
@@ -269,28 +268,19 @@ def test_the_environment(value: str, end: str) -> None:
 # --- side effects
 
 
-class Log(TorchDispatchMode):
-    ops: list[str]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def trace_of(name: str, cache: str, watch: str) -> Any:
     """What someone who watches two steps of a model sees of them."""
     model, x = made(name)
     before = tp.cache_info()
     torch.manual_seed(3)
-    log = Log()
-    log.ops = []
+    log = OpLog()
     with log if watch == "mode" else nullcontext():
         for _ in range(2):
             with region_of(cache)():
                 loss = loss_of(model, x)
             loss.backward()
     seen = [loss.detach(), *(p.grad for p in model.parameters()), *(p._version for p in model.parameters())]
-    seen += [torch.rand(1), {key: value - before[key] for key, value in tp.cache_info().items()}, log.ops]
+    seen += [torch.rand(1), {key: value - before[key] for key, value in tp.cache_info().items()}, *map(str, log.ops)]
     tp.clear_cache()
     return seen
 

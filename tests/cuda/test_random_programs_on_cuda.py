@@ -10,6 +10,7 @@ import cuda_stand_in
 from fuzz.drawing import MODES, draw_program, script_of
 from fuzz.report import Counts
 from fuzz.running import check, computes_in_host_memory, quiet
+from fuzz.tree import names
 
 pytestmark = pytest.mark.usefixtures("nothing_persists", "no_cast_checks", "stand_in")
 
@@ -38,13 +39,8 @@ def test_bits_of_programs_are_stocks(part: int) -> None:
 def test_graphs_are_captured_and_replayed() -> None:
     """Programs that capture: of these, every mode has some."""
     for mode in MODES:
-        numbers = [*islice((n for n in range(600) if {"capture", "replay"} <= set(_names(n, mode))), 4)]
+        drawn = ((number, set(names(draw_program(7, number, "cuda", mode)))) for number in range(600))
+        numbers = [*islice((number for number, kinds in drawn if {"capture", "replay"} <= kinds), 4)]
         assert len(numbers) >= 3
         for number in numbers:
             checked(7, range(number, number + 1), mode)
-
-
-def _names(number: int, mode: str) -> list[str]:
-    from fuzz.tree import names
-
-    return names(draw_program(7, number, "cuda", mode))

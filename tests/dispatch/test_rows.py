@@ -17,12 +17,11 @@ from torch.utils._pytree import tree_map_only
 import torch_promote as tp
 from helpers.rows import (
     ACCELERATORS,
-    NO_GRADIENT,
     PROCESSOR_BOUND,
     REFUSED,
     ROWS,
     calls,
-    compare,
+    check_gradients,
     executed,
     has_kernel,
     listed,
@@ -32,7 +31,7 @@ from helpers.rows import (
     without_unwritten,
 )
 from helpers.side_by_side import Watch, assert_alike, run
-from torch_promote.parity.samples import FLOAT32, KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
+from torch_promote.parity.samples import KINDS, LOWER, MIXED, MIXED_LOWER_FIRST, SAMPLES
 from torch_promote.policy.op_table import CastPolicy, Row, op_table
 from torch_promote.reference.dtypes import LOWER_DTYPES
 
@@ -60,19 +59,7 @@ def test_no_row_goes_untested() -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if has_kernel(row, "cpu")], ids=name_of)
 def test_gradients_are_there_to_compare(row: Row) -> None:
-    """A backward that raises in both, or gives only zeros in both, would prove nothing."""
-    for label, bound in calls(row, FLOAT32, torch.bfloat16, "cpu"):
-        stock, ours = stock_and_ours(row, bound, torch.bfloat16, "cpu", watched=False)
-        compare(row, stock, ours, label, "cpu")
-        if row.name in PROCESSOR_BOUND and stock.error is not None:
-            continue
-        if row.name in NO_GRADIENT:
-            assert stock.gradients is None, f"{label}: there is a gradient now: delete the row from NO_GRADIENT"
-            continue
-        assert stock.backward_error is None, label
-        assert stock.gradients, label
-        assert all(grad is not None for grad in stock.gradients), label
-        assert any(grad.any() for grad in stock.gradients), label
+    check_gradients(row, "cpu")
 
 
 @on_fake_tensors

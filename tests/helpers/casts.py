@@ -31,17 +31,19 @@ CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
 
 class CastCount(TorchDispatchMode):
-    """Counts the casts to a half precision dtype; of one tensor only, if one is given."""
+    """Counts the casts to some dtypes; of one tensor only, if one is given."""
 
-    def __init__(self, of: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, of: torch.Tensor | None = None, to: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    ) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.to = of, to
         self.casts = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         counts = self.of is None or args[0] is self.of
-        if counts and func in CASTS and result.dtype in (torch.bfloat16, torch.float16):
+        if counts and func in CASTS and result.dtype in self.to:
             self.casts += 1
         return result
 
@@ -65,11 +67,6 @@ def weight() -> Any:
     """The same weight at each call, to be multiplied by `X`."""
     torch.manual_seed(0)
     return nn.Parameter(torch.randn(16, 16))
-
-
-def write_unseen(w: Any) -> None:
-    """Writes to a weight without changing its version."""
-    w.data.mul_(3)
 
 
 def entries() -> int:

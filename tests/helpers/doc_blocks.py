@@ -17,15 +17,7 @@ _BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """A code block of a page.
-
-    Attributes:
-        page: The page's path, from the root of the repository.
-        line: The line of its first line of code.
-        language: The word after the backticks, or "".
-        text: The code.
-        not_run: Why the block cannot run here: the text after `not run:` in the comment before it. "" if it can.
-    """
+    """A code block of a page."""
 
     page: str
     line: int

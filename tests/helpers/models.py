@@ -150,16 +150,7 @@ def trained(
     make_optimizer: Callable[..., torch.optim.Optimizer],
     device: str = "cpu",
 ) -> list[torch.Tensor]:
-    """Losses, gradients and weights of some steps, with accumulation, and an evaluation before each step.
-
-    Args:
-        region: Makes regions of the device; takes a dtype.
-        name: The model.
-        dtype: The dtype of the regions.
-        inside: Whether the backward runs in the region.
-        make_optimizer: Takes the parameters.
-        device: Where the model is.
-    """
+    """Losses, gradients and weights of some steps, with accumulation, and an evaluation before each step."""
     model, x = made(name)
     model, x = model.to(device), x.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -106,23 +106,15 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[torch.d
 }
 
 
-def compare(
-    stock: Callable[..., Any], cases: Iterable[tuple[torch.Tensor, ...]], mode: FakeTensorMode
-) -> Iterator[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], torch.Tensor]]:
-    """Yields CPU operands, fake CUDA operands of the same layouts, and stock's result for the fake ones."""
-    for operands in cases:
-        with mode:
-            fake = tuple(torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="cuda") for o in operands)
-            result = stock(*fake)
-        yield operands, fake, result
-
-
 def main(name: str, count: int) -> None:
     # The C++ kernels come to light when the library that overrides them is taken back.
     torch._meta_registrations._meta_lib_dont_use_me_use_register_meta._destroy()
     stock, ours, dtypes = OPS[name]
     differing = 0
-    for _, fake, result in compare(stock, random_operands(count, seed=count + 1, dtypes=dtypes), FakeTensorMode()):
+    for operands in random_operands(count, seed=count + 1, dtypes=dtypes):
+        with FakeTensorMode():
+            fake = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="cuda") for o in operands]
+            result = stock(*fake)
         differing += ours(*fake)[:3] != (result.dtype, tuple(result.shape), result.stride())
     print(f"{name}: {count} cases, {differing} differ from TensorIterator")
 

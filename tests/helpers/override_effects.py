@@ -90,19 +90,7 @@ def check_effect(
     *,
     fake: bool = False,
 ) -> tuple[AutocastPlan, Outcome]:
-    """Compares one call under an override with its plan, carried out by hand: results, writes, gradients, errors.
-
-    Args:
-        label: Its name in failures.
-        bound: The overload and its arguments.
-        policy: The overload's policy in the region.
-        device: The region's device type.
-        lower: The region's autocast dtype.
-        fake: Whether the tensors are fake, and an op that needs a GPU gets a blank result.
-
-    Returns:
-        The plan, and the outcome of the call in the region.
-    """
+    """Compares one call under an override with its plan, carried out by hand: results, writes, gradients, errors."""
     op, args, kwargs = bound
     label = f"{label}: {full_name(op)} under {policy}"
     state = AutocastState.region(device, lower, overrides={full_name(op): policy})
@@ -176,11 +164,7 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def check_row_effects(
     row: Row, kinds: Sequence[str], device: str, lower: torch.dtype = torch.bfloat16, *, fake: bool = False
 ) -> tuple[set[Policy], set[Policy]]:
-    """Checks a row's sample calls under every legal policy.
-
-    Returns:
-        The policies under which something was cast, and those under which the op ran.
-    """
+    """Checks a row's sample calls under every legal policy."""
     cast: set[Policy] = set()
     ran: set[Policy] = set()
     for kind in kinds:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
 from helpers.thread_state import thread_state
@@ -81,6 +82,18 @@ def seen(devices: tuple[str, ...] = ("cpu", "cuda")) -> dict[str, Any]:
         }
         for device in devices
     }
+
+
+class OpLog(TorchDispatchMode):
+    """Records the ops that arrive below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

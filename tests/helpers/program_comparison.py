@@ -27,16 +27,7 @@ def assert_like_stock(
     """Fails unless `run(ours)` gives the same results as `run(stock)`.
 
     Stock's state is on inside our regions, so stock would make the casts if our wrappers did not run. Therefore `run`
-    is called once more with a region of ours that casts nothing, and must give different results.
-
-    Args:
-        run: Takes a function that makes regions; returns results in nested containers. The random state is the same
-            each time.
-        casts: False for code in which autocast casts nothing.
-        regions: ON_THE_CPU, or ANYWHERE.
-
-    Returns:
-        The result of `run(ours)`.
+    is called once more with a region of ours that casts nothing, and must then differ, unless `casts` is False.
     """
     assert_stock(functools.partial(regions[0], "cpu") if regions is ANYWHERE else regions[0])
     results = [_run(run, region) for region in regions[:2]]

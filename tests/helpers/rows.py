@@ -15,7 +15,7 @@ import torch_promote as tp
 from helpers.side_by_side import Outcome, Watch, assert_alike, run
 from helpers.under_install import assert_stock
 from torch_promote.observe.ops import facts_of
-from torch_promote.parity.samples import KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Bound, Make, dtypes_of
+from torch_promote.parity.samples import FLOAT32, KINDS, LOWER, MIXED_LOWER_FIRST, SAMPLES, Bound, Make, dtypes_of
 from torch_promote.policy.op_table import CastPolicy, Row, op_table, schema_of
 from torch_promote.reference.dtypes import LOWER_DTYPES
 
@@ -106,6 +106,22 @@ def without_unwritten(row: Row, result: Any) -> Any:
 def compare(row: Row, stock: Outcome, ours: Outcome, label: str, device: str) -> None:
     # Autocast itself refuses a banned op, and our message differs from stock's.
     assert_alike(ours, stock, label, same_text=row.policy(device) is not CastPolicy.banned)
+
+
+def check_gradients(row: Row, device: str) -> None:
+    """A backward that raises in both, or gives only zeros in both, would prove nothing."""
+    for label, bound in calls(row, FLOAT32, torch.bfloat16, device):
+        stock, ours = stock_and_ours(row, bound, torch.bfloat16, device, watched=False)
+        compare(row, stock, ours, label, device)
+        if row.name in PROCESSOR_BOUND and stock.error is not None:
+            continue
+        if row.name in NO_GRADIENT:
+            assert stock.gradients is None, f"{label}: there is a gradient now: delete the row from NO_GRADIENT"
+            continue
+        assert stock.backward_error is None, label
+        assert stock.gradients, label
+        assert all(grad is not None and grad.device.type == device for grad in stock.gradients), label
+        assert any(grad.any() for grad in stock.gradients), label
 
 
 def executed(row: Row, device: str, *, fake: bool = False) -> bool:

@@ -20,12 +20,7 @@ SeenOp = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 class Watch(TorchDispatchMode):
-    """Records the ops that arrive below autocast, also those that then raise.
-
-    Args:
-        stand_in: Return a blank result for an op on fake CUDA tensors that needs a GPU or a CUDA build. The ops below
-            autocast are recorded nevertheless.
-    """
+    """Records the ops that arrive below autocast, also those that then raise."""
 
     def __init__(self, *, stand_in: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -43,19 +43,7 @@ class Program:
     `import torch` takes two seconds. The process is a fork of a process that has only imported torch. So start Python
     itself if the test depends on a variable that PyTorch reads during its import, or on options of the interpreter.
     OMP_NUM_THREADS is 1 if the tests have none. A program that returns, or calls `sys.exit`, runs its exit handlers and
-    is not finalized.
-
-    Args:
-        code: The program, which may be indented.
-        arguments: Its `sys.argv` after "-c".
-        env: Its environment; `environment()` if not given.
-        cwd: Its working directory.
-        compiler: Whether torch.compile and FSDP have been imported, too.
-        quiet: Whether it ignores warnings, as under `-W ignore`.
-        finalize: Whether Python is finalized at its end: objects are destroyed, and daemon threads are stopped. For
-            tests of that.
-        stdout: An open file for its output, which `wait` then does not return.
-        stderr: The same for its errors.
+    is not finalized, unless `finalize` says so. `compiler` imports torch.compile and FSDP before, too.
     """
 
     def __init__(
@@ -159,14 +147,7 @@ def end_warm_pythons() -> None:
 
 
 def _warm_python(more: tuple[str, ...]) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-    """Connects to the process from which programs are forked, and starts it unless another of pytest-xdist's has.
-
-    Args:
-        more: What it imports besides torch: modules, and functions that it calls, as `module:function`.
-
-    Returns:
-        The socket for requests, and the process if it is a child of this one.
-    """
+    """Connects to the process from which programs are forked, and starts it unless another of pytest-xdist's has."""
     here, listening = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
     address = f"\0torch_promote's tests {run} {' '.join(more)}"[:100]  # in no folder: the process's end removes it

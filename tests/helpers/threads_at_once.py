@@ -16,12 +16,7 @@ BEGIN = 256
 
 
 class CountedDown:
-    """Weights that each step decreases by one, so that a product tells how many steps its cast has seen.
-
-    Args:
-        device: Their device.
-        count: Their number.
-    """
+    """Weights that each step decreases by one, so that a product tells how many steps its cast has seen."""
 
     def __init__(self, device: str, count: int = 3) -> None:
         self.weights = [nn.Parameter(torch.full((8, 8), float(BEGIN), device=device)) for _ in range(count)]
@@ -40,12 +35,7 @@ class CountedDown:
             weight.grad = torch.ones_like(weight)
 
     def use(self, region: Callable[[], object], backward: bool = False) -> None:
-        """Multiplies with each weight in a region, and checks that no cast is older than the last step before.
-
-        Args:
-            region: Makes the region.
-            backward: Whether to check the cast that the backward uses, too.
-        """
+        """Multiplies with each weight in a region, and checks that no cast is older than the last step before."""
         for weight in self.weights:
             done = self.done
             x = self.x.clone().requires_grad_(backward)
@@ -64,16 +54,7 @@ class CountedDown:
 
 
 def at_once(actions: Mapping[str, Callable[[], object]], leading: str, rounds: int) -> Counter[str]:
-    """Repeats each action in a thread of its own, until one has run often enough and each has run once.
-
-    Args:
-        actions: The actions by name.
-        leading: The name of the action to count.
-        rounds: How often it runs.
-
-    Returns:
-        How often each has run.
-    """
+    """Repeats each action in a thread of its own, until one has run often enough and each has run once."""
     ran: Counter[str] = Counter(dict.fromkeys(actions, 0))
     failures: list[BaseException] = []
     together = threading.Barrier(len(actions), timeout=100)

@@ -29,11 +29,7 @@ import torch  # noqa: E402, F401  # for the programs: what a process would spend
 
 
 def next_program(listening: socket.socket) -> tuple[str, bool]:
-    """Starts programs until every process that has connected is gone. Returns once in each fork.
-
-    Returns:
-        The code to run there, and whether Python is to be finalized at its end.
-    """
+    """Starts programs until every process that has connected is gone. Returns once in each fork."""
     connected: list[socket.socket] = []
     while True:
         [requests, *_], _, _ = select.select([listening, *connected], [], [])

@@ -15,18 +15,6 @@ from torch.utils._pytree import tree_flatten
 from helpers.program_comparison import Region, assert_like_stock, grads, values
 
 
-class Attention(nn.Module):
-    """Self-attention; its second output, the weights, is None unless asked for."""
-
-    def __init__(self, need_weights: bool) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.need_weights = need_weights
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.attention(x, x, x, need_weights=self.need_weights)
-
-
 class Embedded(nn.Module):
     """Tokens to logits with one weight at both ends, as language models have it; the tokens are the signs of x."""
 
@@ -53,14 +41,11 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
 
 
-#: Each takes a float32 batch of shape [3, 5, 16].
+#: Each takes a float32 batch of shape [3, 5, 16]. Others: helpers.models, of which tests/cache takes every one.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "convolution and batch norm": conv_net,
     "lstm": lambda: nn.LSTM(16, 12, num_layers=2, bidirectional=True, dropout=0.2),
-    "gru": lambda: nn.GRU(16, 12, num_layers=2),
-    "attention": lambda: Attention(need_weights=False),
-    "attention with weights": lambda: Attention(need_weights=True),
     "encoder": encoder,
     "embedding": Embedded,
 }

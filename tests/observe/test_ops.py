@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
+from helpers.probes import OpLog
 from torch_promote.observe.ops import _OVERWRITING, facts_of, find_overload, tensors_in
 
 #: They replace the storage, and write nothing.
@@ -23,16 +23,6 @@ SOMETIMES_VIEWS = re.compile(
 NOT_REPEATABLE, IDLE, NAN = "aten::linalg_lstsq", ("aten::detach_", "aten::resize_"), "aten::special_zeta"
 #: Most other ops that begin with "_" do not check their arguments, and crash.
 SAFE = re.compile(r"aten::([^_]|_(to_copy|unsafe_view|foreach_))")
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def value_for(argument: Any) -> Any:
@@ -83,7 +73,7 @@ def facts_by_running(op: Any) -> dict[str, Any]:
     if not facts.is_uninitialized and facts.op_name != NOT_REPEATABLE and draws(op, results):
         found["is_random"] = True
     if facts.op_name not in IDLE:
-        with Seen() as seen:
+        with OpLog() as seen:
             results_of(op)
         # By name: PyTorch makes new objects for the overloads of an op to which a test has added one.
         found["is_composite"] = facts.name not in {facts_of(one).name for one in seen.ops}

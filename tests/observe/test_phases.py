@@ -211,16 +211,6 @@ def averaged(model: nn.Module) -> None:
     average.update_parameters(model)
 
 
-def fails(model: nn.Module) -> None:
-    """The step raises. Later calls have the phases of their own."""
-    optimizer = torch.optim.Adam(model.parameters())
-    optimizer.register_step_post_hook(lambda *_: torch.ones(2) @ torch.ones(3))
-    loss_of(model)
-    with pytest.raises(RuntimeError):  # without gradients, only the hook computes
-        optimizer.step()
-    loss_of(model).backward()
-
-
 def of_the_program(step: str, cls: Callable[[Any], Any] = Plain) -> Callable[[nn.Module], None]:
     def run(model: nn.Module) -> None:
         loss_of(model).backward()
@@ -257,9 +247,15 @@ def test_what_belongs_to_optimizers(program: str) -> None:
 
 
 def test_a_step_that_raises() -> None:
+    """Later calls have the phases of their own."""
     model, expected = model_and_expected()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.register_step_post_hook(lambda *_: torch.ones(2) @ torch.ones(3))
     with tp.trace() as report:
-        fails(model)
+        loss_of(model)
+        with pytest.raises(RuntimeError):  # without gradients, only the hook computes
+            optimizer.step()
+        loss_of(model).backward()
     found = phases_of(report)
     assert found["forward"] - expected["forward"] == expected["forward"] - Counter({"aten::ones_like": 1})
     assert found["backward"] == expected["backward"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 from collections.abc import Callable
@@ -237,6 +238,25 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
         PolicyError,
         "policy_tests::many.out no entry. Name one of them, such as 'policy_tests::many.default'.",
     ),
+    *(
+        (functools.partial(Policy.from_dict, data), PolicyError, text)
+        for data, text in [
+            (None, "a policy as data is a mapping, got NoneType. Policy.to_dict() makes one."),
+            ({}, "the policy: the key 'format' is missing. Start with: format = 1"),
+            ({"format": 3, "torch": "3.0"}, "format 3 is newer than 2, the newest that this torch_promote reads."),
+            ({"format": True}, "format is an integer from 1 to 2, got True."),
+            ({"format": 1, "cpu": {"mm": CastPolicy.fp32}}, "expected the name of a policy in quotes, got <CastPolicy"),
+        ]
+    ),
+    *(
+        (functools.partial(Policy.stock().override_modules, tables), PolicyError, text)
+        for tables, text in [
+            ("head", "tables of modules are a mapping of names to overrides, 'fp32' or 'off', got str."),
+            ({torch.nn.Linear: "fp32"}, "The classes themselves are for set_module_policy."),
+            ({"head": "fp23"}, "the policy of a whole module is 'fp32' or 'off', got 'fp23'. Closest: fp32."),
+            ({"head": {}}, '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
+        ]
+    ),
 ]
 
 
@@ -344,44 +364,3 @@ def test_a_file_has_a_section_for_each_table(path: Any) -> None:
         '[modules."blocks.*.attn"]\n"aten::mm.default" = "fp32"\n"aten::softmax.int" = "lower_precision_fp"',
         '[modules."head"]\npolicy = "fp32"\n',
     ]
-
-
-#: The text of a file, below "format = 2", and what the error says.
-WRONG: list[tuple[str, str]] = [
-    ("[module.head]\npolicy = 'fp32'\n", "'module' is not a key of a policy. Closest: modules."),
-    (
-        "format = 1\n[modules.head]\npolicy = 'fp32'\n",
-        "[modules] is a section of format 2, got format = 1.",
-    ),
-    ("[modules.head]\n", '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
-    ("[modules.head]\n'mm.out' = 'promot'\n", "[modules.\"head\"]: aten::mm.out: no cast policy is called 'promot'."),
-    ("[modules.head]\n'mm.default' = 'fp32'\n'aten::mm.default' = 'keep'\n", "aten::mm gets two policies, 'fp32' from"),
-    ("[modules.head]\npolicy = 'cuda'\n", "the policy of a whole module is 'fp32' or 'off', got 'cuda'."),
-    ("[modules.head]\npolicy = 'fp32'\nmm = 'keep'\n", "is for the whole module, so the table can have no other key."),
-    ("[modules.blocks.0]\nmm = 'keep'\n", 'Quote names that contain dots: [modules."blocks.0"], "softmax.int".'),
-    ("torch = '9.5'\n[modules.head]\n'policy_tests::new' = 'fp32'\n", "It was written with torch 9.5, and this is"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), WRONG, ids=[text[:40] for text, _ in WRONG])
-def test_a_file_with_wrong_tables(path: Any, text: str, message: str) -> None:
-    path.write_text(text if "format" in text else f"format = 2\n{text}", encoding="utf-8")
-    with pytest.raises(PolicyError) as error:
-        Policy.load(path)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("tables", "text"),
-    [
-        ("head", "tables of modules are a mapping of names to overrides, 'fp32' or 'off', got str."),
-        ({torch.nn.Linear: "fp32"}, "The classes themselves are for set_module_policy."),
-        ({"head": "fp23"}, "the policy of a whole module is 'fp32' or 'off', got 'fp23'. Closest: fp32."),
-        ({"head": {}}, '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_wrong_tables(tables: Any, text: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Policy.stock().override_modules(tables)
-    assert text in str(error.value)

@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from hypothesis import given, settings
 import torch_promote as tp
 from helpers.library_for_policies import NAMESPACE
 from helpers.policies import MINE, POLICIES, TEXT, TORCH, WAYS, path
-from torch_promote import CastPolicy, PolicyError
+from torch_promote import PolicyError
 from torch_promote.policy.files import to_toml
 from torch_promote.policy.module_tables import quoted
 from torch_promote.policy.op_table import DEVICE_TYPES, TABLE_VERSION
@@ -250,7 +249,7 @@ def test_a_pattern_of_a_library_that_is_not_imported_is_not_saved(path: Path) ->
 
 # --- invalid files
 
-#: The text of a file, below "format = 1", and what the error says.
+#: The text of a file, below "format = 1" if it has no format, and what the error says.
 ERRORS: list[tuple[str, str]] = [
     ("troch = '2.13'\n", "'troch' is not a key of a policy. Closest: torch. Legal: format, torch, table and the"),
     ("[cuad]\nmm = 'fp32'\n", "'cuad' is not a key of a policy. Closest: cuda."),
@@ -278,32 +277,33 @@ ERRORS: list[tuple[str, str]] = [
     ),
     ("[cpu]\naten::mm = 'fp32'\n", "not valid TOML: "),
     ("x = " + "[" * 5000, "not valid TOML: "),
+    ("format = 2\n[module.head]\npolicy = 'fp32'\n", "'module' is not a key of a policy. Closest: modules."),
+    ("[modules.head]\npolicy = 'fp32'\n", "[modules] is a section of format 2, got format = 1."),
+    *(
+        (f"format = 2\n[modules.head]\n{table}", message)
+        for table, message in [
+            ("", '[modules."head"]: the table is empty. Add an op and its policy, or leave it out.'),
+            ("'mm.out' = 'promot'\n", "[modules.\"head\"]: aten::mm.out: no cast policy is called 'promot'."),
+            ("'mm.default' = 'fp32'\n'aten::mm.default' = 'keep'\n", "aten::mm gets two policies, 'fp32' from"),
+            ("policy = 'cuda'\n", "the policy of a whole module is 'fp32' or 'off', got 'cuda'."),
+            ("policy = 'fp32'\nmm = 'keep'\n", "is for the whole module, so the table can have no other key."),
+        ]
+    ),
+    ("format = 2\n[modules.blocks.0]\nmm = 'keep'\n", 'that contain dots: [modules."blocks.0"], "softmax.int".'),
+    (
+        "format = 2\ntorch = '9.5'\n[modules.head]\n'policy_tests::new' = 'fp32'\n",
+        "It was written with torch 9.5, and this is",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), ERRORS, ids=[text[:40] for text, _ in ERRORS])
 def test_a_wrong_file(path: Path, text: str, message: str) -> None:
-    path.write_text(f"format = 1\n{text}", encoding="utf-8")
+    path.write_text(text if text.startswith("format") else f"format = 1\n{text}", encoding="utf-8")
     with pytest.raises(PolicyError) as error:
         Policy.load(path)
     assert message in str(error.value)
     assert str(error.value).startswith("p.toml")
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (None, "a policy as data is a mapping, got NoneType. Policy.to_dict() makes one."),
-        ({}, "the policy: the key 'format' is missing. Start with: format = 1"),
-        ({"format": 3, "torch": "3.0"}, "format 3 is newer than 2, the newest that this torch_promote reads."),
-        ({"format": True}, "format is an integer from 1 to 2, got True."),
-        ({"format": 1, "cpu": {"mm": CastPolicy.fp32}}, "expected the name of a policy in quotes, got <CastPolicy"),
-    ],
-)
-def test_wrong_data(data: Any, message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Policy.from_dict(data)
-    assert message in str(error.value)
 
 
 def test_a_file_from_a_newer_pytorch_that_contains_nothing_new_is_read(path: Path) -> None:

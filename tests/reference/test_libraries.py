@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 from collections.abc import Callable
@@ -119,14 +118,6 @@ def test_a_rule_is_what_the_golden_table_says(name: str) -> None:
     assert differences == []
     assert compared >= AT_LEAST[name]
     assert [e for e in EXCEPTIONS if re.fullmatch(e.library, name) and e not in used] == [], "stale exceptions"
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_planted_difference_is_found(name: str) -> None:
-    rule = rule_for(name)
-    wrong = rule.tensors | {(torch.int32, torch.int16): torch.int64}  # type: ignore[operator]
-    differences, _, _ = compare(name, golden(name), dataclasses.replace(rule, tensors=wrong))
-    assert f"sums int32, int16: {name} int32, ours int64, 0 exceptions" in differences
 
 
 def needs(module: str) -> pytest.MarkDecorator:

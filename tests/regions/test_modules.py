@@ -543,24 +543,30 @@ def test_a_region_that_a_compiled_function_makes(fresh_dynamo: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "expected"),
+    ("own", "tables", "expected"),
     [
-        ({"2": "fp32"}, SINGLE),
-        ({"2": {"linear": "float16"}}, HALF),
-        ({"*": {"linear": "float16"}, "2": "fp32"}, SINGLE),
-        ({"": "fp32"}, SINGLE),
-        ({"": {"linear": "float16"}, "2": {"linear": "float64"}}, torch.float64),
-        ({"1": "fp32"}, LOW),
+        (None, {"2": "fp32"}, SINGLE),
+        (None, {"2": {"linear": "float16"}}, HALF),
+        (None, {"*": {"linear": "float16"}, "2": "fp32"}, SINGLE),
+        (None, {"": "fp32"}, SINGLE),
+        (None, {"": {"linear": "float16"}, "2": {"linear": "float64"}}, torch.float64),
+        (None, {"1": "fp32"}, LOW),
+        ({"linear": "float16"}, {"2": {"linear": "float64"}}, HALF),
+        ({"gelu": "fp32"}, {"2": {"linear": "float64"}}, torch.float64),
+        ("fp32", {"2": {"linear": "float16"}}, SINGLE),
+        ({"linear": "float16"}, {"2": "fp32"}, SINGLE),
+        ("off", {"2": "fp32"}, SINGLE),
     ],
     ids=str,
 )
-def test_tables_hold_in_the_region_alone(tables: Any, expected: torch.dtype) -> None:
-    model = model_of()
+def test_tables_hold_in_the_region_alone_and_around_the_modules_own(own: Any, tables: Any, expected: Any) -> None:
+    model = model_of(own)
     before = state_of(model)
     with region(policy_of(tables), model):
         assert model(X).dtype is expected
     assert state_of(model) == before
-    assert dtype_of(model) is LOW
+    assert tp.module_policies(model) == ({} if own is None else {"2": own})
+    assert own is not None or dtype_of(model) is LOW
 
 
 def test_nested_regions() -> None:
@@ -616,29 +622,6 @@ def test_two_threads_with_one_model() -> None:
         thread.join()
     assert found == {FP32: {SINGLE}, FP16: {HALF}, None: {LOW}}
     assert state_of(model) == before
-
-
-# --- together with set_module_policy
-
-
-@pytest.mark.parametrize(
-    ("own", "table", "expected"),
-    [
-        ({"linear": "float16"}, {"linear": "float64"}, HALF),
-        ({"gelu": "fp32"}, {"linear": "float64"}, torch.float64),
-        ("fp32", {"linear": "float16"}, SINGLE),
-        ({"linear": "float16"}, "fp32", SINGLE),
-        ("off", "fp32", SINGLE),
-    ],
-    ids=str,
-)
-def test_the_modules_own_policy_is_nested_in_that_of_the_region(own: Any, table: Any, expected: torch.dtype) -> None:
-    model = model_of(own)
-    before = state_of(model)
-    with region(policy_of({"2": table}), model):
-        assert model(X).dtype is expected
-    assert state_of(model) == before
-    assert tp.module_policies(model) == {"2": own}
 
 
 # --- apply_to

@@ -32,6 +32,7 @@ INTS = torch.full((3,), 257, dtype=torch.int32)
 SINGLE = torch.ones(3)
 BYTES = torch.ones(3, dtype=torch.uint8)
 DOUBLE = torch.ones(3, dtype=torch.float64)
+CHOICE = torch.ones(3, dtype=torch.bool)
 
 
 def mixed() -> torch.dtype:
@@ -222,6 +223,8 @@ OF_KIND: dict[str, tuple[PromotionKind | None, Any]] = {
     "complex64 with a complex number": (PromotionKind.FLOAT_OVERFLOW, lambda: SINGLE.cfloat() * 1e39j),
     "half with the least number that rounds to inf": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF + 65520.0),
     "in place with 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: HALF.clone().mul_(1e6)),
+    "where with 1e6": (PromotionKind.FLOAT_OVERFLOW, lambda: torch.where(CHOICE, HALF, 1e6)),
+    "where of a Python float and ints": (PromotionKind.ANY, lambda: torch.where(CHOICE, 2.5, INTS)),
     "a number that rounds down": (None, lambda: HALF + 65519.0),
     "an infinite number": (None, lambda: (HALF + float("inf"), HALF * float("nan"), SINGLE + 3.4e38, DOUBLE + 1e308)),
     "alike": (None, lambda: SINGLE + SINGLE),
@@ -284,15 +287,6 @@ def test_the_line_is_the_callers_also_inside_of_pytorchs_python() -> None:
     with tp.promotion("torch", on_promotion=events.append):
         torch.nn.functional.mse_loss(SINGLE, DOUBLE)
     assert {event.filename for event in events} == {__file__}
-
-
-def test_numbers_in_where_are_reported() -> None:
-    events: list[PromotionEvent] = []
-    choice, half, ints = torch.ones(3, dtype=torch.bool), torch.ones(3).half(), torch.ones(3, dtype=torch.int32)
-    with tp.promotion("torch", on_promotion=events.append):
-        torch.where(choice, half, 1e6)
-        torch.where(choice, 2.5, ints)
-    assert [event.kind for event in events] == [PromotionKind.FLOAT_OVERFLOW, PromotionKind.ANY]
 
 
 @pytest.mark.parametrize(("handler", "error"), [("raise", PromotionLintError), ("warn", PromotionWarning)])

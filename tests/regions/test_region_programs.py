@@ -5,7 +5,6 @@ The model is a stack of dicts, one for each open region: what a program that ent
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -217,27 +216,3 @@ def test_a_random_program_agrees_with_the_model(here: tuple[Region, ...], elsewh
         if isinstance(outcome[0], BaseException):
             raise outcome[0]
         assert outcome[0] > 0
-
-
-# --- the harness itself
-
-
-def region(**changes: Any) -> Region:
-    plain: dict[str, Any] = dict.fromkeys(("cache_enabled", "cache", "mm_policy", "raises"))
-    return Region(
-        **plain | {"kind": "ours", "devices": ("cpu",), "dtype": "fp16", "enabled": True, "way": "with"} | changes
-    )
-
-
-@pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize(("kind", "way"), list(itertools.product(KINDS, ["with", "stack", "decorator"])), ids=str)
-@pytest.mark.parametrize("planted", [{"dtype": "bf16"}, {"enabled": False}, {"devices": ("cuda",)}], ids=str)
-def test_a_wrong_model_is_detected(kind: str, way: str, planted: dict[str, Any]) -> None:
-    class Wrong(Model):
-        def inside(self, region: Region) -> Any:
-            return super().inside(replace(region, **planted))
-
-    program = (region(kind=kind, way=way, body=(region(kind="stock", devices=("cuda",), dtype="fp16"),)),)
-    assert run(program, Model.of_this_thread()) == 4
-    with pytest.raises(AssertionError):
-        run(program, Wrong.of_this_thread())

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_promote as tp
-from helpers.probes import leaves_no_trace
+from helpers.probes import OpLog, leaves_no_trace
 from torch_promote.regions import autocast
 
 
@@ -22,14 +21,6 @@ def told(make: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         make()
     return [str(warning.message) for warning in caught if warning.category is tp.errors.UnusedOverrideWarning]
-
-
-def test_the_text() -> None:
-    (text,) = told(lambda: tp.my_autocast("cpu", overrides={"mm": "fp32"}))
-    assert text == (
-        "the override of mm acts on direct calls of mm alone: linear, matmul may call it with autocast off. Name "
-        "in the overrides: linear, matmul. For direct calls, name mm.default."
-    )
 
 
 WARNS: dict[str, tuple[dict[Any, Any], str]] = {
@@ -76,11 +67,15 @@ def test_who_gets_none(make: Callable[[], object]) -> None:
     assert told(make) == []
 
 
-def test_the_line_is_that_of_the_region() -> None:
+def test_the_text_and_the_line() -> None:
     with pytest.warns(tp.errors.UnusedOverrideWarning) as caught:
         tp.my_autocast("cpu", overrides={"mm": "fp32"})
-    line = test_the_line_is_that_of_the_region.__code__.co_firstlineno + 2
-    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
+    text = (
+        "the override of mm acts on direct calls of mm alone: linear, matmul may call it with autocast off. Name "
+        "in the overrides: linear, matmul. For direct calls, name mm.default."
+    )
+    line = test_the_text_and_the_line.__code__.co_firstlineno + 2
+    assert [(str(told.message), told.filename, told.lineno) for told in caught] == [(text, __file__, line)]
 
 
 def test_a_copy_does_not_warn_again() -> None:
@@ -113,13 +108,7 @@ X = torch.ones(4, 4)
 
 @pytest.mark.parametrize("outer", CALLS)
 def test_the_ops_call_what_the_table_says(outer: str) -> None:
-    ran = set()
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            ran.add(func._schema.name.removeprefix("aten::"))
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
+    with OpLog() as log:
         CALLS[outer]()
+    ran = {op._schema.name.removeprefix("aten::") for op in log.ops}
     assert ran & {op for op, hiding in autocast._HIDDEN_BY.items() if outer in hiding}

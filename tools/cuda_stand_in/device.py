@@ -22,14 +22,7 @@ def running() -> bool:
 
 
 def start(devices: int = 2) -> None:
-    """Starts the stand-in in this process. Does nothing if it has been started.
-
-    Args:
-        devices: The number of devices, one or two.
-
-    Raises:
-        RuntimeError: torch is already imported, or `why_not` has a reason.
-    """
+    """Starts the stand-in in this process. Does nothing if it has been started."""
     global _library
     if running():
         return
@@ -119,24 +112,14 @@ def reset() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A copy of one tensor to another dtype, on the device. Conversions inside other ops do not count.
-
-    Attributes:
-        source: The dtype before, such as "Float".
-        target: The dtype after, such as "BFloat16".
-        read: The bytes that it read.
-        written: The bytes that it wrote.
-        address: The address of the source's memory.
-        of_leaf: Whether the source is a leaf that requires a gradient, or a view of one.
-        backward: Whether it ran in a backward.
-    """
+    """A copy of one tensor to another dtype, on the device. Conversions inside other ops do not count."""
 
     source: str
     target: str
     read: int
     written: int
     address: int
-    of_leaf: bool
+    of_leaf: bool  # a leaf that requires a gradient, or a view of one
     backward: bool
 
 

@@ -46,11 +46,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def check(config: pytest.Config) -> None:
-    """Checks that the device is available.
-
-    Raises:
-        pytest.UsageError: It is not.
-    """
+    """Checks that the device is available."""
     device = config.getoption("device")
     os.environ[VARIABLE] = device
     if device == STAND_IN and not cuda_stand_in.running():

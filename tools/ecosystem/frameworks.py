@@ -73,11 +73,7 @@ class Framework:
 
     @cache  # noqa: B019 (frameworks live as long as the program)
     def make_environment(self) -> None:
-        """Creates its environment, if it is missing or the requirements have changed.
-
-        Raises:
-            EcosystemError: pip failed, or the extension does not build.
-        """
+        """Creates its environment, if it is missing or the requirements have changed."""
         torch_pin = [one for one in self.requirements if one.startswith("torch=")]
         pin = torch_pin[0] if torch_pin else f"torch=={torch.__version__.partition('+')[0]}"
         wanted = "\n".join([pin, *self.requirements])

@@ -69,13 +69,7 @@ class Verdict:
 
 
 def check(program: Program, framework: Framework, out: Path) -> Verdict:
-    """Runs a program five times and compares the results, or once if it makes its own checks.
-
-    Args:
-        program: The program.
-        framework: Its framework, whose environment exists.
-        out: Where logs and results go, in a folder for each program.
-    """
+    """Runs a program five times and compares the results, or once if it makes its own checks."""
     verdict = Verdict(program, framework.version)
     folder = out.resolve() / program.framework / program.name
     rmtree(folder, ignore_errors=True)

@@ -19,14 +19,7 @@ _GRAPHS = ("capture", "replay", "drop_graph")
 
 
 def draw_program(seed: int, number: int, device: str, mode: str | None = None) -> Program:
-    """Draws program `number` of a seed.
-
-    Args:
-        seed: The seed of all programs.
-        number: Which of them.
-        device: The device type.
-        mode: The cache mode; by default it is drawn too.
-    """
+    """Draws program `number` of a seed."""
     draw = random.Random(f"{seed}/{number}")
     drawn = draw.choice(MODES)
     kinds = draw.choices(list(LAYERS), weights=[weight for _, weight in LAYERS.values()], k=draw.randint(1, 5))

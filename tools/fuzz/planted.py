@@ -136,24 +136,6 @@ class ModeIgnored(_Planted):
         return super().__call__(**options)
 
 
-class NestedCastsHaveNoGradient(_Planted):
-    """In a nested region, the cast of a weight is cut off from it."""
-
-    modes = ("weights", "persistent", "all", "none")
-
-    def around(self) -> Any:
-        def cut(forward: Any) -> Any:
-            @functools.wraps(forward)
-            def call(module: nn.Linear, x: Tensor) -> Tensor:
-                if _C.depth() < 2:
-                    return forward(module, x)  # type: ignore[no-any-return]
-                return nn.functional.linear(x, module.weight.detach(), module.bias)
-
-            return call
-
-        return _patched(nn.Linear, "forward", cut)
-
-
 class ExceptionsLeaveRegionsOpen(_Planted):
     """A region that an exception ends stays open."""
 
@@ -212,7 +194,6 @@ BUGS: dict[str, type[_Planted]] = {
         WritesToActivationsUnseen,
         StepsUnseen,
         ModeIgnored,
-        NestedCastsHaveNoGradient,
         ExceptionsLeaveRegionsOpen,
         FirstCastWithoutGradientIsKept,
     )

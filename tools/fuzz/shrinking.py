@@ -14,13 +14,7 @@ Fails = Callable[[Program], bool]
 
 
 def shrunk(program: Program, fails: Fails, limit: int = 2000) -> Program:
-    """Returns a smaller program that fails.
-
-    Args:
-        program: A program that fails.
-        fails: Runs a program, and says whether it fails.
-        limit: The number of programs to run.
-    """
+    """Returns a smaller program that fails."""
     runs = 0
 
     def accepts(candidate: Program) -> bool:

@@ -196,16 +196,7 @@ def _run_file(
     chosen: Sequence[str] | None,
     install: Mapping[str, Any] | None,
 ) -> dict[str, Outcome]:
-    """Returns the outcomes of the chosen tests of a file. A test for which no time was left has none.
-
-    Args:
-        options: The options of the command.
-        tests: The folder `test` of PyTorch's sources.
-        out: The folder for records and logs.
-        file: A path below `tests`.
-        chosen: The names of the test functions to run; None for all.
-        install: The arguments of `install`; None for plain PyTorch.
-    """
+    """Returns the outcomes of the chosen tests of a file. A test for which no time was left has none."""
     name = f"{file.removesuffix('.py').replace('/', '.')}.{'stock' if install is None else 'ours'}"
     record, log, plan = (out.resolve() / f"{name}.{kind}" for kind in ("jsonl", "log", "plan.json"))
     for old in (record, log):

@@ -150,11 +150,7 @@ def _planted(sanitizer: str, out: Path, limit: float) -> bool:
 
 
 def build(sanitizer: str, bug: Planted | None = None) -> None:
-    """Copies the sources and compiles the extension there, with a bug if one is given; only what has changed.
-
-    Raises:
-        MissingError: The sources are not in git, or do not compile.
-    """
+    """Copies the sources and compiles the extension there, with a bug if one is given; only what has changed."""
     copy = _copy(sanitizer)
     print(f"{sanitizer}: building in {copy}", file=sys.stderr, flush=True)
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -186,11 +182,7 @@ def _copy(sanitizer: str) -> Path:
 
 
 def environment(sanitizer: str, out: Path) -> dict[str, str]:
-    """Returns the environment in which Python loads an extension with this sanitizer.
-
-    Raises:
-        MissingError: The compiler has no such library.
-    """
+    """Returns the environment in which Python loads an extension with this sanitizer."""
     logs, copy = out / "reports", _copy(sanitizer)
     options = {
         "ASAN_OPTIONS": (

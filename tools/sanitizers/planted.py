@@ -10,16 +10,7 @@ from reports import Report
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug.
-
-    Attributes:
-        file: The file that it changes.
-        old: What it replaces there, once.
-        new: What with.
-        test: A test that runs the changed code.
-        kind: The kind of the reports.
-        within: A word that each of these reports has.
-    """
+    """A bug."""
 
     file: str
     old: str

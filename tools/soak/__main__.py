@@ -41,14 +41,7 @@ READINGS = 100
 
 
 def soak(names: list[str], iterations: int, seed: int, *, quiet: bool) -> dict[str, Growth]:
-    """Runs iterations, each of which draws one or two features, and returns the growth of each measure.
-
-    Args:
-        names: The features.
-        iterations: The number of iterations.
-        seed: The seed of the draws, and of each iteration's generator together with its number.
-        quiet: Whether to show no progress bar.
-    """
+    """Runs iterations, each of which draws one or two features, and returns the growth of each measure."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", tp.errors.UnusedOverrideWarning)  # a feature of its own asks for them
     every = max(1, iterations // min(READINGS, max(8, iterations // 40)))

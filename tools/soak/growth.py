@@ -96,12 +96,7 @@ class Growth:
 
 
 def growth_of(iterations: Sequence[int], values: Sequence[float]) -> Growth:
-    """Returns the growth over the last three quarters of a run.
-
-    Args:
-        iterations: The number of iterations before each reading, increasing.
-        values: The readings.
-    """
+    """Returns the growth over the last three quarters of a run."""
     begin = iterations[0] + (iterations[-1] - iterations[0]) * _WARM_UP
     points = [point for point in zip(iterations, values, strict=True) if point[0] >= begin]
     pairs = ((a, b) for place, a in enumerate(points) for b in points[place + 1 :])

@@ -15,15 +15,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its training data.
-
-    Attributes:
-        name: Its name in the table.
-        make: Makes the model.
-        batches: Makes a number of batches from a seed: inputs and labels.
-        logits: The logits of inputs.
-        learning_rate: The learning rate of AdamW.
-    """
+    """A model and its training data."""
 
     name: str
     make: Callable[[], nn.Module]
