@@ -21,6 +21,7 @@ import torch_promote as tp
 from helpers.made_up_traces import BF16, F32, cast, info, linear, made_up_call, report_of, small_report
 from torch_promote.errors import RegionError
 from torch_promote.reading.findings import (
+    PLUMBING,
     by_weight,
     casts_chart,
     dtypes_chart,
@@ -151,10 +152,10 @@ def test_the_order_of_ops() -> None:
     assert names.index("aten::sin") < names.index("aten::cos"), "cos is in the backward alone"
     assert {group.key for group in apart["(optimizer)"]} == {"aten::add_.Tensor"}
     views = {f"aten::{name}" for name in ("t", "view", "unsqueeze", "detach", "expand", "full", "ones_like")}
-    assert views <= {group.key for group in apart["(views, conversions, fills and allocations)"]}
+    assert views <= {group.key for group in apart[PLUMBING]}
     lines = report.text(None).splitlines()
     [folded] = [line for line in lines if line.endswith("--html F.html, or by_op(), lists all.")]
-    assert folded.startswith(f"And {len(apart['(views, conversions, fills and allocations)'])} ops (views, conversions, fills and allocations), ")
+    assert folded.startswith(f"And {len(apart[PLUMBING])} ops {PLUMBING}, ")
     assert "; 1 op (optimizer), 1 calls." in folded
     facts = [line.split() for line in lines if line.startswith("calls  ")]
     total = f"{report.total.calls - 1:,}"
