@@ -210,6 +210,10 @@ class _Side:
     def call(self, number: int) -> Call:
         return self.run.calls[number]
 
+    def name_of(self, result: _Result) -> str:
+        """The place of a call's result, or the name of an argument that it has written."""
+        return self.call(result.call).outputs[result.place].name
+
     def digests_read(self, i: int) -> set[str]:
         return {read.digest for read in self.run.reads(i)}
 
@@ -797,7 +801,7 @@ class _Answer:
             lacking.append([end for end in left if not self._counterparts(number, end)])
         sizes, unknown = {one.values.count for one in lacking[1]}, list[str]()
         for one in lacking[0]:
-            name = self.one.call(one.call).outputs[one.place].name
+            name = self.one.name_of(one)
             if name.isdigit() or one.values.count in sizes:
                 self.lacking.append(one.call)
                 what = "output" if name.isdigit() else name
@@ -807,23 +811,16 @@ class _Answer:
         if unknown:
             what = f"{len(unknown):,} results of A ({', '.join(dict.fromkeys(unknown))})"
             self.evidence.append(f"Not compared: {what}, as B has none of their size.")
-        # B may compute something else from what A leaves.
-        ends_of_b, last = self.other.outputs, [self._counterparts(0, end) for end in outputs[-1:]]
-        if (
-            any(last)
-            and lacking[1][-1:] == ends_of_b[-1:]
-            and last[0].isdisjoint(end.values.digest for end in ends_of_b)
-        ):
-            self.wrong_ends.append(
-                f"The output of {_place(self.other.call(ends_of_b[-1].call))} in B has no counterpart."
-            )
+        # B may go on from what is A's last output.
+        known, last = {one.values.digest for one in self.other.outputs}, lacking[1][-1:]
+        counterparts = self._counterparts(0, outputs[-1]) if outputs else set[str]()
+        if counterparts and known.isdisjoint(counterparts) and last and last[0] == self.other.outputs[-1]:
+            self.wrong_ends.append(f"The output of {_place(self.other.call(last[0].call))} in B has no counterpart.")
         pairs = [self.one.pairs.get((one.call, one.place)) for one in outputs]
         errors = [pair.error for pair in pairs if pair is not None and pair.is_same_order]
         if errors:
-            what = (
-                "The outputs of A" if len(errors) == len(pairs) else f"{len(errors):,} of {len(pairs):,} outputs of A"
-            )
-            self.evidence.append(f"{what} differ by at most {spell_number(max(errors))} (relative L2).")
+            share = f"{len(errors):,} of {len(pairs):,}" if len(errors) < len(pairs) else "The"
+            self.evidence.append(f"{share} outputs of A differ by at most {spell_number(max(errors))} (relative L2).")
         ends = self.one.run.recording.ends, self.other.run.recording.ends
         for step, (mine, theirs) in enumerate(zip(*ends, strict=False)):
             allowed = self.pairing.tolerance * (step + 1)  # an optimizer adds to the error of each step
@@ -840,7 +837,8 @@ class _Answer:
     def _counterparts(self, number: int, end: _Result) -> set[str]:
         """The digests of what the other run has for an output, or for views of it; an input is no counterpart."""
         side = self.sides[number]
-        pairs = [pair for k in side.views[end.call] for pair in side.pairs_of(k)]
+        views = side.views[end.call] if side.name_of(end).isdigit() else ()
+        pairs = [pair for k in views for pair in side.pairs_of(k)]
         pairs += [side.pairs[key] for key in [(end.call, end.place)] if key in side.pairs]
         return {pair.ends[1 - number].values.digest for pair in pairs if min(one.call for one in pair.ends) >= 0}
 
