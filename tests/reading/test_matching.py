@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import resource
@@ -71,6 +72,7 @@ def test_equal_ports_are_equal(model: str) -> None:
     assert found.outputs_match, str(found)
     assert (found.first, found.near, bool(found)) == (None, [], False)
     assert found.matched > 0.2
+    assert "(running_mean, running_var), as B has none of their size." in found.evidence[0] or model != "conv"
     assert [name for name, other in found.weights.items() if other is None and "running" not in name] == []
 
 
@@ -106,6 +108,8 @@ def test_a_training_of_an_equal_port_is_equal(model: str) -> None:
                 implementation(*inputs).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+            with torch.no_grad():
+                implementation(*inputs)
         reports.append(report)
     found = reports[0].diff(reports[1], match=True)
     assert found.outputs_match, str(found)
@@ -229,6 +233,44 @@ def test_weights_without_a_counterpart_are_told() -> None:
     assert found.alone == ["0.weight", "0.bias"]
 
 
+def test_the_sum_of_a_layer_and_its_adapter_is_compared_with_a_merged_layer() -> None:
+    torch.manual_seed(0)
+    x, base, down, up = torch.randn(30, D), torch.randn(D, D), torch.randn(D, 4), torch.randn(4, D)
+
+    def merged(scale: float) -> Callable[[Tensor], Tensor]:
+        weight = base + scale * down @ up
+        return lambda x: (x.sin() @ weight).relu()
+
+    def adapted(x: Tensor) -> Tensor:
+        h = x.sin()
+        return (h @ base + 2.0 * (h @ down @ up)).relu()
+
+    assert compared(adapted, merged(2.0), x).outputs_match
+    for one, other, names in ((adapted, merged(0.8), ("add", "matmul")), (merged(0.8), adapted, ("matmul", "add"))):
+        first = compared(one, other, x).to_dict()["first"]
+        assert (first["a"]["op"], first["b"]["op"]) == tuple(f"aten::{name}" for name in names)
+        assert 0.5 < first["relative_l2"] < 0.7
+
+
+def test_parts_that_the_other_program_cuts_in_another_way_are_told() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(30, D), torch.randn(D, 3 * D)
+
+    def by_head(x: Tensor) -> Tensor:
+        q, k, v = (x.sin() @ weight).view(30, H, 3, -1).unbind(2)
+        return q.relu() + k.tanh() * v
+
+    def by_thirds(x: Tensor) -> Tensor:
+        h = x.sin()
+        q, k, v = ((h @ part).view(30, H, -1) for part in weight.chunk(3, -1))
+        return q.relu() + k.tanh() * v
+
+    found = compared(by_head, by_thirds, x)
+    assert "up to matmul in" in found.answer
+    assert "B has the elements of matmul in (model)" in found.answer
+    assert "but not the part and order of them that is read here." in found.answer
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda x: x.transpose(1, 2).contiguous().sin().transpose(1, 2),
     "NHWC": lambda x: x.movedim(1, -1).contiguous().sin(),
@@ -341,6 +383,100 @@ def test_a_program_may_make_its_inputs(make: Callable[[], Tensor]) -> None:
     assert found.first.a is not None
     assert (found.outputs_match, found.first.a.op) == (False, "aten::layer_norm")
     assert "no counterpart, on right inputs" in found.first.text
+
+
+# --- what leaves a program
+
+
+def loss_of(z: Tensor, y: Tensor) -> float:
+    return F.cross_entropy(z, y).item()
+
+
+def whole_program(
+    end: Callable[[Tensor, Tensor], object] = loss_of,
+    prepare: Callable[[Tensor], object] = lambda weight: None,
+    momentum: float = 0.1,
+    decay: float = 0.9,
+) -> Any:
+    """Records a program that makes a model, loads its weights, trains it with an average, and evaluates the average."""
+
+    def model() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24, momentum=momentum), nn.Tanh(), nn.Linear(24, 5))
+
+    torch.manual_seed(0)
+    weights, data = model().state_dict(), [torch.randn(32, 8) for _ in range(3)]
+    with tp.trace(values=True) as report:
+        net, y = model(), torch.arange(32) % 5
+        with torch.no_grad():
+            prepare(net[0].weight)
+        net.load_state_dict(weights)
+        average, optimizer = copy.deepcopy(net), torch.optim.SGD(net.parameters(), 0.1)
+        for x in data[:2]:
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), net.parameters(), strict=True):
+                    mine.lerp_(theirs, 1 - decay)
+        with torch.no_grad():
+            end(average.eval()(data[2]), y)
+    return report
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        loss_of,
+        lambda z, y: (z.argmax(1) == y).sum().item(),
+        lambda z, y: (z.argmax(1) == y).float().mean().item(),
+        lambda z, y: z.argmax(1).tolist(),
+        lambda z, y: z.double().numpy(),
+        lambda z, y: f"{z.square().mean():.3f}",
+        lambda z, y: z.bfloat16().float().amax(1).topk(3),
+    ],
+)
+def test_what_leaves_a_program_is_compared(end: Callable[[Tensor, Tensor], object]) -> None:
+    one = whole_program(end)
+    assert one.diff(whole_program(end), match=True).outputs_match
+    found = one.diff(whole_program(lambda z, y: end(z.flip(1) * 1.5, y)), match=True)
+    assert not found.outputs_match
+    assert "has no counterpart" in found.answer
+
+
+@pytest.mark.parametrize("change", [{"momentum": 0.9}, {"decay": 0.8}])
+@pytest.mark.parametrize("end", [loss_of, lambda z, y: None])
+def test_running_statistics_and_averages_are_compared(change: dict[str, float], end: Any) -> None:
+    found = whole_program(end).diff(whole_program(end, **change), match=True)
+    assert not found.outputs_match
+
+
+def test_a_token_may_come_from_another_op() -> None:
+    one = whole_program(lambda z, y: z.argmax(1).tolist())
+    assert one.diff(whole_program(lambda z, y: z.topk(1)[1][:, 0].tolist()), match=True).outputs_match
+
+
+PREPARATIONS: dict[str, Callable[[Tensor], object]] = {
+    "normal": nn.init.normal_,
+    "truncated": nn.init.trunc_normal_,
+    "orthogonal": nn.init.orthogonal_,
+    "data": lambda weight: weight.data.normal_().mul_(0.02),
+    "scaled": lambda weight: weight.mul_(0.5),
+    "part": lambda weight: weight[2:5].zero_(),
+    "copied": lambda weight: weight.copy_(torch.randn(24, 8) @ torch.randn(8, 8)),
+    "unused": lambda weight: nn.init.kaiming_uniform_(nn.Parameter(torch.empty(40, 8))).clamp_(-1, 1),
+}
+
+
+@pytest.mark.parametrize("how", PREPARATIONS)
+def test_preparations_are_no_results(how: str) -> None:
+    one, other = whole_program(prepare=PREPARATIONS[how]), whole_program()
+    for found in (one.diff(other, match=True), other.diff(one, match=True)):
+        assert (found.outputs_match, found.matched) == (True, 1.0), str(found)
+    found = one.diff(whole_program(lambda z, y: loss_of(z.exp(), y)), match=True)
+    first = found.to_dict()["first"]
+    assert (first["a"]["op"], first["b"]["op"]) == ("aten::cross_entropy_loss", "aten::exp")
+    assert "up to linear in Sequential.3" in found.answer
+    assert "This is after 2 optimizer steps." in found.answer
 
 
 # --- the answer

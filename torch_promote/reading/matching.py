@@ -50,7 +50,7 @@ from torch_promote.report.base import Fact as ReportFact
 
 if TYPE_CHECKING:
     from torch_promote.observe.call import Call
-    from torch_promote.recording.recording import Recording
+    from torch_promote.recording.recording import Recording, Source
     from torch_promote.recording.values import Values
 
 #: The relative L2 error up to which results are a pair, by the dtype of most products, for a forward of at most so many
@@ -66,6 +66,8 @@ _MOVING = re.compile(
 )
 #: The error from which two results are not nearly the same.
 _MOST_OF_NEAR = 0.5
+#: The same for a call that joins results without a counterpart.
+_MOST_OF_JOINED = 0.7
 #: A result that is nearer by a factor of ten may be so many calls later.
 _CALLS_OF_A_DECADE, _SMALLEST = 8.0, 1e-12
 #: The calls behind the first wrong one among which the nearest results are looked for.
@@ -140,34 +142,57 @@ class _Side:
         for i, call in enumerate(run.calls):
             if run.is_transparent(i) or _MOVING.match(call.op) or facts_of(call.name).is_view:
                 self.moves.add(i)
-        self.computing: list[int] = [i for i in self.own if run.computes(i) and i not in returns]
-        self.classes: dict[str, _Class] = self._classes()
-        self.telling: list[_Class] = [found for found in self.classes.values() if not _is_constant(found[0].values)]
-        self.writers: dict[int, list[int]] = {
-            i: list(dict.fromkeys(writer for read in run.reads(i) for writer in read.written_by)) for i in self.own
-        }
+        self.writers: dict[int, list[int]] = {i: self._writers(i) for i in self.own}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.views: dict[int, list[int]] = defaultdict(list)
-        self.depends: set[int] = set()  # the calls that depend on parameters, floating inputs or random numbers
+        optimizer = {i for i, call in enumerate(run.calls) if call.phase == "optimizer"}
+        self.updating: set[int] = set(itertools.chain(*map(self._writers, optimizer)))  # what the optimizer reads
+        # Parameters, floating inputs and what depends on them; and the calls that do, or depend on random numbers.
+        self.data: set[int] = optimizer.union(-1 - k for k, source in enumerate(run.sources) if _is_data(source))
+        self.depends: set[int] = set()
         written = set(itertools.chain(*self.writers.values()))
         for i, writers in self.writers.items():
-            if i in recording.draws or any(map(self._is_data, writers)):
+            if not self.data.isdisjoint(writers):
+                self.data.add(i)
+            if i in recording.draws or i in self.data or not self.depends.isdisjoint(writers):
                 self.depends.add(i)
             is_view = i not in written and (i in returns or run.is_transparent(i))
             for writer in writers:
                 (self.views if is_view else self.readers)[writer].append(i)
+        self._leave_out_preparations()
         self.depends = self.depends or set(self.own)
+        self.computing: list[int] = [i for i in self.own if run.computes(i) and i not in returns]
+        self.classes: dict[str, _Class] = self._classes()
+        self.telling: list[_Class] = [found for found in self.classes.values() if not _is_constant(found[0].values)]
         self.pairs: dict[tuple[int, int], _Pair] = {}  # by call and place
         self.paired: set[str] = set()  # the digests of what has a counterpart
+
+    def _writers(self, i: int) -> list[int]:
+        """What has written the memory that a call reads, without memory that it overwrites."""
+        reads = zip(self.call(i).inputs, self.run.reads(i), strict=False)
+        ignored = facts_of(self.call(i).name).ignored
+        known = [read.written_by for info, read in reads if info.name.partition("[")[0] not in ignored]
+        return list(dict.fromkeys(itertools.chain(*known)))
+
+    def _leave_out_preparations(self) -> None:
+        """Leaves out calls that nothing of the model is computed from, such as initial weights that are overwritten."""
+        waiting, found = [*self.data.difference(self.moves), *self.updating], set[int]()
+        while waiting:
+            i = waiting.pop()
+            if i in self.writers and i not in found:
+                found.add(i)
+                waiting += (*self.writers[i], *self.readers[i], *self.views[i])
+        self.own = [i for i in self.own if i in found or not found]
 
     def _classes(self) -> dict[str, _Class]:
         """The results with equal bits, by their digest; of constants, by digest and op."""
         run, found = self.run, defaultdict[str, _Class](list)
+        left_out = run.initial.union(run.own).difference(self.own)
         results = [
             (call.op, _Result(i, place, values))
             for i, call in enumerate(run.calls)
             for place, values in enumerate(run.values(i))
-            if i not in run.undefined and i not in run.initial and call.phase != "optimizer"
+            if i not in run.undefined and i not in left_out and call.phase != "optimizer"
         ]
         for number, source in enumerate(run.sources):
             if source.kind not in ("state", "gradient"):
@@ -182,14 +207,12 @@ class _Side:
             )
         return found
 
-    def _is_data(self, writer: int) -> bool:
-        if writer >= 0:
-            return writer in self.depends
-        source = self.run.sources[-1 - writer]
-        return source.kind == "parameter" or (source.kind == "input" and bool(source.values.count))
-
     def call(self, number: int) -> Call:
         return self.run.calls[number]
+
+    def name_of(self, result: _Result) -> str:
+        """The place of a call's result, or the name of an argument that it has written."""
+        return self.call(result.call).outputs[result.place].name
 
     def digests_read(self, i: int) -> set[str]:
         return {read.digest for read in self.run.reads(i)}
@@ -209,6 +232,10 @@ class _Side:
                     waiting += [writer] * (writer in self.moves)
         return found
 
+    def joins(self, i: int) -> bool:
+        """Whether a call joins results without a counterpart, as those of a layer and of its adapter."""
+        return sum(k in self.depends and not self.pairs_of(k) for k in self.writers[i]) > 1
+
     @cached_property
     def forward(self) -> list[int]:
         """The calls of the forward that compute something from data."""
@@ -222,9 +249,37 @@ class _Side:
         return max(found, key=found.__getitem__, default=torch.float32)
 
     @cached_property
-    def outputs(self) -> list[int]:
-        """The calls of the forward whose results no later call computes with."""
-        return [i for i in self.forward if not self.readers.get(i) and self.run.values(i)]
+    def outputs(self) -> list[_Result]:
+        """What leaves the forward: no later call computes numbers from it, but item() or argmax may read it."""
+        ahead = Counter[int](dict.fromkeys(self.updating, 2))  # what is computed from a call's results
+        ranks = Counter[int]({i: _rank(self.call(i)) for i in self.computing})
+        for i in reversed(self.own):
+            for writer in self.writers[i]:
+                ahead[writer] = max(ahead[writer], ahead[i], ranks[i])
+        found: list[_Result] = []
+        for i in self.forward:
+            values, places = self.run.values(i), set[int]()
+            # Integers and bools that leave the program, such as tokens, not those of a layer, as numbers of experts.
+            is_end = i in self.data and not self.call(i).module and (ahead[i] < ranks[i] or not self.readers[i])
+            if values and (ahead[i] < 2 == ranks[i] or is_end):
+                # Of several results, the first that tells, such as the values of topk.
+                places.add(next((place for place, one in enumerate(values) if not _is_constant(one)), 0))
+            read = set().union(*(self.digests_read(k) for k in self.readers[i] if self.call(k).phase == "forward"))
+            for place, (info, one) in enumerate(zip(self.call(i).outputs, values, strict=False)):
+                if not info.name.isdigit() and one.l2 and one.digest not in read and i not in self.updating:
+                    places.add(place)  # an argument that the call has written, such as running statistics
+            found += [_Result(i, place, values[place]) for place in sorted(places)]
+        return found
+
+
+def _is_data(source: Source) -> bool:
+    return source.kind == "parameter" or (source.kind == "input" and bool(source.values.count))
+
+
+def _rank(call: Call) -> int:
+    """2 if a call has floating or complex results, 1 if it has integers."""
+    dtypes = [info.dtype for info in call.outputs]
+    return max((2 if one.is_floating_point or one.is_complex else int(one != torch.bool) for one in dtypes), default=0)
 
 
 def _is_constant(values: Values) -> bool:
@@ -371,18 +426,10 @@ class _Pairing:
     def wrong(self, number: int, phases: Iterable[str]) -> list[int]:
         """The calls that depend on data, compute, and are not right, in the order of the run."""
         side = self.sides[number]
+        left = side.depends.intersection(side.computing).difference(self.right[number], side.moves)
+        known = [i for i in sorted(left) if not all(map(_is_constant, side.run.values(i)))]
         return [
-            i
-            for i in side.computing
-            if i not in self.right[number]
-            and i in side.depends
-            and i not in side.moves
-            and side.call(i).phase in phases
-            # Nothing reads weights that are loaded.
-            and (
-                side.readers.get(i) or (side.call(i).phase == "forward" and not facts_of(side.call(i).name).overwrites)
-            )
-            and not all(map(_is_constant, side.run.values(i)))
+            i for i in known if side.call(i).phase in phases and (side.readers[i] or side.call(i).phase == "forward")
         ]
 
     def error_between(self, one: int, other: int) -> float | None:
@@ -714,6 +761,8 @@ class _Answer:
         named = set(itertools.chain(*self.weights_of_b.values()))
         self.alone = [one.name for one in weights[1] if one.name not in named]
         self.wrong_ends: list[str] = []  # outputs, losses and gradients, as sentences
+        self.lacking: list[int] = []  # the outputs of A without a counterpart
+        self.skipped: list[int] = []  # calls of A before the first difference that have no counterpart either
         self.evidence: list[str] = []
 
     def match(self) -> Match:
@@ -744,14 +793,34 @@ class _Answer:
     # --- outputs, losses and gradients
 
     def _compare_ends(self) -> None:
-        lacking = [[i for i in side.outputs if not self._is_paired_output(side, i)] for side in self.sides]
-        self.wrong_ends += [f"The output of {_place(self.one.call(i))} has no counterpart." for i in lacking[0]]
-        if self.one.outputs and not lacking[0] and lacking[1] and lacking[1] == self.other.outputs:
-            self.wrong_ends.append(f"The output of {_place(self.other.call(lacking[1][-1]))} in B has no counterpart.")
-        pairs = [pair for i in self.one.outputs for pair in self.one.pairs_of(i) if pair.is_same_order]
-        if pairs:
-            error = max(pair.error for pair in pairs)
-            self.evidence.append(f"The outputs of A differ by at most {spell_number(error)} (relative L2).")
+        outputs, lacking = self.one.outputs, list[list[_Result]]()
+        for number, (side, other) in enumerate((self.sides, self.sides[::-1])):
+            # Other ops may compute the same constant, such as an accuracy or a token.
+            same = {(values.digest, values.count) for end in other.outputs for values in other.run.values(end.call)}
+            left = [end for end in side.outputs if (end.values.digest, end.values.count) not in same]
+            lacking.append([end for end in left if not self._counterparts(number, end)])
+        sizes, unknown = {one.values.count for one in lacking[1]}, list[str]()
+        for one in lacking[0]:
+            name = self.one.name_of(one)
+            if name.isdigit() or one.values.count in sizes:
+                self.lacking.append(one.call)
+                what = "output" if name.isdigit() else name
+                self.wrong_ends.append(f"The {what} of {_place(self.one.call(one.call))} has no counterpart.")
+            else:
+                unknown.append(name)
+        if unknown:
+            what = f"{len(unknown):,} results of A ({', '.join(dict.fromkeys(unknown))})"
+            self.evidence.append(f"Not compared: {what}, as B has none of their size.")
+        # B may go on from what is A's last output.
+        known, last = {one.values.digest for one in self.other.outputs}, lacking[1][-1:]
+        counterparts = self._counterparts(0, outputs[-1]) if outputs else set[str]()
+        if counterparts and known.isdisjoint(counterparts) and last and last[0] == self.other.outputs[-1]:
+            self.wrong_ends.append(f"The output of {_place(self.other.call(last[0].call))} in B has no counterpart.")
+        pairs = [self.one.pairs.get((one.call, one.place)) for one in outputs]
+        errors = [pair.error for pair in pairs if pair is not None and pair.is_same_order]
+        if errors:
+            share = f"{len(errors):,} of {len(pairs):,}" if len(errors) < len(pairs) else "The"
+            self.evidence.append(f"{share} outputs of A differ by at most {spell_number(max(errors))} (relative L2).")
         ends = self.one.run.recording.ends, self.other.run.recording.ends
         for step, (mine, theirs) in enumerate(zip(*ends, strict=False)):
             allowed = self.pairing.tolerance * (step + 1)  # an optimizer adds to the error of each step
@@ -765,10 +834,13 @@ class _Answer:
         if not self.one.outputs and not any(end.losses for end in ends[0]):
             self.wrong_ends.append("A has no output: no result that depends on parameters or inputs is left unread.")
 
-    @staticmethod
-    def _is_paired_output(side: _Side, i: int) -> bool:
-        pairs = [pair for k in (i, *side.views.get(i, ())) for pair in side.pairs_of(k)]
-        return any(min(end.call for end in pair.ends) >= 0 for pair in pairs)  # an input is no result
+    def _counterparts(self, number: int, end: _Result) -> set[str]:
+        """The digests of what the other run has for an output, or for views of it; an input is no counterpart."""
+        side = self.sides[number]
+        views = side.views[end.call] if side.name_of(end).isdigit() else ()
+        pairs = [pair for k in views for pair in side.pairs_of(k)]
+        pairs += [side.pairs[key] for key in [(end.call, end.place)] if key in side.pairs]
+        return {pair.ends[1 - number].values.digest for pair in pairs if min(one.call for one in pair.ends) >= 0}
 
     def _tell(self, what: str, error: float | None, allowed: float) -> None:
         if error is not None and error > allowed:
@@ -803,21 +875,21 @@ class _Answer:
         if not any(wrong):
             wrong = [self.pairing.wrong(number, ("backward",)) for number in (0, 1)]
         if not any(wrong):
-            ends = [i for i in self.one.outputs if not self.one.pairs_of(i)]
-            return NearMiss(self.one.call(ends[0]), None, None, "has no counterpart") if ends else None
+            return self._miss(self.lacking[0], None, None, "has no counterpart") if self.lacking else None
         first, partner = (found[0] if found else None for found in wrong)
         hidden = self._hidden(None if first is None else self.one.call(first))
         if hidden is not None:
             return hidden
         error = None if first is None or partner is None else self.pairing.error_between(first, partner)
-        if first is None or partner is None or self.one.call(first).op != self.other.call(partner).op:
-            found = []
-            for (rank, i), (other_rank, j) in itertools.product(*(enumerate(known[:_REACH]) for known in wrong)):
-                off = None if rank and other_rank else self.pairing.error_between(i, j)
-                if off is not None and off < _MOST_OF_NEAR:
-                    score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
-                    found.append((score, off, i, j))
-            _, error, first, partner = min(found, default=(0.0, error, first, partner))
+        found = []
+        for (rank, i), (other_rank, j) in itertools.product(*(enumerate(known[:_REACH]) for known in wrong)):
+            off = None if rank and other_rank else self.pairing.error_between(i, j)
+            is_joined = (rank and self.one.joins(i)) or (other_rank and self.other.joins(j))
+            if off is not None and off < (_MOST_OF_JOINED if is_joined else _MOST_OF_NEAR):
+                score = rank + other_rank + _CALLS_OF_A_DECADE * math.log10(max(off, _SMALLEST))
+                found.append((score, off, i, j))
+        _, error, first, partner = min(found, default=(0.0, error, first, partner))
+        self.skipped = wrong[0][: wrong[0].index(first)] if first in wrong[0] else []
         return self._miss(first, partner, error)
 
     def _miss(self, i: int | None, j: int | None, error: float | None, text: str = _NO_COUNTERPART) -> NearMiss:
@@ -891,7 +963,7 @@ class _Answer:
         share = f"{paired:,} of {results:,} results of the reference have a counterpart."
         within = f"within {spell_number(self.pairing.tolerance)} (relative L2)"
         if first is not None:
-            return f"{self._until(first)}{self._described(first)} {share}"
+            return f"{self._until(first)}{self._described(first)}{self._more(first)} {share}"
         if self.wrong_ends:
             return f"The outputs differ: {self.wrong_ends[-1]} {share}"
         if near:
@@ -904,11 +976,27 @@ class _Answer:
     def _until(self, first: NearMiss) -> str:
         """Up to where A and B compute the same: the last call with a counterpart before the first difference."""
         before = itertools.takewhile(lambda i: self.one.call(i) is not first.a, self.one.computing)
-        known = [i for i in before if i not in self.one.moves and self.one.pairs_of(i)]
-        last = max(known, default=None) if first.a is not None else None
-        if last is None:
+        known = [i for i in before if i not in self.one.moves and i in self.one.depends and self.one.pairs_of(i)]
+        if first.a is None or not known:
             return ""
-        return f"The port (B) computes what the reference (A) computes up to {_place(self.one.call(last))}. "
+        return f"The port (B) computes what the reference (A) computes up to {_place(self.one.call(known[-1]))}. "
+
+    def _more(self, first: NearMiss) -> str:
+        """What else has no counterpart: calls before the first difference, or what it reads of a result with one."""
+        i = next((i for i in self.one.computing if self.one.call(i) is first.a), None)
+        if i is None:
+            return ""
+        step = self.one.run.steps[i]
+        text = f" This is after {step:,} optimizer step{'s' * (step > 1)}." if step else ""
+        ops = dict.fromkeys(self.one.call(k).op.removeprefix("aten::") for k in self.skipped)
+        if ops:
+            return f"{text} Before it, A calls {', '.join(ops)} without a counterpart."
+        for read in self.one.run.reads(i):
+            wholes = [k for k in read.written_by if any(not pair.is_same_order for pair in self.one.pairs_of(k))]
+            if wholes and wholes[0] >= 0 and read.digest and read.digest not in self.one.paired:
+                text += f" B has the elements of {_place(self.one.call(wholes[0]))}, "
+                return f"{text}but not the part and order of them that is read here."
+        return text
 
     @staticmethod
     def _described(first: NearMiss) -> str:
@@ -922,7 +1010,7 @@ class _Answer:
         off = "" if error is None else f", off by {spell_number(error)} (relative L2)"
         if first.text == _BEGIN_TO_EXCEED:
             return f"In {_place(one)} (B: {_place(other)}), {first.text}: {spell_number(error)}."
-        if error is not None and error < _MOST_OF_NEAR:
+        if error is not None and error < _MOST_OF_JOINED:
             return f"{text}; nearest: {_place(other)}{off}."
         return f"{text}; the first call of B without one: {_place(other)}{off}."
 
