@@ -69,7 +69,7 @@ class NonfiniteReport(Report):
         self._when_final: Callable[[], None] | None = None
 
     def begin_at(self, step: int, when_final: Callable[[], None]) -> None:
-        """The block begins after so many steps of the program. `when_final` is called when no more calls are checked."""
+        """The block begins after so many steps of the program. `when_final` is called when the checks end."""
         self._seen.steps = step
         self._when_final = when_final
 

@@ -763,7 +763,8 @@ class NonfiniteFinder:
 
     def _settle(self) -> None:
         """Finds the first origin whose values are still there."""
-        before, self._first = self._first, next((one for one, spread in self._provisional if not spread.ended_well), None)
+        before, left_over = self._first, (one for one, spread in self._provisional if not spread.ended_well)
+        self._first = next(left_over, None)
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended(_MOST_PROVISIONAL // 2)
         left = sum(not (spread.ended_well or spread.is_marker) for _, spread in self._provisional)
