@@ -42,7 +42,7 @@ class Attempt:
 
 
 #: What a finder has seen beside the origin and the benign values, by its name in JSON.
-_SEEN = ("scaler", "scaled", "clipped", "undivided", "stepped_scaled", "zero_gradients")
+_SEEN = ("scaler", "scaled", "clipped", "undivided", "stepped_scaled", "zero_gradients", "last_gradients")
 
 
 class NonfiniteReport(Report):
@@ -97,9 +97,14 @@ class NonfiniteReport(Report):
         """The number of checked calls. Calls after the origin are not checked."""
         return self._seen.checked
 
+    def zero_gradients(self, step: int) -> tuple[int, int]:
+        """Returns the number of parameters whose gradients are all 0 from a step on, and of those that have some."""
+        known = [(moved < step, count) for moved, last, count in self._seen.last_gradients if last >= step]
+        return sum(count for is_zero, count in known if is_zero), sum(count for _, count in known)
+
     @property
     def attempts(self) -> list[Attempt]:
-        """What to try, the narrowest first: the op in float32 in its module, and everywhere.
+        """What to try, the narrowest first: the op in float32 in its module, and everywhere; last, `origin.other`.
 
         Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
         or "optimizer step", the op has no policy, or no region was open. An override in force is not among them. Empty,
@@ -126,10 +131,15 @@ class NonfiniteReport(Report):
         overrides = {_short(name): "fp32" for name in names}
         options = " ".join(f"--override {name}=fp32" for name in overrides)
         everywhere = Attempt(f"tp.my_autocast(..., overrides={json.dumps(overrides)})", options, tuple(names))
-        if not module:
-            return [everywhere]
-        code = f"tp.set_module_policy(model, {json.dumps({module: overrides})})"
-        return [Attempt(code, "", tuple(names)), everywhere]
+        found_all = [everywhere]
+        if module:
+            code = f"tp.set_module_policy(model, {json.dumps({module: overrides})})"
+            found_all.insert(0, Attempt(code, "", tuple(names)))
+        if fault.other is not None and may_have_override(fault.other.name, fault.other):
+            key = exact_key(fault.other.name)
+            code = f"tp.my_autocast(..., overrides={json.dumps({_short(key): 'fp32'})})"
+            found_all.append(Attempt(code, f"--override {_short(key)}=fp32", (key,)))
+        return found_all
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values, as `save("NAME.json")` writes them."""
@@ -162,6 +172,7 @@ class NonfiniteReport(Report):
             "scaled": NonfiniteOrigin | None,
             "clipped": Call | None,
             "zero_gradients": tuple[int, int, int] | None,
+            "last_gradients": list[tuple[int, int, int]],
             "undivided": Call | None,
             "stepped_scaled": tuple[str, str, float] | None,
             "checked": int,

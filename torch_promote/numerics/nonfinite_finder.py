@@ -231,6 +231,9 @@ class FinderState:
     # number, these parameters, and all with a gradient.
     vanished: dict[tuple[str, ...], Vanished] = field(default_factory=dict)
     zero_gradients: tuple[int, int, int] | None = None
+    # The last step in which the gradient of a parameter was not 0, or -1; the last one in which it had one; and the
+    # number of parameters of which both are so.
+    last_gradients: list[tuple[int, int, int]] = field(default_factory=list)
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
@@ -437,6 +440,7 @@ class NonfiniteFinder:
         self._recent = RecentCalls()
         self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
+        self._gradients: dict[int, tuple[int, int]] = {}  # see `FinderState.last_gradients`, by the id of the parameter
         self._steps_before = 0  # at GradScaler's last update
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
@@ -702,13 +706,19 @@ class NonfiniteFinder:
                     return
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before a step of an optimizer: counts the gradients that are 0, if a lower dtype made some 0."""
+        """Called before a step of an optimizer: counts the gradients that are 0."""
         self._note_scaled_step(optimizer)
-        if self.seen.vanished and not self.observer.is_done:
-            given = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-            zeros = sum(found == (0, 0) for found in extremes(given))
-            if zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
-                self.seen.zero_gradients = self.seen.steps, zeros, len(given)
+        if self.observer.is_done:
+            return
+        given = {id(one): one.grad for group in optimizer.param_groups for one in group["params"]}
+        given = {key: one for key, one in given.items() if one is not None and can_be_read(one) and one.numel()}
+        found = extremes([*given.values()])
+        zeros, step = found.count((0, 0)), self.seen.steps
+        for key, one in zip(given, found, strict=True):
+            self._gradients[key] = self._gradients.get(key, (-1, 0))[0] if one == (0, 0) else step, step
+        self.seen.last_gradients = [(*key, count) for key, count in Counter(self._gradients.values()).items()]
+        if self.seen.vanished and zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
+            self.seen.zero_gradients = step, zeros, len(given)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer, whose closure was a part of it."""

@@ -333,7 +333,7 @@ class RecentCalls:
             if (values := cures([one])) and (len(by_op[one.call.name]) == 1 or cures(by_op[one.call.name]))
         ]
         for one, values in singles[:1]:
-            return self._loss([one], values, target, are_missed, self._tell_other(singles[1:]))
+            return self._loss([one], values, target, are_missed, self._other(singles[1:]))
         for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
                 return self._loss(same, values, target, are_missed)
@@ -441,14 +441,13 @@ class RecentCalls:
         ) or (self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments))
 
     @staticmethod
-    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> list[str]:
-        """Names the nearest of the calls each of which cures, too, that has lost values itself."""
+    def _other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> tuple[Call | None, list[str]]:
+        """Returns the nearest of the calls each of which cures, too, that has lost values itself, and says so."""
         for one, values in singles:
             if texts := _compare(one, values[one.number]).texts:
-                return [
-                    f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
-                ]
-        return []
+                how = f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
+                return one.call, [how]
+        return None, []
 
     def _loss(
         self,
@@ -456,7 +455,7 @@ class RecentCalls:
         values: dict[int, Repeated],
         target: RecentCall,
         are_missed: Callable[[Lost, int], bool],
-        other: Sequence[str] = (),
+        other: tuple[Call | None, Sequence[str]] = (None, ()),
     ) -> NonfiniteOrigin:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
         lost = {one: _compare(self._calls[one], again) for one, again in values.items() if one >= 0}
@@ -465,7 +464,7 @@ class RecentCalls:
             if number < 0 or self._calls[number].facts.is_view:
                 continue
             pairs = _pairs(self._calls[number], again)
-            texts = list(filter(None, (tell_outside(*pair, target.call.op) for _, *pair in pairs)))[:1]
+            texts = list(filter(None, (tell_outside(low, exact, target.call.op) for _, low, exact in pairs)))[:1]
             if outside and not texts:
                 break
             if texts:
@@ -473,7 +472,7 @@ class RecentCalls:
         # Of the calls that lost values, the first one without whose values the call is not finite.
         missed = (one for one, what in lost.items() if outside or (what.texts and are_missed(what, one)))
         number = next(missed, found[0].number)
-        recent, (kind, texts, _) = self._calls[number], lost[number]
+        recent, kind, texts = self._calls[number], lost[number].kind, [*lost[number].texts]
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
         if len(found) > 1 or found[0] is not recent:
@@ -493,8 +492,8 @@ class RecentCalls:
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
-        texts += [*other, *tell_idiom(found[0].call, target.call, between)]
-        return self._told(recent, kind, tuple(cures), texts, values[recent.number].low)
+        texts += [*other[1], *tell_idiom(found[0].call, target.call, between)]
+        return replace(self._told(recent, kind, tuple(cures), texts, values[recent.number].low), other=other[0])
 
     @staticmethod
     def _told(
