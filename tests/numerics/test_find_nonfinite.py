@@ -1165,6 +1165,82 @@ def test_a_step_with_gradients_that_are_scaled(how: str) -> None:
     assert "in place of optimizer.step(); otherwise no inf or NaN" in said
 
 
+def own_clip(parameters: list[nn.Parameter], reads: bool) -> None:
+    norm = torch.stack([one.grad.norm() for one in parameters if one.grad is not None]).norm()
+    factor = 1e-3 / (norm.item() + 1e-6) if reads else (1e-3 / norm).clamp(max=1.0)
+    for one in parameters:
+        one.grad *= factor  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("how", "clipped"),
+    [
+        ("nothing", False),
+        ("unscaled", False),
+        ("divided", False),
+        ("mask", False),
+        ("a number", True),
+        ("tensor", True),
+    ],
+)
+def test_gradients_that_a_program_clips_itself(how: str, clipped: bool) -> None:
+    parameters = [*critic().parameters()]
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(parameters, 1e-3)
+
+    def step() -> None:
+        scaler.scale(sum(one.square().mean() for one in parameters)).backward()  # type: ignore[arg-type]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        if how == "unscaled":
+            scaler.unscale_(optimizer)
+        for gradient in gradients:
+            gradient.mul_(0.37 if how == "nothing" else (gradient != 0).float() if how == "mask" else 1.0)
+            gradient.div_(scaler.get_scale() if how == "divided" else 2)
+        if how not in ("nothing", "mask"):
+            own_clip(parameters, how != "tensor")
+        else:
+            torch.stack([one.norm() for one in gradients]).sum().item()
+        optimizer.step() if how == "divided" else scaler.step(optimizer)
+
+    report = find(step)
+    said = "Gradients were multiplied by a factor that comes from their size while they were scaled, "
+    assert report.content().verdict.startswith(said) == clipped, str(report)
+    assert report.to_dict()["stepped_scaled"] is None
+
+
+def sum_of(*losses: Tensor) -> Tensor:
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "plain"),
+    [
+        (lambda scaler, a, b: sum_of(a, b), 2),
+        (lambda scaler, a, b: sum_of(100 * a, scaler.scale(b)), 0),  # not known of both
+        (lambda scaler, a, b: scaler.scale(sum_of(a, b)), 0),
+        (lambda scaler, a, b: scaler.scale(a) + scaler.scale(b), 0),
+        (lambda scaler, a, b: scaler.scale(sum_of(a, b)) / 4, 0),
+        (lambda scaler, a, b: sum_of(a, b) * scaler.get_scale(), 0),
+        (lambda scaler, a, b: [scaler.scale(a).backward(), b][1], 1),
+    ],
+)
+def test_gradients_of_a_loss_that_no_scale_has_multiplied(loss: Callable[..., Tensor], plain: int) -> None:
+    parameters = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(parameters, 1e-3)
+    scaler.scale(torch.ones(()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(scaler, *(one.square().mean() for one in parameters)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = find(lambda: [step() for _ in range(2)])
+    data = report.to_dict()
+    said = f"GradScaler divides {plain} of 2 gradients by 64, "
+    assert report.content().verdict.startswith(said) == bool(plain), str(report)
+    assert NonfiniteReport.from_dict(json.loads(json.dumps(data))).to_dict() == data
+
+
 class TruncatedExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

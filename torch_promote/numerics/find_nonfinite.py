@@ -42,7 +42,16 @@ class Attempt:
 
 
 #: What a finder has seen beside the origin and the benign values, by its name in JSON.
-_SEEN = ("scaler", "scaled", "clipped", "undivided", "stepped_scaled", "zero_gradients", "last_gradients")
+_SEEN = (
+    "scaler",
+    "scaled",
+    "clipped",
+    "undivided",
+    "stepped_scaled",
+    "unscaled_twice",
+    "zero_gradients",
+    "last_gradients",
+)
 
 
 class NonfiniteReport(Report):
@@ -175,6 +184,7 @@ class NonfiniteReport(Report):
             "last_gradients": list[tuple[int, int, int]],
             "undivided": Call | None,
             "stepped_scaled": tuple[str, str, float] | None,
+            "unscaled_twice": tuple[Call, int, int, float] | None,
             "checked": int,
         }
         seen = decode_record(kinds, data)
@@ -252,9 +262,17 @@ class NonfiniteReport(Report):
         """What the program did with gradients while GradScaler's scale was in them."""
         seen, found = self._seen, []
         if seen.clipped is not None:
+            by = seen.clipped.op.endswith(("mul_", "div_"))
+            how = "multiplied by a factor that comes from their size" if by else "clipped"
             found.append(
-                f"Gradients were clipped while they were scaled, {tell_line(seen.clipped)}: call "
+                f"Gradients were {how} while they were scaled, {tell_line(seen.clipped)}: call "
                 "scaler.unscale_(optimizer) before."
+            )
+        if seen.unscaled_twice is not None:
+            call, count, total, scale = seen.unscaled_twice
+            found.append(
+                f"GradScaler divides {count:,} of {total:,} gradients by {scale:,.10g}, {tell_line(call)}, which come "
+                "from a backward of a loss that it has not multiplied: call scaler.scale(loss).backward()."
             )
         if seen.undivided is not None:
             found.append(

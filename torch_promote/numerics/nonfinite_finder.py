@@ -64,6 +64,7 @@ from torch_promote.observe.ops import (
     can_be_read,
     has_storage,
     tensor_arguments,
+    tensors_in,
     unnoticed,
     written,
 )
@@ -164,6 +165,19 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {torch._C._storage_address(one) for one in tensors if has_storage(one)}  # type: ignore[attr-defined]
 
 
+def _numbers_in(args: Sequence[Any]) -> list[float]:
+    """The numbers among arguments, also as tensors without dimensions, as which PyTorch passes them on."""
+    with unnoticed():
+        tensors = (one for one in tensors_in(args) if can_be_read(one) and one.dim() == 0)
+        given = [*args, *(one.item() for one in tensors)]
+        return [one for one in given if isinstance(one, float)]
+
+
+def _may_be_scale(number: float) -> bool:
+    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
+    return number >= 16 and math.frexp(number)[0] == 0.5
+
+
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
@@ -180,6 +194,12 @@ class ScaledGradients:
     _losses: set[int] = field(default_factory=set)
     _memory: set[int] = field(default_factory=set)
     _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of such a loss
+    # Those of the scale, of what the program computes from scaled gradients, and of what the backward of another loss
+    # has computed without the scale. Numbers that the program reads of what it computes from scaled gradients.
+    _scales: set[int] = field(default_factory=set)
+    _computed: set[int] = field(default_factory=set)
+    _plain: set[int] = field(default_factory=set)
+    _numbers: list[float] = field(default_factory=list)
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
@@ -189,33 +209,66 @@ class ScaledGradients:
     def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool) -> None:
         """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
         self._memory.difference_update(_addresses(gradients))
+        self._plain.difference_update(_addresses(gradients))
+        self._numbers.clear()
         self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
         self.are_unscaled = True
 
     def update(self) -> None:
         """GradScaler updates its scale."""
         self.scale, self.has_overflowed = None, False
-        self._memory.clear()
+        for known in (self._memory, self._computed, self._numbers):
+            known.clear()
 
     def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors has the scale in it."""
         return not self.are_unscaled and not self._memory.isdisjoint(_addresses(tensors))
 
-    def follow(self, watched: WatchedCall) -> None:
+    def without_scale(self, gradients: Iterable[torch.Tensor]) -> int:
+        """The number of gradients that a loss has which no scale has multiplied."""
+        return sum(not self._plain.isdisjoint(_addresses([one])) for one in gradients)
+
+    def are_sized(self, watched: WatchedCall) -> bool:
+        """Whether a call multiplies scaled gradients in place by a factor that comes from their size."""
+        if not watched.facts.op_name.endswith(("mul_", "div_")) or not self.have_scale(watched.results):
+            return False
+        factors, numbers, read = _addresses(tensors_in(watched.args[1:])), _numbers_in(watched.args[1:]), self._numbers
+        # What limits a norm is a number of few digits, divided by the norm: one that was read, or that of all.
+        norms = [*read[-1:], sum(read), math.hypot(*read), math.sqrt(abs(sum(read)))]
+        limits = [one * norm for one in numbers for norm in norms if 0 < one < 1]
+        return not self._computed.isdisjoint(factors) or any(
+            one and math.isclose(one, float(f"{one:.1e}"), rel_tol=1e-5) for one in limits
+        )
+
+    def follow(self, watched: WatchedCall, divides: Callable[[WatchedCall], bool]) -> None:
         """Called after each call."""
-        made = _addresses(watched.results)
+        made, read = _addresses(watched.results), _addresses(one for _, one in watched.tensors)
         if watched.scales:
-            self._losses = made
+            self._losses, self._scales = made, _addresses(watched.args[1:2])
         elif watched.call.phase == "backward":
             if self._is_backward_of_one:
                 self._memory |= made
-            else:
+            is_plain = not read.isdisjoint(self._plain) and read.isdisjoint(self._memory | self._scales)
+            self._plain = self._plain | made if is_plain else self._plain - made
+            numbers = _numbers_in(watched.args) if self._plain and watched.call.op == "aten::mul" else ()
+            if not read.isdisjoint(self._scales) or any(map(_may_be_scale, numbers)):
+                self._plain.clear()
+            if not self._is_backward_of_one:
                 self._memory -= made
             return
-        elif not (watched.facts.writes or watched.facts.shares):
-            self._memory -= made  # which use the memory of a gradient again
+        else:
+            depends = watched.call.phase == "forward" and not read.isdisjoint(self._memory | self._computed)
+            is_divided = depends and divides(watched)
+            if watched.call.op == "aten::_local_scalar_dense" and not read.isdisjoint(self._computed):
+                self._numbers.append(extremes(watched.args[:1])[0][1])
+            if is_divided or not (watched.facts.writes or watched.facts.shares):
+                self._memory -= made  # which use the memory of a gradient again
+                self._plain -= made
+            has_scale = depends and not is_divided and any(one.is_floating_point() for one in watched.results)
+            self._computed = self._computed | (made - self._memory) if has_scale else self._computed - made
         if (loss := loss_of(watched.call, watched.args)) is not None:
             self._is_backward_of_one = not self._losses.isdisjoint(_addresses([loss]))
+            self._plain = set() if self._is_backward_of_one else made
 
 
 @dataclass
@@ -239,6 +292,9 @@ class FinderState:
     scaled: NonfiniteOrigin | None = None
     clipped: Call | None = None  # the first call that clips gradients, or takes their norm to, while they are scaled
     undivided: Call | None = None  # the first call of a forward that computes with gradients while they are scaled
+    # The first call that divides gradients by the scale which no scale has multiplied; their number, that of all, and
+    # the scale.
+    unscaled_twice: tuple[Call, int, int, float] | None = None
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
 
@@ -528,10 +584,14 @@ class NonfiniteFinder:
         elif watched.kept is not None and watched.facts.has_results:
             self._recent.add(watched.facts, watched.kept, call, results)
         scaled = self._scaled
-        scaled.follow(watched)
+        scaled.follow(watched, self._divides)
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
-            scaled.unscale(watched.args[0], extremes(watched.args[1:2])[0][1] > 0)
-        elif (
+            (_, found_inf), (_, inverse) = extremes(watched.args[1:3])
+            count = scaled.without_scale(watched.args[0])
+            if count and inverse not in (0, 1) and self.seen.unscaled_twice is None:
+                self.seen.unscaled_twice = call, count, len(watched.args[0]), 1 / inverse
+            scaled.unscale(watched.args[0], found_inf > 0)
+        elif scaled.are_sized(watched) or (
             watched.facts.op_name in _CLIPPING
             and scaled.have_scale(tensor for _, tensor in watched.tensors)
             and _is_called_by(clip_grad, sys._getframe())
@@ -628,12 +688,9 @@ class NonfiniteFinder:
 
     def _divides(self, watched: WatchedCall) -> bool:
         """Whether a call of the forward divides by GradScaler's scale."""
-        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(
-            watched.call.op.removesuffix("_")
-        )
-        with unnoticed():
-            numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
-        return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
+        op = watched.call.op.removesuffix("_").replace("::_foreach_", "::")
+        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(op)
+        return watched.call.phase == "forward" and factor is not None and factor in _numbers_in(watched.args)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text, step = watched.call, verdict.text, self.seen.steps
