@@ -113,11 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
             step = min((one.origin.step for one in found if one.origin is not None), default=step)
         elif tried and not found and not status:
             zeros, count = _zero_gradients(outcome, step)
-            if zeros:
+            others = others if zeros else []
+            if zeros and (others or zeros == count):  # some have none in any dtype
                 of = f"{zeros:,} of {count:,} parameters"
                 say(f"torch-promote: with{tried}, the gradients of {of} are all 0 from step {step:,} on.")
-            else:
-                others = []
             if zeros < max(count, 1):
                 cured.setdefault(zeros, arguments.override)
         if others and runs <= _MOST_TRIED:

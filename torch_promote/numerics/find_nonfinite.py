@@ -256,7 +256,7 @@ class NonfiniteReport(Report):
             lines.append(f"The same in {len(vanished) - 3:,} more place{'s' * (len(vanished) > 4)}.")
         if self.scaler.count:
             return [*lines, f"GradScaler's scale, {self.scaler.scale:,.10g}, is too low for them, or was at that time."]
-        return [*lines, "To keep them: scale the loss (torch.amp.GradScaler), or use bfloat16 in place of float16."]
+        return [*lines, "To keep them: scale the loss of that backward (torch.amp.GradScaler), or use bfloat16."]
 
     def _about_scaled(self) -> list[str]:
         """What the program did with gradients while GradScaler's scale was in them."""
@@ -441,7 +441,8 @@ def _suspects(
             if module in modules and (found := _lower(*one)) is not None
         ]
         if all(one.autocast or one.phase == "backward" for one in fault.cures):
-            yield [*dict(chosen).items(), *((one.name, one) for one in fault.cures)]
+            # In a backward, an override acts only if a region is open.
+            yield [*dict(chosen).items(), *((one.name, one) for one in fault.cures if one.autocast)]
     elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]
