@@ -1202,10 +1202,14 @@ def test_gradients_that_a_program_clips_itself(how: str, clipped: bool) -> None:
         else:
             torch.stack([one.norm() for one in gradients]).sum().item()
         optimizer.step() if how == "divided" else scaler.step(optimizer)
+        None if how == "divided" else scaler.update()
 
     report = find(step)
     said = "Gradients were multiplied by a factor that comes from their size while they were scaled, "
     assert report.content().verdict.startswith(said) == clipped, str(report)
+    with trace(values=True) as recorded:
+        step()
+    assert recorded.content().verdict.startswith(said) == (how == "tensor")  # what is read of a tensor is not recorded
     assert report.to_dict()["stepped_scaled"] is None
 
 
@@ -1238,8 +1242,11 @@ def test_gradients_of_a_loss_that_no_scale_has_multiplied(loss: Callable[..., Te
 
     report = find(lambda: [step() for _ in range(2)])
     data = report.to_dict()
-    said = f"GradScaler divides {plain} of 2 gradients by 64, "
-    assert report.content().verdict.startswith(said) == bool(plain), str(report)
+    said = f"GradScaler divides {plain} of 2 gradients"
+    assert report.content().verdict.startswith(f"{said} by 64, ") == bool(plain), str(report)
+    with trace(values=True) as recorded:
+        step()
+    assert recorded.content().verdict.startswith(f"{said}, ") == bool(plain)
     assert NonfiniteReport.from_dict(json.loads(json.dumps(data))).to_dict() == data
 
 

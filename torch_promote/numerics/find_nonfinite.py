@@ -48,7 +48,7 @@ _SEEN = (
     "clipped",
     "undivided",
     "stepped_scaled",
-    "unscaled_twice",
+    "unmultiplied",
     "zero_gradients",
     "last_gradients",
 )
@@ -184,7 +184,7 @@ class NonfiniteReport(Report):
             "last_gradients": list[tuple[int, int, int]],
             "undivided": Call | None,
             "stepped_scaled": tuple[str, str, float] | None,
-            "unscaled_twice": tuple[Call, int, int, float] | None,
+            "unmultiplied": tuple[Call, int, int, float] | None,
             "checked": int,
         }
         seen = decode_record(kinds, data)
@@ -268,8 +268,8 @@ class NonfiniteReport(Report):
                 f"Gradients were {how} while they were scaled, {tell_line(seen.clipped)}: call "
                 "scaler.unscale_(optimizer) before."
             )
-        if seen.unscaled_twice is not None:
-            call, count, total, scale = seen.unscaled_twice
+        if seen.unmultiplied is not None:
+            call, count, total, scale = seen.unmultiplied
             found.append(
                 f"GradScaler divides {count:,} of {total:,} gradients by {scale:,.10g}, {tell_line(call)}, which come "
                 "from a backward of a loss that it has not multiplied: call scaler.scale(loss).backward()."

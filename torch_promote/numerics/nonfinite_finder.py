@@ -70,7 +70,7 @@ from torch_promote.observe.ops import (
 )
 from torch_promote.observe.places import RunningModules, innermost_line, is_ours
 from torch_promote.recording.recorder import loss_of
-from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite
+from torch_promote.recording.values import FINITE, Extremes, TensorRange, extremes, is_finite, may_be_scale
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 
 
@@ -173,11 +173,6 @@ def _numbers_in(args: Sequence[Any]) -> list[float]:
         return [one for one in given if isinstance(one, float)]
 
 
-def _may_be_scale(number: float) -> bool:
-    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
-    return number >= 16 and math.frexp(number)[0] == 0.5
-
-
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
@@ -244,14 +239,16 @@ class ScaledGradients:
         """Called after each call."""
         made, read = _addresses(watched.results), _addresses(one for _, one in watched.tensors)
         if watched.scales:
-            self._losses, self._scales = made, _addresses(watched.args[1:2])
+            self._losses, self._scales = made, self._scales | _addresses(watched.args[1:2])
         elif watched.call.phase == "backward":
             if self._is_backward_of_one:
                 self._memory |= made
             is_plain = not read.isdisjoint(self._plain) and read.isdisjoint(self._memory | self._scales)
             self._plain = self._plain | made if is_plain else self._plain - made
-            numbers = _numbers_in(watched.args) if self._plain and watched.call.op == "aten::mul" else ()
-            if not read.isdisjoint(self._scales) or any(map(_may_be_scale, numbers)):
+            numbers = (
+                _numbers_in(watched.args) if self._plain and watched.call.op in ("aten::mul", "aten::mul_") else ()
+            )
+            if not read.isdisjoint(self._scales) or any(map(may_be_scale, numbers)):
                 self._plain.clear()
             if not self._is_backward_of_one:
                 self._memory -= made
@@ -294,7 +291,7 @@ class FinderState:
     undivided: Call | None = None  # the first call of a forward that computes with gradients while they are scaled
     # The first call that divides gradients by the scale which no scale has multiplied; their number, that of all, and
     # the scale.
-    unscaled_twice: tuple[Call, int, int, float] | None = None
+    unmultiplied: tuple[Call, int, int, float] | None = None
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
 
@@ -588,8 +585,8 @@ class NonfiniteFinder:
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             (_, found_inf), (_, inverse) = extremes(watched.args[1:3])
             count = scaled.without_scale(watched.args[0])
-            if count and inverse not in (0, 1) and self.seen.unscaled_twice is None:
-                self.seen.unscaled_twice = call, count, len(watched.args[0]), 1 / inverse
+            if count and inverse not in (0, 1) and self.seen.unmultiplied is None:
+                self.seen.unmultiplied = call, count, len(watched.args[0]), 1 / inverse
             scaled.unscale(watched.args[0], found_inf > 0)
         elif scaled.are_sized(watched) or (
             watched.facts.op_name in _CLIPPING

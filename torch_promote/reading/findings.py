@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch_promote.observe.ops import facts_of
 from torch_promote.policy.op_table import CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.recording.recording import CallGroup
-from torch_promote.recording.values import EMPTY, Values, combined_norm
+from torch_promote.recording.values import EMPTY, Values, combined_norm, may_be_scale
 from torch_promote.reference.dtypes import LOWER_DTYPES, dtype_name
 from torch_promote.report.base import Branch, Chart, Column, Series, Table, Tree, module_name, percent, short_line
 
@@ -205,6 +205,71 @@ def zero_gradients(report: Recording) -> tuple[str, Call | None]:
             return f"gradients of {of} are all 0 in step {step:,}", report.calls[first]
         start = end.calls
     return "", None
+
+
+def scaled_gradients(report: Recording) -> str:
+    """What is said of gradients that GradScaler divides by its scale and that have not, or not only, been scaled."""
+    for number, call in enumerate(report.calls):
+        reads = report.reads.get(number, ())
+        if not call.op.endswith("_non_finite_check_and_unscale_") or len(reads) < 3:
+            continue
+        *gradients, _, inverse = reads
+        if (numbers := _values_read(report, inverse)) is not None and numbers.amax == 1:
+            continue
+        scale = _origins(report, [inverse], _passes_scale)
+        if all(one >= 0 and _passes_scale(report.calls[one]) for one in scale):  # what wrote the scale is unknown
+            continue
+        known = [
+            _origins(report, [read], lambda one: one.phase == "backward" or _passes_scale(one)) for read in gradients
+        ]
+        plain = sum(_is_of_loss(report, one) and not one & scale for one in known)
+        if plain:
+            return (
+                f"GradScaler divides {plain:,} of {len(known):,} gradients, {short_line(call.line)}, which come from a "
+                "backward of a loss that it has not multiplied: call scaler.scale(loss).backward()."
+            )
+        for writer in sorted({one for read in gradients for one in read.written_by if one >= 0}):
+            call = report.calls[writer]
+            if call.phase == "forward" and call.op.endswith(("mul_", "div_")):
+                named = zip(call.inputs, report.reads.get(writer, ()), strict=False)
+                factors = [read for info, read in named if not info.name.startswith("self")]
+                found = _origins(
+                    report, factors, lambda one: one.outputs[:1] != () and one.outputs[0].dtype.is_floating_point
+                )
+                if any(one >= 0 and report.calls[one].phase == "backward" for one in found):
+                    return (
+                        f"Gradients were multiplied by a factor that comes from their size while they were scaled, "
+                        f"{short_line(call.line)}: call scaler.unscale_(optimizer) before."
+                    )
+    return ""
+
+
+def _passes_scale(call: Call) -> bool:
+    return call.op.endswith(("reciprocal", "to", "_to_copy"))
+
+
+def _origins(report: Recording, reads: Iterable[Read], follows: Callable[[Call], bool]) -> set[int]:
+    """What has written what is read, as `Read.written_by`, and of calls of a kind, also what they have read."""
+    waiting, found = [one for read in reads for one in read.written_by], set[int]()
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            if number >= 0 and follows(report.calls[number]):
+                waiting += [one for read in report.reads.get(number, ()) for one in read.written_by]
+    return found
+
+
+def _is_of_loss(report: Recording, origins: Iterable[int]) -> bool:
+    """Whether a gradient begins with the 1 of a loss, and no number like a scale multiplies it."""
+    begins = False
+    for number in filter(lambda one: one >= 0, origins):
+        call, after = report.calls[number], report.calls[number + 1 : number + 2]
+        begins |= (call.op, call.phase, *(one.phase for one in after)) == ("aten::ones_like", "forward", "backward")
+        factor = dict(call.arguments).get("other")
+        if call.phase == "backward" and isinstance(factor, float) and may_be_scale(factor):
+            return False
+    return begins
 
 
 def rounded_away(report: Recording) -> Iterator[str]:

@@ -28,6 +28,7 @@ from torch_promote.reading.findings import (
     result_dtypes,
     rounded_away,
     savings,
+    scaled_gradients,
     time_in_casts,
     zero_gradients,
 )
@@ -149,7 +150,7 @@ class TraceReport(Recording, Report):
         title = f"trace: torch {self.torch_version}{steps}{''.join(f', {name}' for name in self.device_names)}"
         what, verdict = self._alarm()
         if not what:
-            verdict = " ".join(filter(None, (*rounded_away(self), self._verdict())))
+            verdict = " ".join(filter(None, (scaled_gradients(self), *rounded_away(self), self._verdict())))
             return Content(title, verdict, list(self._facts()), list(self._parts()))
         facts: list[Fact] = [*self._facts(), ("autocast", self._verdict())]
         return Content(f"{title}, {what}", verdict, facts, list(self._parts()), good=False)

@@ -609,6 +609,11 @@ def extremes(tensors: Sequence[torch.Tensor]) -> list[Extremes]:
     return found
 
 
+def may_be_scale(number: float) -> bool:
+    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
+    return number >= 16 and math.frexp(number)[0] == 0.5
+
+
 def is_finite(found: Extremes) -> bool:
     """Whether all values are finite, given their extremes."""
     return math.isfinite(found[0]) and math.isfinite(found[1])
