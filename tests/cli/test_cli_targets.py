@@ -285,6 +285,26 @@ def test_it_prints_the_comparison(target_file: Path, capsys: Capture) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+WRONG = """
+import torch
+
+def make():
+    model = torch.nn.Linear(2, 2)
+    def step(number):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.tensor([1002.0, 1006.0]).to(model(torch.ones(1, 2)).dtype).float().sin()
+    return model, step
+"""
+
+
+def test_the_tolerance_to_tune_for_is_below_a_large_error(target_file: Path, capsys: Capture) -> None:
+    target_file.write_text(WRONG)
+    assert main(["compare", TARGET]) == 0
+    out, err = capsys.readouterr()
+    assert err.endswith("torch-promote: next: torch-promote tune train.py:make --tolerance 1e-2 -o mine.toml\n")
+    assert "no override acts on it: change the conversion in the code, train.py:" in " ".join(out.split())
+
+
 def test_json_has_stdout_to_itself(target_file: Path, capsys: Capture) -> None:
     target_file.write_text(GOOD)
     assert main(["compare", TARGET, "--json", "--gradients", "--batches", "2"]) == 0

@@ -219,6 +219,35 @@ def test_find_nan_tries_the_cures_and_writes_the_policy(script: Path, capfd: Cap
     assert not (script / "other.toml").exists()
 
 
+SILENCED = """\
+import torch
+w = torch.full((1, 2), 0.5 - 2**-14, requires_grad=True)
+with torch.autocast("cpu", torch.float16):
+    angle = {0}.clamp(-0.9999999, 0.9999999).acos().sum()
+optimizer = torch.optim.SGD([w], 1e-3)
+angle.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "cure"),
+    [("torch.nn.functional.linear(torch.ones(1, 2), w)", "linear"), ("(2 * w).half()", None)],
+)
+def test_find_nan_takes_no_cure_that_leaves_no_gradient(
+    script: Path, capfd: Capture, argument: str, cure: str | None
+) -> None:
+    """In float32, clamp passes no gradient on for a cosine of 1, which float16 has made of a smaller one."""
+    (script / "silenced.py").write_text(SILENCED.format(argument))
+    status, _, err = command_run(capfd, "find-nan", "--fix", "mine.toml", "silenced.py")
+    assert "with --override clamp.default=fp32, the gradients of 1 of 1 parameters are all 0 from step 0 on.\n" in err
+    assert status == (cure is None)
+    if cure is None:
+        assert "mine.toml is not written: no gradient is left. Tried: --override clamp.default=fp32\n" in err
+    else:
+        assert tp.Policy.load(script / "mine.toml") == tp.Policy.stock().override({cure: "fp32"})
+
+
 def test_find_nan_says_what_cures_the_error_that_ends_a_program(script: Path, capfd: Capture) -> None:
     program = "import torch\ntorch.mm(torch.ones(2, 2, requires_grad=True), torch.ones(2, 2), out=torch.ones(2, 2))\n"
     (script / "out.py").write_text(program)

@@ -1041,19 +1041,21 @@ def critic(last: float = 1.0) -> nn.Sequential:
     return model
 
 
-def gradient_of(model: nn.Module, scale: Callable[[Tensor], Tensor] = lambda one: one) -> Tensor:
+def gradient_of(model: Callable[[Tensor], Tensor], scale: Callable[[Tensor], Tensor] = lambda one: one) -> Tensor:
     x = torch.randn(8, 16).requires_grad_()
     out = model(x)
     (found,) = torch.autograd.grad(scale(out.float().sum()), x, create_graph=True)
     return found
 
 
-def test_a_number_that_the_inner_backward_of_a_penalty_lost() -> None:
+@pytest.mark.parametrize(("inside", "options"), [(True, " --override mm.default=fp32"), (False, "")])
+def test_a_number_that_the_inner_backward_of_a_penalty_lost(inside: bool, options: str) -> None:
     """What a backward with `create_graph` computes in float16 is followed, although the penalty is in float32."""
 
     def step() -> None:
-        with tp.my_autocast("cpu", HALF):
-            norm = gradient_of(model).square().sum(1).sqrt()
+        with tp.my_autocast("cpu", HALF, enabled=inside):
+            of = model if inside else tp.my_autocast("cpu", HALF)(model)
+            norm = gradient_of(of).square().sum(1).sqrt()
         (norm - 1).square().mean().backward()
 
     model = critic(last=1e-4)
@@ -1062,7 +1064,7 @@ def test_a_number_that_the_inner_backward_of_a_penalty_lost() -> None:
     assert (report.origin.kind, report.origin.op, report.origin.phase) == ("underflow", "aten::mm", "backward")
     assert report.origin.nonfinite is not None
     assert report.origin.nonfinite.op == "aten::div"
-    assert [one.option for one in report.attempts] == ["--override linear=fp32 --override mm.default=fp32"]
+    assert report.attempts[-1].option == f"--override linear=fp32{options}"  # that of mm acts in a region
     with tp.my_autocast("cpu", HALF, overrides={"linear": "fp32", "mm": "fp32"}):  # which cures it
         assert bool((gradient_of(model).square().sum(1).sqrt() > 0).all())
 
@@ -1163,6 +1165,83 @@ def test_a_step_with_gradients_that_are_scaled(how: str) -> None:
     said = report.content().verdict
     assert said.startswith("SGD stepped with gradients that GradScaler had multiplied by 64, ")
     assert "in place of optimizer.step(); otherwise no inf or NaN" in said
+
+
+def own_clip(parameters: list[nn.Parameter], reads: bool) -> None:
+    norm = torch.stack([one.grad.norm() for one in parameters if one.grad is not None]).norm()
+    factor = 1e-3 / (norm.item() + 1e-6) if reads else (1e-3 / norm).clamp(max=1.0)
+    for one in parameters:
+        one.grad *= factor  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("how", "clipped"),
+    [
+        ("nothing", False),
+        ("unscaled", False),
+        ("divided", False),
+        ("mask", False),
+        ("a number", True),
+        ("tensor", True),
+    ],
+)
+def test_gradients_that_a_program_clips_itself(how: str, clipped: bool) -> None:
+    parameters = [*critic().parameters()]
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(parameters, 1e-3)
+
+    def step() -> None:
+        scaler.scale(sum(one.square().mean() for one in parameters)).backward()  # type: ignore[arg-type]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        if how == "unscaled":
+            scaler.unscale_(optimizer)
+        for gradient in gradients:
+            gradient.mul_(0.37 if how == "nothing" else (gradient != 0).float() if how == "mask" else 1.0)
+            gradient.div_(scaler.get_scale() if how == "divided" else 2)
+        if how not in ("nothing", "mask"):
+            own_clip(parameters, how != "tensor")
+        else:
+            torch.stack([one.norm() for one in gradients]).sum().item()
+        optimizer.step() if how == "divided" else scaler.step(optimizer)
+        None if how == "divided" else scaler.update()
+
+    report = find(step)
+    said = "Gradients were multiplied by a factor that comes from their size while they were scaled, "
+    assert report.content().verdict.startswith(said) == clipped, str(report)
+    assert report.to_dict()["stepped_scaled"] is None
+
+
+def sum_of(*losses: Tensor) -> Tensor:
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "plain"),
+    [
+        (lambda scaler, a, b: sum_of(a, b), 2),
+        (lambda scaler, a, b: sum_of(100 * a, scaler.scale(b)), 0),  # not known of both
+        (lambda scaler, a, b: scaler.scale(sum_of(a, b)), 0),
+        (lambda scaler, a, b: scaler.scale(a) + scaler.scale(b), 0),
+        (lambda scaler, a, b: scaler.scale(sum_of(a, b)) / 4, 0),
+        (lambda scaler, a, b: sum_of(a, b) * scaler.get_scale(), 0),
+        (lambda scaler, a, b: [scaler.scale(a).backward(), b][1], 1),
+    ],
+)
+def test_gradients_of_a_loss_that_no_scale_has_multiplied(loss: Callable[..., Tensor], plain: int) -> None:
+    parameters = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=64.0), torch.optim.SGD(parameters, 1e-3)
+    scaler.scale(torch.ones(()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(scaler, *(one.square().mean() for one in parameters)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = find(lambda: [step() for _ in range(2)])
+    data = report.to_dict()
+    said = f"GradScaler divides {plain} of 2 gradients"
+    assert report.content().verdict.startswith(f"{said} by 64, ") == bool(plain), str(report)
+    assert NonfiniteReport.from_dict(json.loads(json.dumps(data))).to_dict() == data
 
 
 class TruncatedExp(torch.autograd.Function):

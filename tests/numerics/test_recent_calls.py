@@ -70,6 +70,12 @@ def near(value: float) -> torch.Tensor:
     return (a - b) / (a - b)
 
 
+def kernel() -> torch.Tensor:
+    """A cost of 0 is lost, too, but the sum of the other row is not finite for want of its own values."""
+    k = torch.exp(-20 * torch.stack([1 - linear(1 - 2**-13)[0], 1 + linear(1)[0]]))
+    return F.linear(k, torch.ones(1, 2)).reciprocal()
+
+
 Case = tuple[str, torch.dtype, Callable[[], torch.Tensor], str, str, str, str]
 #: The region's dtype, the program, the op that lost the number, how, what the text says, and the op that is not finite.
 LOSSES: list[Case] = [
@@ -85,6 +91,7 @@ LOSSES: list[Case] = [
     ("variance", HALF, lambda: standardize(linear(3)), "aten::add", "underflow", "other 1e-09 is 0", "div"),
     ("cancellation", HALF, lambda: near(1.0), "aten::sub", "underflow", "of aten::linear", "div"),
     ("atan", HALF, lambda: 0 * linear(1e-5).pow(2).reciprocal(), "aten::pow", "underflow", "became 0", "reciprocal"),
+    ("kernel", HALF, kernel, "aten::linear", "underflow", "1 of 2 values became 0 in float16", "reciprocal"),
 ]  # fmt: skip
 
 

@@ -274,6 +274,47 @@ def test_updates_that_leave_a_tensor_as_it_was(name: str) -> None:
     assert not start or "left 5 of 5 " in said
 
 
+def count(values: torch.Tensor, start: float) -> None:
+    total = torch.tensor(start, dtype=torch.float16)
+    for value in values:
+        total = total + value
+
+
+@pytest.mark.parametrize(
+    ("values", "start", "said"),
+    [
+        (
+            torch.ones(9, dtype=torch.float16),
+            2043,
+            "left 4 of 8 float16 tensors as they were, bit for bit, up to 2,048",
+        ),
+        (torch.ones(9) > 0, 2043, "left 4 of 8 float16 tensors"),
+        (torch.ones(9, dtype=torch.float16), 0, ""),
+        (torch.tensor([0.0, -0.0] * 9).half(), 2048, ""),
+        (torch.tensor([[0.0, -0.0]] * 9).half(), 2048, ""),
+    ],
+)
+def test_a_sum_that_stops(values: torch.Tensor, start: float, said: str) -> None:
+    with tp.trace(values=True) as report:
+        count(values, start)
+    verdict = report.content().verdict
+    assert said in verdict if said else "as they were" not in verdict
+
+
+def test_a_third_of_an_adapter_that_is_lost_in_the_weight() -> None:
+    """Of a weight; not of what a residual branch adds."""
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Linear(64, 64, bias=False).bfloat16()
+    x, delta = 1 + torch.rand(64, 64, generator=generator), torch.rand(64, 64, generator=generator) * 0.0125
+    torch.nn.init.constant_(model.weight, 1.0)
+    model.weight.data.add_(x - 1)
+    for total, is_said in ((model.weight.data, True), (x.bfloat16(), False)):
+        with tp.trace(model, values=True) as report:
+            model(x.bfloat16())
+            total += delta.bfloat16()
+        assert ("changes the sum" in report.content().verdict) == is_said, report.content().verdict
+
+
 @pytest.mark.parametrize(
     ("compute", "dtype", "start"),
     [

@@ -122,8 +122,8 @@ def _say_next(
     if not math.isfinite(largest):
         targets.say_next(arguments, "find-nan", policy=policy)
     elif status or (largest and not limits):
-        # Half of the error, as a power of ten, is a tolerance that the candidate does not meet.
-        asked = arguments.tolerance or [("", float(f"1e{math.floor(math.log10(largest / 2))}"))]
+        # Half of the error, as a power of ten, is a tolerance that the candidate does not meet. Above 1 % it is none.
+        asked = arguments.tolerance or [("", float(f"1e{min(math.floor(math.log10(largest / 2)), -2)}"))]
         tolerances = (f"{name}{'=' * bool(name)}{_spell(value)}" for name, value in asked)
         options = [word for text in tolerances for word in ("--tolerance", text)]
         options += ["--batches", str(arguments.batches)] if arguments.batches > 1 else []

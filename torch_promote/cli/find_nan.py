@@ -15,6 +15,7 @@ from torch_promote.cli.user_program import check as check_program
 from torch_promote.errors import OptionError
 
 if TYPE_CHECKING:
+    from torch_promote.cli.user_program import Outcome
     from torch_promote.numerics.find_nonfinite import NonfiniteReport
     from torch_promote.policy.policy import Policy
 
@@ -86,7 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     from torch_promote.numerics.traced_process import Request
 
     request = Request("", {"raise_at_first": arguments.raise_at_first}, finds_nonfinite=True)
-    tried: list[str] = []
+    given, runs, step = len(arguments.override), 0, 0
+    others: list[list[str]] = []  # the overrides to try next, in place of those in force
+    cured: dict[int, list[str]] = {}  # those without an origin, by the number of parameters that they leave no gradient
     while True:
         outcome = run_recorded(arguments, request)
         status = report_each(arguments, outcome, {".json": arguments.json, ".html": arguments.html})
@@ -103,22 +106,48 @@ def run(arguments: argparse.Namespace) -> int:
                 why = f"{signal.Signals(-outcome.status).name} ended the program"
                 say(f"torch-promote: {arguments.fix} is not written: {why}.")
             return end_as(status, arguments.is_process)
-        if found and cures and len(tried) < _MOST_TRIED:
-            tried.append(cures[0])
-            arguments.override = [*arguments.override, *shlex.split(cures[0].replace("--override ", ""))]
-            say(f"torch-promote: runs it again with {' '.join(tried)}")
+        runs += 1
+        tried = _options(arguments.override[given:])
+        if found and cures:
+            others[:0] = [[*arguments.override, *shlex.split(one.replace("--override ", ""))] for one in cures]
+            step = min((one.origin.step for one in found if one.origin is not None), default=step)
+        elif tried and not found and not status:
+            zeros, count = _zero_gradients(outcome, step)
+            others = others if zeros else []
+            if zeros and (others or zeros == count):  # some have none in any dtype
+                of = f"{zeros:,} of {count:,} parameters"
+                say(f"torch-promote: with{tried}, the gradients of {of} are all 0 from step {step:,} on.")
+            if zeros < max(count, 1):
+                cured.setdefault(zeros, arguments.override)
+        if others and runs <= _MOST_TRIED:
+            arguments.override = others.pop(0)
+            say(f"torch-promote: runs it again with{_options(arguments.override[given:])}")
             continue
-        if found or not tried or status:
+        if not cured:
             if found:
                 why = "an origin is left" if cures else "the report names no override to try"
+            elif tried and not status:
+                why, status = "no gradient is left", 1
             else:
                 why = "it failed" if status else "there is no origin to cure"
-            say(f"torch-promote: {arguments.fix} is not written: {why}.{' Tried: ' * bool(tried)}{' '.join(tried)}")
+            say(f"torch-promote: {arguments.fix} is not written: {why}.{' Tried:' * bool(tried)}{tried}")
             return end_as(status, arguments.is_process)
+        arguments.override = cured[min(cured)]
         _policy(arguments).save(arguments.fix)
         say(f"torch-promote: wrote {arguments.fix}. With it, no origin was found in the same steps.")
         say(f"torch-promote: to use it: torch-promote run --policy {shlex.quote(arguments.fix)} {_program(arguments)}")
         return 0
+
+
+def _options(overrides: Iterable[str]) -> str:
+    return "".join(f" --override {one}" for one in overrides)
+
+
+def _zero_gradients(outcome: Outcome, step: int) -> tuple[int, int]:
+    """The number of parameters whose gradients are all 0 from a step on, and of those that have some."""
+    reports = [one.report for one in outcome.records.values() if one.report is not None]
+    zeros, counts = zip(*(one.zero_gradients(step) for one in reports), strict=True)
+    return sum(zeros), sum(counts)
 
 
 def _cures(found: Iterable[NonfiniteReport], in_force: Sequence[str]) -> list[str]:

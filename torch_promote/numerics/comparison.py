@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from torch_promote.policy.overrides import converts
 from torch_promote.policy.policy import Policy
 from torch_promote.report.base import (
     Branch,
@@ -23,6 +24,7 @@ from torch_promote.report.base import (
     Tree,
     heat_shares,
     module_name,
+    short_line,
     spell_number,
 )
 
@@ -285,6 +287,8 @@ class Comparison(Report):
             # A loss that is returned would not be identical.
             of = "" if any(metric.error for metric in self.metrics) or self.random_cotangents else " of its backward"
             change = f"changes the {self.loss_or_outputs}{of} by {spell_number(largest.impact)}"
+            if converts(f"{largest.op}."):
+                change += f"; no override acts on it: change the conversion in the code, {short_line(largest.line)}"
             facts.append(("largest impact", str(largest), change))
         facts += self._yardstick()
         facts.append(("runs", f"{self.runs:,}", f"backwards: {self.backwards:,}"))

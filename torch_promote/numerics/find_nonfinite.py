@@ -42,7 +42,16 @@ class Attempt:
 
 
 #: What a finder has seen beside the origin and the benign values, by its name in JSON.
-_SEEN = ("scaler", "scaled", "clipped", "undivided", "stepped_scaled", "zero_gradients")
+_SEEN = (
+    "scaler",
+    "scaled",
+    "clipped",
+    "undivided",
+    "stepped_scaled",
+    "unmultiplied",
+    "zero_gradients",
+    "last_gradients",
+)
 
 
 class NonfiniteReport(Report):
@@ -97,9 +106,14 @@ class NonfiniteReport(Report):
         """The number of checked calls. Calls after the origin are not checked."""
         return self._seen.checked
 
+    def zero_gradients(self, step: int) -> tuple[int, int]:
+        """Returns the number of parameters whose gradients are all 0 from a step on, and of those that have some."""
+        known = [(moved < step, count) for moved, last, count in self._seen.last_gradients if last >= step]
+        return sum(count for is_zero, count in known if is_zero), sum(count for _, count in known)
+
     @property
     def attempts(self) -> list[Attempt]:
-        """What to try, the narrowest first: the op in float32 in its module, and everywhere.
+        """What to try, the narrowest first: the op in float32 in its module, and everywhere; last, `origin.other`.
 
         Empty if no override can change the result: the kind of the origin is "mathematics", "data", "scaled gradient"
         or "optimizer step", the op has no policy, or no region was open. An override in force is not among them. Empty,
@@ -126,10 +140,15 @@ class NonfiniteReport(Report):
         overrides = {_short(name): "fp32" for name in names}
         options = " ".join(f"--override {name}=fp32" for name in overrides)
         everywhere = Attempt(f"tp.my_autocast(..., overrides={json.dumps(overrides)})", options, tuple(names))
-        if not module:
-            return [everywhere]
-        code = f"tp.set_module_policy(model, {json.dumps({module: overrides})})"
-        return [Attempt(code, "", tuple(names)), everywhere]
+        found_all = [everywhere]
+        if module:
+            code = f"tp.set_module_policy(model, {json.dumps({module: overrides})})"
+            found_all.insert(0, Attempt(code, "", tuple(names)))
+        if fault.other is not None and may_have_override(fault.other.name, fault.other):
+            key = exact_key(fault.other.name)
+            code = f"tp.my_autocast(..., overrides={json.dumps({_short(key): 'fp32'})})"
+            found_all.append(Attempt(code, f"--override {_short(key)}=fp32", (key,)))
+        return found_all
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values, as `save("NAME.json")` writes them."""
@@ -162,8 +181,10 @@ class NonfiniteReport(Report):
             "scaled": NonfiniteOrigin | None,
             "clipped": Call | None,
             "zero_gradients": tuple[int, int, int] | None,
+            "last_gradients": list[tuple[int, int, int]],
             "undivided": Call | None,
             "stepped_scaled": tuple[str, str, float] | None,
+            "unmultiplied": tuple[Call, int, int, float] | None,
             "checked": int,
         }
         seen = decode_record(kinds, data)
@@ -235,15 +256,23 @@ class NonfiniteReport(Report):
             lines.append(f"The same in {len(vanished) - 3:,} more place{'s' * (len(vanished) > 4)}.")
         if self.scaler.count:
             return [*lines, f"GradScaler's scale, {self.scaler.scale:,.10g}, is too low for them, or was at that time."]
-        return [*lines, "To keep them: scale the loss (torch.amp.GradScaler), or use bfloat16 in place of float16."]
+        return [*lines, "To keep them: scale the loss of that backward (torch.amp.GradScaler), or use bfloat16."]
 
     def _about_scaled(self) -> list[str]:
         """What the program did with gradients while GradScaler's scale was in them."""
         seen, found = self._seen, []
         if seen.clipped is not None:
+            by = seen.clipped.op.endswith(("mul_", "div_"))
+            how = "multiplied by a factor that comes from their size" if by else "clipped"
             found.append(
-                f"Gradients were clipped while they were scaled, {tell_line(seen.clipped)}: call "
+                f"Gradients were {how} while they were scaled, {tell_line(seen.clipped)}: call "
                 "scaler.unscale_(optimizer) before."
+            )
+        if seen.unmultiplied is not None:
+            call, count, total, scale = seen.unmultiplied
+            found.append(
+                f"GradScaler divides {count:,} of {total:,} gradients by {scale:,.10g}, {tell_line(call)}, which come "
+                "from a backward of a loss that it has not multiplied: call scaler.scale(loss).backward()."
             )
         if seen.undivided is not None:
             found.append(
@@ -412,7 +441,8 @@ def _suspects(
             if module in modules and (found := _lower(*one)) is not None
         ]
         if all(one.autocast or one.phase == "backward" for one in fault.cures):
-            yield [*dict(chosen).items(), *((one.name, one) for one in fault.cures)]
+            # In a backward, an override acts only if a region is open.
+            yield [*dict(chosen).items(), *((one.name, one) for one in fault.cures if one.autocast)]
     elif fault.phase == "backward":  # a backward runs in the dtypes that the forward chose
         ops = forward_ops.get((fault.module, fault.line), {})
         of_node = [op for op in ops if _plain(op) and fault.node.lower().startswith(f"{_plain(op)}backward")]

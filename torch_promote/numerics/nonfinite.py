@@ -67,6 +67,7 @@ class NonfiniteOrigin:
         node: In a backward, the name of the autograd node: "MmBackward0".
         nonfinite: If the call lost a number, the call that is not finite for want of it; None otherwise.
         cures: The calls with which `nonfinite` is finite if they run in float32, one of each op.
+        other: A call with which it is, too, in their place; None if there is none, or none has lost values itself.
         text: What was compared, a sentence each.
         step: The number of optimizer steps before.
         count: The number of calls that made benign values.
@@ -84,6 +85,7 @@ class NonfiniteOrigin:
     node: str = ""
     nonfinite: Call | None = None
     cures: tuple[Call, ...] = ()
+    other: Call | None = None
     text: tuple[str, ...] = ()
     step: int = 0
     count: int = 1

@@ -64,6 +64,7 @@ from torch_promote.observe.ops import (
     can_be_read,
     has_storage,
     tensor_arguments,
+    tensors_in,
     unnoticed,
     written,
 )
@@ -164,11 +165,24 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {torch._C._storage_address(one) for one in tensors if has_storage(one)}  # type: ignore[attr-defined]
 
 
+def _numbers_in(args: Sequence[Any]) -> list[float]:
+    """The numbers among arguments, also as tensors without dimensions, as which PyTorch passes them on."""
+    with unnoticed():
+        tensors = (one for one in tensors_in(args) if can_be_read(one) and one.dim() == 0)
+        given = [*args, *(one.item() for one in tensors)]
+        return [one for one in given if isinstance(one, float)]
+
+
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
 
 @dataclass(eq=False)
+def _may_be_scale(number: float) -> bool:
+    """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
+    return number >= 16 and math.frexp(number)[0] == 0.5
+
+
 class ScaledGradients:
     """GradScaler's scale, and which gradients have it in them."""
 
@@ -180,6 +194,12 @@ class ScaledGradients:
     _losses: set[int] = field(default_factory=set)
     _memory: set[int] = field(default_factory=set)
     _is_backward_of_one: bool = False  # whether the backward that runs, or ran last, is of such a loss
+    # Those of the scale, of what the program computes from scaled gradients, and of what the backward of another loss
+    # has computed without the scale. Numbers that the program reads of what it computes from scaled gradients.
+    _scales: set[int] = field(default_factory=set)
+    _computed: set[int] = field(default_factory=set)
+    _plain: set[int] = field(default_factory=set)
+    _numbers: list[float] = field(default_factory=list)
 
     def begin(self, scale: float, is_overflow: bool) -> None:
         """A loss is multiplied by the scale. `is_overflow`: its values come from an overflow that was divided."""
@@ -189,33 +209,68 @@ class ScaledGradients:
     def unscale(self, gradients: Sequence[torch.Tensor], found_inf: bool) -> None:
         """Gradients were divided by the scale, and one of them is not finite, or all are finite."""
         self._memory.difference_update(_addresses(gradients))
+        self._plain.difference_update(_addresses(gradients))
+        self._numbers.clear()
         self.unfit = [one for one in map(_storage, gradients if found_inf else ()) if one is not None]
         self.are_unscaled = True
 
     def update(self) -> None:
         """GradScaler updates its scale."""
         self.scale, self.has_overflowed = None, False
-        self._memory.clear()
+        for known in (self._memory, self._computed, self._numbers):
+            known.clear()
 
     def have_scale(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of these tensors has the scale in it."""
         return not self.are_unscaled and not self._memory.isdisjoint(_addresses(tensors))
 
-    def follow(self, watched: WatchedCall) -> None:
+    def without_scale(self, gradients: Iterable[torch.Tensor]) -> int:
+        """The number of gradients that a loss has which no scale has multiplied."""
+        return sum(not self._plain.isdisjoint(_addresses([one])) for one in gradients)
+
+    def are_sized(self, watched: WatchedCall) -> bool:
+        """Whether a call multiplies scaled gradients in place by a factor that comes from their size."""
+        if not watched.facts.op_name.endswith(("mul_", "div_")) or not self.have_scale(watched.results):
+            return False
+        factors, numbers, read = _addresses(tensors_in(watched.args[1:])), _numbers_in(watched.args[1:]), self._numbers
+        # What limits a norm is a number of few digits, divided by the norm: one that was read, or that of all.
+        norms = [*read[-1:], sum(read), math.hypot(*read), math.sqrt(abs(sum(read)))]
+        limits = [one * norm for one in numbers for norm in norms if 0 < one < 1]
+        return not self._computed.isdisjoint(factors) or any(
+            one and math.isclose(one, float(f"{one:.1e}"), rel_tol=1e-5) for one in limits
+        )
+
+    def follow(self, watched: WatchedCall, divides: Callable[[WatchedCall], bool]) -> None:
         """Called after each call."""
-        made = _addresses(watched.results)
+        made, read = _addresses(watched.results), _addresses(one for _, one in watched.tensors)
         if watched.scales:
-            self._losses = made
+            self._losses, self._scales = made, self._scales | _addresses(watched.args[1:2])
         elif watched.call.phase == "backward":
             if self._is_backward_of_one:
                 self._memory |= made
-            else:
+            is_plain = not read.isdisjoint(self._plain) and read.isdisjoint(self._memory | self._scales)
+            self._plain = self._plain | made if is_plain else self._plain - made
+            numbers = (
+                _numbers_in(watched.args) if self._plain and watched.call.op in ("aten::mul", "aten::mul_") else ()
+            )
+            if not read.isdisjoint(self._scales) or any(map(_may_be_scale, numbers)):
+                self._plain.clear()
+            if not self._is_backward_of_one:
                 self._memory -= made
             return
-        elif not (watched.facts.writes or watched.facts.shares):
-            self._memory -= made  # which use the memory of a gradient again
+        else:
+            depends = watched.call.phase == "forward" and not read.isdisjoint(self._memory | self._computed)
+            is_divided = depends and divides(watched)
+            if watched.call.op == "aten::_local_scalar_dense" and not read.isdisjoint(self._computed):
+                self._numbers.append(extremes(watched.args[:1])[0][1])
+            if is_divided or not (watched.facts.writes or watched.facts.shares):
+                self._memory -= made  # which use the memory of a gradient again
+                self._plain -= made
+            has_scale = depends and not is_divided and any(one.is_floating_point() for one in watched.results)
+            self._computed = self._computed | (made - self._memory) if has_scale else self._computed - made
         if (loss := loss_of(watched.call, watched.args)) is not None:
             self._is_backward_of_one = not self._losses.isdisjoint(_addresses([loss]))
+            self._plain = set() if self._is_backward_of_one else made
 
 
 @dataclass
@@ -231,11 +286,17 @@ class FinderState:
     # number, these parameters, and all with a gradient.
     vanished: dict[tuple[str, ...], Vanished] = field(default_factory=dict)
     zero_gradients: tuple[int, int, int] | None = None
+    # The last step in which the gradient of a parameter was not 0, or -1; the last one in which it had one; and the
+    # number of parameters of which both are so.
+    last_gradients: list[tuple[int, int, int]] = field(default_factory=list)
     scaler: ScalerSteps = field(default_factory=ScalerSteps)
     # In the last step that GradScaler skipped, the first call whose result is not finite because of the scale.
     scaled: NonfiniteOrigin | None = None
     clipped: Call | None = None  # the first call that clips gradients, or takes their norm to, while they are scaled
     undivided: Call | None = None  # the first call of a forward that computes with gradients while they are scaled
+    # The first call that divides gradients by the scale which no scale has multiplied; their number, that of all, and
+    # the scale.
+    unmultiplied: tuple[Call, int, int, float] | None = None
     # The first step of an optimizer with gradients that are scaled: its class, the line and the scale.
     stepped_scaled: tuple[str, str, float] | None = None
 
@@ -437,6 +498,7 @@ class NonfiniteFinder:
         self._recent = RecentCalls()
         self._sources = Sources()
         self._looks: Counter[tuple[str, ...]] = Counter()  # how often calls were repeated, by place
+        self._gradients: dict[int, tuple[int, int]] = {}  # see `FinderState.last_gradients`, by the id of the parameter
         self._steps_before = 0  # at GradScaler's last update
         # Origins of values that the program may still convert to integers, or replace; the benign ones are among them.
         self._provisional: list[tuple[NonfiniteOrigin, Propagation]] = []
@@ -524,10 +586,14 @@ class NonfiniteFinder:
         elif watched.kept is not None and watched.facts.has_results:
             self._recent.add(watched.facts, watched.kept, call, results)
         scaled = self._scaled
-        scaled.follow(watched)
+        scaled.follow(watched, self._divides)
         if watched.facts.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
-            scaled.unscale(watched.args[0], extremes(watched.args[1:2])[0][1] > 0)
-        elif (
+            (_, found_inf), (_, inverse) = extremes(watched.args[1:3])
+            count = scaled.without_scale(watched.args[0])
+            if count and inverse not in (0, 1) and self.seen.unmultiplied is None:
+                self.seen.unmultiplied = call, count, len(watched.args[0]), 1 / inverse
+            scaled.unscale(watched.args[0], found_inf > 0)
+        elif scaled.are_sized(watched) or (
             watched.facts.op_name in _CLIPPING
             and scaled.have_scale(tensor for _, tensor in watched.tensors)
             and _is_called_by(clip_grad, sys._getframe())
@@ -624,12 +690,9 @@ class NonfiniteFinder:
 
     def _divides(self, watched: WatchedCall) -> bool:
         """Whether a call of the forward divides by GradScaler's scale."""
-        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(
-            watched.call.op.removesuffix("_")
-        )
-        with unnoticed():
-            numbers = [one.item() if isinstance(one, torch.Tensor) and one.dim() == 0 else one for one in watched.args]
-        return watched.call.phase == "forward" and any(isinstance(one, float) and one == factor for one in numbers)
+        op = watched.call.op.removesuffix("_").replace("::_foreach_", "::")
+        factor = {"aten::div": self._scaled.scale, "aten::mul": 1 / (self._scaled.scale or 1)}.get(op)
+        return watched.call.phase == "forward" and factor is not None and factor in _numbers_in(watched.args)
 
     def _origin(self, watched: WatchedCall, verdict: Verdict) -> NonfiniteOrigin:
         call, text, step = watched.call, verdict.text, self.seen.steps
@@ -702,13 +765,19 @@ class NonfiniteFinder:
                     return
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called before a step of an optimizer: counts the gradients that are 0, if a lower dtype made some 0."""
+        """Called before a step of an optimizer: counts the gradients that are 0."""
         self._note_scaled_step(optimizer)
-        if self.seen.vanished and not self.observer.is_done:
-            given = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-            zeros = sum(found == (0, 0) for found in extremes(given))
-            if zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
-                self.seen.zero_gradients = self.seen.steps, zeros, len(given)
+        if self.observer.is_done:
+            return
+        given = {id(one): one.grad for group in optimizer.param_groups for one in group["params"]}
+        given = {key: one for key, one in given.items() if one is not None and can_be_read(one) and one.numel()}
+        found = extremes([*given.values()])
+        zeros, step = found.count((0, 0)), self.seen.steps
+        for key, one in zip(given, found, strict=True):
+            self._gradients[key] = self._gradients.get(key, (-1, 0))[0] if one == (0, 0) else step, step
+        self.seen.last_gradients = [(*key, count) for key, count in Counter(self._gradients.values()).items()]
+        if self.seen.vanished and zeros > (self.seen.zero_gradients or (0, 0, 0))[1]:
+            self.seen.zero_gradients = step, zeros, len(given)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called after a step of an optimizer, whose closure was a part of it."""
@@ -763,10 +832,8 @@ class NonfiniteFinder:
 
     def _settle(self) -> None:
         """Finds the first origin whose values are still there."""
-        before, self._first = (
-            self._first,
-            next((one for one, spread in self._provisional if not spread.ended_well), None),
-        )
+        before = self._first
+        self._first = next((one for one, spread in self._provisional if not spread.ended_well), None)
         if len(self._provisional) > _MOST_PROVISIONAL:
             self._drop_ended(_MOST_PROVISIONAL // 2)
         left = sum(not (spread.ended_well or spread.is_marker) for _, spread in self._provisional)

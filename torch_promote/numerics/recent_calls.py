@@ -5,7 +5,8 @@ In float16, `x / (y + 1e-8)` is 0 / 0 where y is 0, because 1e-8 is 0. The divis
 addition has lost the number. So before a NaN is called mathematics, the calls that its arguments come from are
 repeated: the nearest in float32, and those between it and the NaN as the program's region would run them on its result.
 The first call with which the NaN disappears is the origin. If none does, the calls of one op are tried together, then
-all calls that ran in a lower dtype, and of those ops the ones that are needed.
+all calls that ran in a lower dtype, and of those ops the ones that are needed. Values that became 0 are named as the
+reason only if the NaN disappears, too, with these values alone put back.
 
 Repeating needs the arguments. The calls of the forward keep them alive: of results, at most `MOST_BYTES`, the latest
 ones. Those of backwards and optimizers keep no memory alive, because autograd adds to a gradient in place only if
@@ -17,12 +18,14 @@ is not kept alive, no write is noticed. So without float32, a cure must not cure
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -152,6 +155,15 @@ class Repeated(NamedTuple):
 
     wide: list[torch.Tensor]
     low: list[torch.Tensor]
+
+
+class Lost(NamedTuple):
+    """What a call lost, given its results in float32; no text if it only rounded."""
+
+    kind: NonfiniteKind = "rounding"
+    texts: Sequence[str] = ()
+    # Its results with the one that lost values as float32 numbers: as they are, and with these values put back.
+    results: tuple[list[torch.Tensor], ...] = ()
 
 
 class RecentCalls:
@@ -296,6 +308,13 @@ class RecentCalls:
                 unknown = str(error).partition("\n")[0]
             return None
 
+        def are_missed(lost: Lost, number: int) -> bool:
+            """Whether the call is finite with lost values put back in float32, and not with that dtype alone."""
+            with contextlib.suppress(Exception):  # as in `cures`
+                again = (_repeated(before, target, set(), set(), {number: one}) for one in lost.results)
+                return [is_cured(one[target.number]) for one in again] == [False, True]
+            return False
+
         if is_lower and not facts.writes and (values := cures([target])):  # ops inside of it lose the number
             text = f"The op calls others, in {dtype_name(call.outputs[0].dtype)}. Repeated in float32, it is finite."
             return self._told(target, "rounding", (call,), [text], values[target.number].low)
@@ -314,10 +333,10 @@ class RecentCalls:
             if (values := cures([one])) and (len(by_op[one.call.name]) == 1 or cures(by_op[one.call.name]))
         ]
         for one, values in singles[:1]:
-            return self._loss([one], values, target, self._tell_other(singles[1:]))
+            return self._loss([one], values, target, are_missed, self._other(singles[1:]))
         for same in sorted(by_op.values(), key=len):
             if len(same) > 1 and (values := cures(same)):
-                return self._loss(same, values, target)
+                return self._loss(same, values, target, are_missed)
         if whole is not None:
             values = whole
             for name in reversed(list(by_op)):  # without the ops that are not needed, the farthest first
@@ -325,7 +344,7 @@ class RecentCalls:
                 if fewer and (found := cures(fewer)):
                     values = found
                     del by_op[name]
-            return self._loss([one for one in tried if one.call.name in by_op], values, target)
+            return self._loss([one for one in tried if one.call.name in by_op], values, target, are_missed)
         count = f"{len(lower):,} call{'s' * (len(lower) > 1)} before it"
         if unknown or self._is_cut(before, target) or any(one.is_opaque for one in lower):
             why = unknown or "they cannot all be repeated"
@@ -422,41 +441,45 @@ class RecentCalls:
         ) or (self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments))
 
     @staticmethod
-    def _tell_other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> list[str]:
-        """Names the nearest of the calls each of which cures, too, that has lost values itself."""
+    def _other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> tuple[Call | None, list[str]]:
+        """Returns the nearest of the calls each of which cures, too, that has lost values itself, and says so."""
         for one, values in singles:
-            _, texts = _compare(one, values[one.number])
-            if texts:
-                return [
-                    f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
-                ]
-        return []
+            if texts := _compare(one, values[one.number]).texts:
+                how = f"Instead, float32 for {tell_where(one.call)}, makes that call finite as well: there, {texts[0]}"
+                return one.call, [how]
+        return None, []
 
     def _loss(
         self,
         found: Sequence[RecentCall],
         values: dict[int, Repeated],
         target: RecentCall,
-        other: Sequence[str] = (),
+        are_missed: Callable[[Lost, int], bool],
+        other: tuple[Call | None, Sequence[str]] = (None, ()),
     ) -> NonfiniteOrigin:
         """Describes a loss: `found` are the calls that cure it, `values` the results of the repetition."""
-        told = [(self._calls[one], _compare(self._calls[one], again)) for one, again in values.items() if one >= 0]
-        kind: NonfiniteKind
+        lost = {one: _compare(self._calls[one], again) for one, again in values.items() if one >= 0}
         outside: list[str] = []  # what the op is not defined for, by the first call of the last ones that made such
         for number, again in reversed(values.items()):
             if number < 0 or self._calls[number].facts.is_view:
                 continue
             pairs = _pairs(self._calls[number], again)
-            texts = list(filter(None, (tell_outside(*pair, target.call.op) for pair in pairs)))[:1]
+            texts = list(filter(None, (tell_outside(low, exact, target.call.op) for _, low, exact in pairs)))[:1]
             if outside and not texts:
                 break
             if texts:
-                outside, told = texts, [(self._calls[number], ("rounding", texts))]
-        recent, (kind, texts) = next(((one, what) for one, what in told if what[1]), (found[0], ("rounding", [])))
+                outside, lost = texts, {number: Lost("rounding", texts)}
+        # Of the calls that lost values, the first one without whose values the call is not finite.
+        missed = (one for one, what in lost.items() if outside or (what.texts and are_missed(what, one)))
+        number = next(missed, found[0].number)
+        recent, kind, texts = self._calls[number], lost[number].kind, [*lost[number].texts]
         cures = list({one.call.name: one.call for one in found}.values())
         how = "this call"
         if len(found) > 1 or found[0] is not recent:
-            names = ", ".join(f"{one.name} ({tell_line(one)})" for one in cures)
+            lines = {
+                one.name: {tell_line(like.call): 0 for like in found if like.call.name == one.name} for one in cures
+            }
+            names = ", ".join(f"{name} ({', '.join([*of][:3])}{', ...' * (len(of) > 3)})" for name, of in lines.items())
             how = f"{len(found):,} call{'s' * (len(found) > 1)} of {names}"
         dtype = next((one.dtype for one in recent.results if one.dtype in LOWER_DTYPES), torch.float32)
         constants = list(tell_constants(recent.facts, recent.args, dtype))
@@ -469,8 +492,8 @@ class RecentCalls:
         elif not recent.call.autocast:
             texts.append(WITHOUT_REGION)
         between = [one.call for number, one in self._before(target).items() if number > found[0].number]
-        texts += [*other, *tell_idiom(found[0].call, target.call, between)]
-        return self._told(recent, kind, tuple(cures), texts, values[recent.number].low)
+        texts += [*other[1], *tell_idiom(found[0].call, target.call, between)]
+        return replace(self._told(recent, kind, tuple(cures), texts, values[recent.number].low), other=other[0])
 
     @staticmethod
     def _told(
@@ -525,18 +548,18 @@ def _ranges(infos: Iterable[TensorInfo], tensors: Iterable[torch.Tensor | None])
     )
 
 
-def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The results of a call in a lower dtype, repeated if they are no longer known, and in float32."""
-    for kept, repeated, exact in zip(recent.results, again.low, again.wide, strict=False):
+def _pairs(recent: RecentCall, again: Repeated) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The results of a call in a lower dtype, by position, repeated if no longer known, and in float32."""
+    for place, (kept, repeated, exact) in enumerate(zip(recent.results, again.low, again.wide, strict=False)):
         low = kept.known
         low = repeated if low is None else low
         if low.dtype in LOWER_DTYPES and low.shape == exact.shape:
-            yield low, exact.float()
+            yield place, low, exact.float()
 
 
-def _compare(recent: RecentCall, again: Repeated) -> tuple[NonfiniteKind, list[str]]:
-    """What a call lost, given its results in float32; no text if it only rounded."""
-    for low, exact in _pairs(recent, again):
+def _compare(recent: RecentCall, again: Repeated) -> Lost:
+    """What a call lost, given its results in float32."""
+    for place, low, exact in _pairs(recent, again):
         is_cast = recent.facts.is_copy or recent.facts.is_cast
         became: dict[NonfiniteKind, torch.Tensor] = {
             "overflow in a cast" if is_cast else "overflow in the op": low.isinf() & exact.isfinite(),
@@ -550,8 +573,10 @@ def _compare(recent: RecentCall, again: Repeated) -> tuple[NonfiniteKind, list[s
                 far = numbers[numbers.abs().argmax()].item()
                 becomes = ", ".join(f"{one + 0.0:g}" for one in low[where].unique().tolist())
                 text = f"{count:,} of {low.numel():,} values became {becomes} in {dtype}; in float32, the one of the "
-                return kind, [f"{text}largest magnitude is {far:.9g}."]
-    return "rounding", []
+                both = low.float(), torch.where(where, exact, low.float())
+                results = tuple([*again.low[:place], one, *again.low[place + 1 :]] for one in both)
+                return Lost(kind, [f"{text}largest magnitude is {far:.9g}."], results)
+    return Lost()
 
 
 #: Ops whose kernels compute with a number as it is, and round the result alone.
@@ -578,12 +603,18 @@ def tell_constants(facts: OpFacts, args: Sequence[Any], dtype: torch.dtype) -> I
 
 
 def _repeated(
-    before: dict[int, RecentCall], target: RecentCall, again: set[int], wide: set[int]
+    before: dict[int, RecentCall],
+    target: RecentCall,
+    again: set[int],
+    wide: set[int],
+    given: Mapping[int, list[torch.Tensor]] = MappingProxyType({}),
 ) -> dict[int, list[torch.Tensor]]:
-    """Repeats some calls, those of `wide` in float32, and what depends on them; returns all results by number."""
-    values: dict[int, list[torch.Tensor]] = {}
+    """Repeats some calls, those of `wide` in float32, and what depends on them or on results that are given."""
+    values = dict(given)  # all results, by number
     with unnoticed():
         for number, recent in (*before.items(), (target.number, target)):
+            if number in given:
+                continue
             changed = any(maker in values for maker in recent.makers)
             if number not in again and not changed and number != target.number:
                 continue

@@ -79,7 +79,7 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
         return None if writes else "it does not write to an argument, so there is no dtype to match"
     if writes:
         return "it writes to an argument, and autocast never casts that argument"
-    if not isinstance(op, Row) and op.startswith(_CONVERTS):
+    if not isinstance(op, Row) and converts(op):
         return "it converts to the dtype that the program names: change the conversion in the code"
     if not isinstance(op, Row) and moves_data(op):
         return (
@@ -97,7 +97,9 @@ def why_illegal(op: Row | str, policy: CastPolicy | torch.dtype) -> str | None:
     return None
 
 
-_CONVERTS = ("aten::to.", "aten::_to_copy", "aten::type_as")
+def converts(op: str) -> bool:
+    """Whether an overload converts to the dtype that the program names."""
+    return op.startswith(("aten::to.", "aten::_to_copy", "aten::type_as"))
 
 
 def moves_data(op: str) -> bool:

@@ -254,8 +254,11 @@ _OF_FLOAT32 = torch.finfo(torch.float32).eps
 def unchanged_writes(report: Recording) -> str:
     """What is said of tensors in 16 bits that updates leave as they are, such as an average of the weights; or ""."""
     same, all_of = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    largest = dict[tuple[str, str, str], float]()  # of what one-element sums, such as counters, are when they stop
     for number, call in enumerate(report.calls):
-        neutral = _UPDATES.get(call.op.partition("::")[2].removeprefix("_foreach_"))
+        op = call.op.partition("::")[2].removeprefix("_foreach_")
+        goes_on = op in ("add", "sub")  # a sum that the same line goes on with: `total = total + x`
+        neutral = _UPDATES.get(op + "_" * goes_on)
         if neutral is None or not call.own or call.error:
             continue
         if call.phase == "optimizer" and "alpha" in neutral:  # see `unchanged_weights`
@@ -267,25 +270,34 @@ def unchanged_writes(report: Recording) -> str:
         for info, values in zip(call.inputs, report.values.get(number, ()), strict=False):
             head, _, place = info.name.partition("[")
             before, others = reads.get(info.name), [name for name in reads if name.partition("[")[2] == place]
-            other = next((reads[name] for name in others if name != info.name), None)
+            other = next((name for name in others if name != info.name), None)
+            writer = report.calls[before.written_by[-1]] if before and max(before.written_by, default=-1) >= 0 else None
+            if goes_on and (writer is None or (writer.op, writer.line) != (call.op, call.line)):
+                continue
             if head != "self" or before is None or not before.digest or not values.in_16_bits or not values.is_finite:
                 continue
             if other is None:
                 moves = bool(values.amax)
             elif "lerp" in call.op:
-                moves = bool(other.digest) and other.digest != before.digest
+                moves = bool(reads[other].digest) and reads[other].digest != before.digest
             else:
-                moves = ("add" in call.op or "sub" in call.op) and _is_not_zero(report, other)
+                of = next(one for one in call.inputs if one.name == other)
+                moves = ("add" in call.op or "sub" in call.op) and _is_not_zero(report, reads[other], of)
             if moves:
                 key = call.op, call.line, dtype_name(info.dtype)
                 all_of[key] += 1
-                same[key] += before.digest == values.digest
+                if before.digest == values.digest:
+                    same[key] += 1
+                    if goes_on or math.prod(info.shape) == 1:
+                        largest[key] = max(values.amax or 0.0, largest.get(key, 0.0))
+    at = {key: f", up to {one:,.5g}" for key, one in largest.items()}
     told = [
-        f"{op.partition('::')[2]} at {short_line(line)} left {count:,} of {all_of[op, line, dtype]:,} {dtype} tensors "
-        "as they were, bit for bit: a change below half the distance to the next number is rounded away. In float32, "
-        f"that distance is {torch.finfo(getattr(torch, dtype)).eps / _OF_FLOAT32:,.0f} times smaller."
-        for (op, line, dtype), count in same.most_common()
-        if count >= _LEAST_UPDATES and 2 * count >= all_of[op, line, dtype]
+        f"{key[0].partition('::')[2]} at {short_line(key[1])} left {count:,} of {all_of[key]:,} {key[2]} tensors as "
+        f"they were, bit for bit{at.get(key, '')}: a change below half the distance to the next number is rounded "
+        "away. "
+        f"In float32, that distance is {torch.finfo(getattr(torch, key[2])).eps / _OF_FLOAT32:,.0f} times smaller."
+        for key, count in same.most_common()
+        if count >= _LEAST_UPDATES and (key in largest or 2 * count >= all_of[key])
     ]
     return " ".join(told[:2])
 
@@ -308,7 +320,10 @@ def lost_addends(report: Recording) -> str:
         size = total.l2 or 0.0
         if _OF_FLOAT32 * size < smaller < 2 * torch.finfo(call.outputs[0].dtype).eps * size:
             change = combined_norm((-1.0, total), *zip(factors, terms, strict=True))
-            if change is not None and change > smaller / 2:
+            # What an update of a weight loses stays lost; other sums round again and again.
+            source = reads[0].written_by[-1]
+            is_weight = source < 0 and report.sources[-1 - source].kind == "parameter" and call.op.endswith("_")
+            if change is not None and change > smaller / (4 if is_weight else 2):
                 key = call.op, call.line, dtype_name(call.outputs[0].dtype)
                 found.setdefault(key, []).append(change / smaller)
     told = [
@@ -343,10 +358,14 @@ def coarse_numbers(report: Recording) -> str:
     return " ".join(list(found.values())[:2])
 
 
-def _is_not_zero(report: Recording, read: Read) -> bool:
+def _is_not_zero(report: Recording, read: Read, info: TensorInfo) -> bool:
     """Whether it is known that elements that a call reads are not all 0."""
     known = _values_read(report, read)
-    return known is not None and known.count > 0 and known.zeros < 1
+    if known is not None and known.count:
+        return known.zeros < 1
+    if info.dtype.is_floating_point and math.prod(info.shape) != 1:  # each may be -0
+        return False
+    return read.digest not in ("", *(Values.of(torch.tensor(one, dtype=info.dtype)).digest for one in (0.0, -0.0)))
 
 
 def _values_read(report: Recording, read: Read) -> Values | None:
