@@ -177,12 +177,12 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
     return StorageWeakRef(tensor.untyped_storage()) if has_storage(tensor) else None
 
 
-@dataclass(eq=False)
 def _may_be_scale(number: float) -> bool:
     """Whether a number is a power of 2, as the scales of GradScaler are, and larger than the weights of losses are."""
     return number >= 16 and math.frexp(number)[0] == 0.5
 
 
+@dataclass(eq=False)
 class ScaledGradients:
     """GradScaler's scale, and which gradients have it in them."""
 
