@@ -256,7 +256,11 @@ NOTHING = "no call that its arguments come from ran in a lower dtype: autocast i
         (lambda: (F.dropout(linear(1), 1.0) * 0).log(), ["is not known: they cannot all be repeated"]),
         (
             lambda: (2 * torch.full((2,), torch.finfo(BFLOAT16).min, dtype=BFLOAT16)).softmax(-1),
-            ["overflow in the op", "Therefore aten::softmax.int", TRIED],
+            ["Therefore aten::softmax.int", TRIED],
+        ),
+        (
+            lambda: torch.full((2,), torch.finfo(BFLOAT16).min, dtype=BFLOAT16).mul(1).add(-3e38).softmax(-1),
+            ["Therefore aten::softmax.int", "clamp the sum: clamp(min=torch.finfo(dtype).min)"],
         ),
         (lambda: masked(linear(1)).softmax(-1), [ROW, "values were made by aten::masked_fill.Scalar"]),
         (

@@ -200,8 +200,10 @@ class RecentCalls:
                 memory, version = _memory_of(value), _version(value)
                 maker, position = self._made.get(memory, (None, 0))
                 made = None if maker is None else self._calls.get(maker)  # another thread may forget it
-                is_of_backward = made is not None and made.node not in (0, node_number(phase))
-                if made is None or made.results[position].version != version or is_of_backward:
+                is_of_other = made is not None and made.node not in (0, node_number(phase))
+                # Another tensor may have its memory by now, such as a result of the forward.
+                is_of_backward = is_of_other and not value.requires_grad and self._is_computed(made)
+                if made is None or made.results[position].version != version or is_of_other:
                     maker, made = None, None
                 copy = copies.get(id(value))
                 if copy is not None:
@@ -215,6 +217,15 @@ class RecentCalls:
         if isinstance(value, list | tuple):
             return [self._keep(one, copies, phase) for one in value]
         return value
+
+    def _is_computed(self, made: RecentCall | None) -> bool:
+        """Whether a known call has computed what a call returned, perhaps as a view."""
+        while made is not None and (made.facts.is_view or made.facts.shares):
+            kept = next(_kept_in(made.args), None)
+            if kept is None or kept.maker is None:
+                return kept is not None and kept.is_of_backward
+            made = self._calls.get(kept.maker)
+        return made is not None
 
     def with_arguments(self, kept: list[Any], values: Sequence[Any]) -> list[Any]:
         """What `keep` returned for a call that is still running, with its arguments alive."""
@@ -286,7 +297,7 @@ class RecentCalls:
         tried.sort(key=lambda one: bool(one.call.autocast) and not may_have_override(one.call.name, one.call))
         lower = [one for one in before.values() if one.is_lower]
         made = self._tell_maker(target)
-        if not lower and any(one.is_of_backward for one in _arguments(before, target)):
+        if not lower and _reads_backward(before, target):
             return _OF_BACKWARD, *made
         if not lower and not self._is_cut(before, target):
             return (
@@ -362,8 +373,11 @@ class RecentCalls:
         finite = [is_finite(found) for found in extremes([one for one in given if one is not None])]
         if overflow is None or asks_for_infinity(overflow.args) or len(finite) < len(given) or not all(finite):
             return text, *made, *(_tell_data(before) if source is None else ())
-        texts = f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text
-        return self._told(overflow, "overflow in the op", (), texts)
+        texts = [f"Its arguments are finite, its result is not. Therefore {tell_where(call)}, is not finite.", text]
+        kind: NonfiniteKind = "overflow in the op" if _fits_float32(overflow) else "mathematics"
+        if kind == "mathematics" and overflow.call.op.removesuffix("_") in ("aten::add", "aten::sub"):
+            texts.append("Of masks, clamp the sum: clamp(min=torch.finfo(dtype).min).")
+        return self._told(overflow, kind, (), texts)
 
     def _tell_maker(self, target: RecentCall) -> list[str]:
         maker = self.maker_of(_at_fault(target))
@@ -435,10 +449,13 @@ class RecentCalls:
 
     def _is_cut(self, before: dict[int, RecentCall], target: RecentCall) -> bool:
         """Whether an argument in a lower dtype may come from a call that is not in the list."""
-        arguments = list(_arguments(before, target))
-        return any(
-            one.is_of_backward or (one.maker not in before and one.dtype in LOWER_DTYPES) for one in arguments
-        ) or (self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments))
+        given = [*(recent.args for recent in before.values()), _at_fault(target)]
+        arguments = [one for args in given for one in _kept_in(args)]
+        return (
+            _reads_backward(before, target)
+            or any(one.maker not in before and one.dtype in LOWER_DTYPES for one in arguments)
+            or (self._has_forgotten and any(one.maker is not None and one.maker not in before for one in arguments))
+        )
 
     @staticmethod
     def _other(singles: Sequence[tuple[RecentCall, dict[int, Repeated]]]) -> tuple[Call | None, list[str]]:
@@ -661,6 +678,13 @@ def _repeat(recent: RecentCall, values: dict[int, list[torch.Tensor]], is_wide: 
         )
 
 
+def _fits_float32(recent: RecentCall) -> bool:
+    """Whether the result of a call alone, repeated in float32, is finite."""
+    with unnoticed(), contextlib.suppress(Exception):  # as in `find_loss`
+        return all(map(is_finite, extremes(_repeat(recent, {}, is_wide=True))))
+    return False
+
+
 def _region_dtype(recent: RecentCall) -> torch.dtype | None:
     """The dtype to which a call's policy casts its arguments, or that of an op inside; None if neither does."""
     call, policy = recent.call, recent.call.policy
@@ -684,9 +708,11 @@ def _kept_in(values: Iterable[Any]) -> Iterator[_Kept]:
             yield from _kept_in(value)
 
 
-def _arguments(before: Mapping[int, RecentCall], target: RecentCall) -> Iterator[_Kept]:
-    """The tensors that a call and those before it got."""
-    return _kept_in([*(recent.args for recent in before.values()), _at_fault(target)])
+def _reads_backward(before: Mapping[int, RecentCall], target: RecentCall) -> bool:
+    """Whether what an earlier backward may have made is among the arguments, other than by steps of an optimizer."""
+    phases = {"optimizer"} - {target.call.phase}
+    given = [_at_fault(target), *(recent.args for recent in before.values() if recent.call.phase not in phases)]
+    return any(one.is_of_backward for one in _kept_in(given))
 
 
 def _at_fault(call: RecentCall) -> list[Any]:
