@@ -49,6 +49,12 @@ def my_autocast_is_in_force() -> bool:
     return included and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
 
 
+def is_outside_of_regions() -> bool:
+    """Whether no region is open in this thread: torch.autocast counts the open ones, and tells only as it does so."""
+    torch.autocast_increment_nesting()
+    return not (torch.autocast_decrement_nesting() or _C.depth())
+
+
 @functools.lru_cache(maxsize=64)
 def _overrides_of(policy_id: int, inside_kernel: bool) -> Mapping[str, Mapping[str, CastPolicy | torch.dtype]]:
     """The policies in force that differ from stock, by overload and device type. The id is the key of the cache."""

@@ -33,11 +33,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._library.autograd import make_autograd_impl
 from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError
-from torch_promote.observe.call import AUTOCAST_OFF, COMPILED, Call, TensorInfo
-from torch_promote.observe.ops import find_overload
+from torch_promote.observe.call import AUTOCAST_OFF, BY_SETTER, COMPILED, Call, TensorInfo
+from torch_promote.observe.ops import facts_of, find_overload
 from torch_promote.observe.places import RunningModules, is_of_program, role, shown_line
 from torch_promote.policy.named_policies import stock_policy
 from torch_promote.policy.op_names import find_overloads
@@ -138,6 +139,9 @@ _NEEDS_FLOAT32 = re.compile(
     r"unsafe to autocast|support tensors of type"
 )
 _MAKES_COMPLEX = re.compile("complex|::stft|fft_(?!ir|hf)")
+#: The file with the autograd.Function of ops that have torch.library.register_autograd, and functions of PyTorch's.
+_OF_LIBRARY = make_autograd_impl.__code__.co_filename
+_BETWEEN_FUNCTIONS = "CheckpointFunction.", "make_autograd_impl.", "supports_tensorlist."
 #: The backward of an autograd.Function that custom_bwd decorates.
 _DECORATED = "custom_bwd.<locals>."
 #: The most elements of the tensors of a call that is made again.
@@ -215,12 +219,17 @@ def _is_in_step(frames: Iterable[types.FrameType]) -> bool:
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
     """The backward, or forward, of the innermost autograd.Function that the frames are in: "Scale.backward", or ""."""
     names = [
+        one.f_locals["op"].name()
+        for one in frames
+        if (one.f_code.co_filename, one.f_code.co_name) == (_OF_LIBRARY, "backward") and "op" in one.f_locals
+    ]
+    names += [
         getattr(inner.f_code, "co_qualname", inner.f_code.co_name)
         for outer, inner in itertools.pairwise(frames)
         if outer.f_code.co_name == "apply"
         and outer.f_code.co_filename.endswith(os.path.join("autograd", "function.py"))
     ]
-    return next((name for name in reversed(names) if not name.startswith("CheckpointFunction.")), "")
+    return next((name for name in reversed(names) if not name.startswith(_BETWEEN_FUNCTIONS)), "")
 
 
 def describe_raised(raised: tuple[Call, Call]) -> str:
@@ -282,7 +291,26 @@ def cure_of(raised: tuple[Call, Call], failure: Failure | None, calls: Iterable[
         for one in (calls if call.phase == "backward" else ())
         if one.own and one.autocast and (one.phase, one.module, one.line) == ("forward", call.module, call.line)
     )
-    return _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    cure = _cure(raised, failure, next((one for one in forwards if one.op.partition("::")[2] in first.op), None))
+    if not cure.text or cure.overrides or len({one.dtype for one in _floats(call.inputs)}) < 2:
+        return cure
+    return replace(cure, text=f"{cure.text}{_made_by(call, list(calls))}")
+
+
+def _made_by(call: Call, calls: Sequence[Call]) -> str:
+    """Says which calls of the program before a call returned tensors like its own, the last first; "" for none."""
+    before = [one for one in calls[: calls.index(call)] if one.own and one.outputs] if call in calls else []
+    found = []
+    for info in _floats(call.inputs):
+        wanted, made = {(info.dtype, info.shape)}, dict[str, None]()
+        for one in reversed(before if not re.search("weight|bias|params", info.name) else ()):
+            if not wanted.isdisjoint((out.dtype, out.shape) for out in one.outputs):
+                if one.inputs and (facts_of(one.name).is_view or facts_of(one.name).is_detach):
+                    wanted.add((one.inputs[0].dtype, one.inputs[0].shape))
+                else:
+                    made[f"{one.name} ({one.dtypes}) at {short_line(one.line)}"] = None
+        found += [f"{info.name}: {some_of(made, 2)}"] if made else []
+    return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -309,7 +337,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
         )
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
-    if not on or call.policy_source == COMPILED:
+    if not on or call.policy_source in (COMPILED, BY_SETTER):
         return _with_autocast_off(call, text)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
@@ -346,6 +374,14 @@ def _keeps(dtypes: Iterable[torch.dtype]) -> bool:
 
 
 def _of_a_backward(infos: Sequence[TensorInfo], function: str, name: str = "", forward: Call | None = None) -> str:
+    if "::" in function:
+        device = next((f'"{one.device.partition(":")[0]}"' for one in infos), "device_type")
+        lower = next((one.dtype for one in infos if one.dtype in LOWER_DTYPES), "dtype")
+        return (
+            f"The backward of the op {function} (register_autograd) runs with autocast off. If its forward ran with "
+            f'autocast on, torch.library.register_autocast("{function}", {device}, {lower}) casts its inputs to one '
+            "dtype (not tried). Or cast in that backward."
+        )
     if function:
         device = next((one.device.partition(":")[0] for one in infos), "...")
         return (
@@ -378,10 +414,11 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     compiled = call.policy_source == COMPILED
     by_hand, cast = _by_hand(call, _OF_COMPILED if compiled else _AT_LINE)
     again = _outcome(call, {})
-    if again and _alike(again, text or again) and _outcome(replace(call, inputs=cast), {}) != "":
-        by_hand = ""
+    if again and _alike(again, text or again) and is_about_dtypes(_outcome(replace(call, inputs=cast), {}) or ""):
+        by_hand = ""  # another error may be one of the made-up values
     by = f", by {call.policy_source.removeprefix(AUTOCAST_OFF)}" * call.policy_source.startswith(AUTOCAST_OFF)
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
+    off = f"Autocast is on by {BY_SETTER}, so no override acts. " if call.policy_source == BY_SETTER else off
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
@@ -411,8 +448,8 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
         target = torch.float32
     else:
         # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
-        is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
-        kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
+        written = [one for one in infos if one.name == "out" or (one is infos[0] and call.op.endswith("_"))]
+        kept = [one.dtype for one in infos if re.search(r"(^|[._])(mat2$|weight)", one.name) or one in written]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
         (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
         target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
@@ -422,6 +459,10 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
     result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
     back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
+    others = [one for one in infos if one.dtype is target and one.name != hidden]
+    if len(dtypes) == 2 and len(others) < 3 and not any(one in written or one.dtype.is_complex for one in others):
+        (other,) = {*dtypes} - {target}
+        back = f". Or cast {', '.join(one.name for one in others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
 
 
@@ -437,13 +478,16 @@ def _is_float(dtype: torch.dtype) -> bool:
 # Overrides, and the call made again
 
 
-def _candidates(raised: tuple[Call, Call], text: str) -> Iterator[tuple[str, str]]:
-    """Yields overrides that are legal for the call, the likeliest first."""
+def _candidates(raised: tuple[Call, Call], text: str, all_known: bool = True) -> Iterator[tuple[str, str]]:
+    """Yields overrides that are legal for the call and may change dtypes of its tensors, the likeliest first."""
     floats = {one.dtype for one in raised[0].inputs if one.dtype.is_floating_point}
     needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
     wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
     for policy in ("match_self", *wider, "lower"):
-        for call in dict.fromkeys(raised):
+        least = 2 if all_known and policy in ("match_self", "promote") else 0
+        for call in (
+            one for one in dict.fromkeys(raised) if len({info.dtype for info in _floats(one.inputs)}) >= least
+        ):
             for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
                 key = name.removeprefix("aten::")
                 if selects(key, policy, call.name):
@@ -579,6 +623,8 @@ def _of_error(error: BaseException) -> str:
     steps = list(traceback.walk_tb(error.__traceback__))
     if not steps:
         return ""
+    if steps[-1][0].f_code in _CALLS_OF_OPS:
+        steps = steps[:-1] or steps
     text = f"{type(error).__name__}: {error}"
     if told := cure_of_compiled(text):
         return told
@@ -625,7 +671,8 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     by_hand += " " * bool(by_hand)
     if in_thread or place == _OF_COMPILED:
         return f"{_IN_THREAD}{by_hand.replace('In', 'Or in', 1)}" if in_thread else f"{_IN_GRAPH}{by_hand}"
-    key, policy = next(_candidates((call, call), text), ("", ""))
+    all_known = len(call.inputs) >= len(_tensor_arguments(call.name))
+    key, policy = next(_candidates((call, call), text, all_known), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
     if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:
@@ -656,11 +703,15 @@ def is_about_dtypes(text: str) -> bool:
     return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
 
 
+_CALLS_OF_OPS = torch._ops.OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__
+
+
 def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
     """The call that a line of a traceback made, with the tensors whose names stand in it; None if it is no op's."""
     frame = step.tb_frame
-    if frame.f_code is torch._ops.OpOverload.__call__.__code__:  # such as that of a graph
+    if frame.f_code in _CALLS_OF_OPS:  # such as that of a graph
         op, args, named = (frame.f_locals[name] for name in ("self", "args", "kwargs"))
+        op = op if isinstance(op, torch._ops.OpOverload) else getattr(op, op.overloads()[0])
         given = zip((one.name for one in op._schema.arguments), args, strict=False)
         return _call(op.name(), _infos([*given, *named.items()]), module, line)
     positions = list(frame.f_code.co_positions())[step.tb_lasti // 2]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_promote.errors import OptionError, did_you_mean
-from torch_promote.observe.call import Call, TensorInfo
+from torch_promote.observe.call import BY_SETTER, Call, TensorInfo
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
 from torch_promote.reading.dtype_errors import cure_of, describe_raised
@@ -197,7 +197,7 @@ class _Explainer:
         verdict = f"Autocast had a policy for {having:,} of {calls:,} calls of the {what}."
         if made is not None:
             verdict = f"The {what} made the first inf or NaN: {made}"
-        return Explanation(self.name, self.kind, verdict, facts, tuple(self._advice()), tuple(rows))
+        return Explanation(self.name, self.kind, verdict, facts, tuple(dict.fromkeys(self._advice())), tuple(rows))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         whole, report = self.whole, self.report
@@ -267,15 +267,15 @@ class _Explainer:
 
     def _promoting(self) -> Iterator[str]:
         """Yields how to keep ops in low precision whose float32 operand, such as a bias, is the smaller one."""
-        found: dict[tuple[str, str], tuple[TensorInfo, TensorInfo]] = {}
+        found: dict[tuple[str, str, bool], tuple[TensorInfo, TensorInfo]] = {}
         for call, wide, lower in promoted(self.stored):
-            found.setdefault((call.name, call.module), (wide, lower))
-        for (op, module), (wide, lower) in found.items():
+            found.setdefault((call.name, call.module, call.policy_source == BY_SETTER), (wide, lower))
+        for (op, module, by_setter), (wide, lower) in found.items():
             code = self._code(op, module, "lower", in_backward=False)
             yield (
                 f"{op.partition('.')[0].removeprefix('aten::')}=lower: {wide.name}, of float32, promotes {lower.name} "
                 f"of {dtype_name(lower.dtype)}, which has more elements, to float32. To run it in the autocast dtype: "
-                f"{code}."
+                f"{code}{', in place of torch.set_autocast_enabled, under which no override acts' * by_setter}."
             )
 
     def _other_policy(self, op: str) -> str:
