@@ -129,6 +129,7 @@ def test_what_run_says_is_in_the_table(
     assert said.startswith("torch-promote: ")
     assert said.count("\n") == 1
     assert "program.py:1" in said
+    assert ("Of the optimizer's 2, these are float16: weight, bias." in said) == ("FP16" in row.text)
     if row in OVERRIDES:
         assert f"--override {row.cure}," in said
         assert "(not tried)" in said

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._library.autograd import make_autograd_impl
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from torch_promote.errors import PolicyError
@@ -57,8 +58,8 @@ _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
     "the call under torch.no_grad().",
     r"Attempting to unscale FP16 gradients": (
-        "The parameters are float16, and GradScaler needs float32 ones. Keep the model in float32, and let autocast "
-        "cast: no model.half(), and no dtype=torch.float16 where it is loaded."
+        "GradScaler needs parameters in float32. Keep the model in float32, and let autocast cast: no model.half(), and "
+        "no dtype=torch.float16 where it is loaded."
     ),
     r"unscale_\(\) has already been called": (
         "Call scaler.unscale_(optimizer) once before each scaler.step(optimizer), and scaler.update() after it. With "
@@ -170,7 +171,7 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
-        told = "" if found else cure_by_text(text) or cure_of_compiled(text)
+        told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text)
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
         if found and last is not None and _is_in_step(frames[_of_program(frames) + 1 :]):
@@ -214,6 +215,16 @@ def _thread_of(frame: types.FrameType | None) -> types.FrameType | None:
 def _is_in_step(frames: Iterable[types.FrameType]) -> bool:
     """Whether one of the frames is a step of an optimizer."""
     return any(one.f_code.co_name == "step" and isinstance(one.f_locals.get("self"), Optimizer) for one in frames)
+
+
+def _in_half(frames: Sequence[types.FrameType]) -> str:
+    """Says which parameters of an optimizer are float16, in the frames of a GradScaler that refuses them; else ""."""
+    of_scaler = (one.f_locals["optimizer"] for one in frames if one.f_code is GradScaler._unscale_grads_.__code__)
+    parameters = [one for optimizer in of_scaler for group in optimizer.param_groups for one in group["params"]]
+    modules = [one for frame in frames for one in frame.f_locals.values() if isinstance(one, nn.Module)]
+    names = {id(one): name for module in modules for name, one in nn.Module.named_parameters(module)}
+    half = [names.get(id(one), f"one of shape {list(one.shape)}") for one in parameters if one.dtype is torch.float16]
+    return f" Of the optimizer's {len(parameters):,}, these are float16: {some_of(half)}." if half else ""
 
 
 def _custom_function(frames: Sequence[types.FrameType]) -> str:
@@ -448,7 +459,9 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
         target = torch.float32
     else:
         # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
-        written = [one for one in infos if one.name == "out" or (one is infos[0] and call.op.endswith("_"))]
+        written = [
+            one for one in infos if re.search(r"(^|[._])out$", one.name) or (one is infos[0] and call.op.endswith("_"))
+        ]
         kept = [one.dtype for one in infos if re.search(r"(^|[._])(mat2$|weight)", one.name) or one in written]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
         (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
@@ -637,7 +650,7 @@ def _of_error(error: BaseException) -> str:
     path = RunningModules().path_at(frame if compiled else steps[-1][0])
     where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
-    known = cure_by_text(text)
+    known = f"{cure_by_text(text)}{_in_half(frames)}"
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
         known += " `torch-promote trace` names the first call that differs."
     if known or not is_about_dtypes(text.rstrip().rpartition("\n")[2] if handed_on else text):

@@ -239,6 +239,7 @@ class _Explainer:
         yield "casts", f"{whole.casts:,} ({size(whole.bytes)}): {_counts(parts)}" if whole.casts else "none made"
         yield "casts reused", f"{whole.reused:,}" if whole.reused else ""
         yield "casts repeated", f"{whole.repeated:,} ({size(whole.repeated_bytes)})" if whole.repeated else ""
+        yield "not in the trace", " ".join(one for one in report.not_seen if one.kind == "threads")
         yield "raised", f"{whole.errors:,}" if whole.errors else ""
         yield "raised last", describe_raised(self.raised[-1]) if self.raised else ""
 
