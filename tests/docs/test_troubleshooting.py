@@ -216,7 +216,7 @@ OTHERS = {
     OF_LIST.format(cured=""): f"The backward of the op tests::products (register_autograd) runs {OFF} {REGISTER} casts",
     OF_ONE.format(cured=""): f"The backward of the op tests::products (register_autograd) runs {OFF} {REGISTER} casts",
     SETTER: "Autocast is on by torch.set_autocast_enabled, outside of regions, so no override acts. In the code, at",
-    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by install, region at program.py:1, so no ",
+    "with torch.autocast('cpu', enabled=False): model(low)": "off there, by torch.autocast at program.py:1, so no ",
     "model(x[:, :2])": "",  # of shapes
     "torch.linalg.cholesky(-x)": "",  # of values
 }
@@ -612,6 +612,12 @@ for _ in range(2):
         (
             "net[0].register_forward_pre_hook(lambda _, args: None if forward else args[0].sin())",
             "aten::sin in 0, program.py:5, ran in the recomputation alone.",
+        ),
+        (
+            "net = nn.Linear(4, 4)\nclass Warm(nn.Module):\n    def forward(self, x):\n"
+            "        with torch.autocast('cpu', enabled=not forward): return lin(x)\nlin, net = net, Warm()",
+            "aten::linear in Linear, program.py:8, ran float32 in the forward and float32 -> bfloat16 in the recomputation. "
+            "Autocast was off in the forward, and on in the recomputation.",
         ),
     ],
 )

@@ -285,6 +285,14 @@ def test_a_float32_bias_that_promotes_activations() -> None:
     assert promotions(report.calls) == []
 
 
+def test_a_region_that_is_for_another_device() -> None:
+    with tp.trace() as report, tp.my_autocast("cuda", enabled=False):
+        nn.Linear(4, 4)(X)
+    why = dict(report.explain("linear").facts)["without a policy"]
+    assert why.startswith("no region for cpu: region at test_explanation.py:")
+    assert why.endswith(" is for cuda (1)")
+
+
 def test_a_promotion_where_no_override_acts() -> None:
     model = nn.Sequential(Biased())
     torch.set_autocast_enabled("cpu", True)

@@ -50,18 +50,7 @@ from torch_promote import _C
 from torch_promote.errors import DispatchObserverError
 from torch_promote.integrations.compile import skip_frames
 from torch_promote.integrations.higher_order_ops import let_operators_fall_through
-from torch_promote.observe.call import (
-    BY_SETTER,
-    COMPILED,
-    Call,
-    Cast,
-    Kind,
-    Phase,
-    TensorInfo,
-    Unseen,
-    infos_of,
-    records_of,
-)
+from torch_promote.observe.call import COMPILED, Call, Cast, Kind, Phase, TensorInfo, Unseen, infos_of, records_of
 from torch_promote.observe.ops import (
     NamedTensors,
     OpFacts,
@@ -79,12 +68,7 @@ from torch_promote.observe.ops import (
     tensors_in,
 )
 from torch_promote.observe.places import NodeOrigins, Origin, RunningModules, is_parameter_made, place, shown_line
-from torch_promote.observe.policy_sources import (
-    PolicySources,
-    is_outside_of_regions,
-    my_autocast_is_in_force,
-    state_in_force,
-)
+from torch_promote.observe.policy_sources import PolicySources, my_autocast_is_in_force, state_in_force
 from torch_promote.observe.surroundings import CompiledListener, recomputation_stops, report_compiled_call, watch_unseen
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.reference.autocast import AutocastPlan, AutocastState, autocast_plan, has_policy
@@ -568,7 +552,7 @@ class CallObserver:
                 call.policy_source = self.sources.switched_off(name, call.inputs, call.autocast)
             call.policy_is_known = call.policy is not None or bool(call.policy_source)
         if call.policy is None and not call.policy_source and call.autocast and call.phase == "forward":
-            call.policy_source = BY_SETTER * is_outside_of_regions()
+            call.policy_source = self.sources.outside_of_regions()
         if call.policy is None and not call.policy_source and call.facts.promotes(info.dtype for info in call.inputs):
             rule = _C.promotion_rule()
             acts = bool(rule) and _C.promotion_in_force() is not None and _C.promotion_acts_on(tensors_in(call.args))

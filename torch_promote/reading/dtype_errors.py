@@ -254,6 +254,14 @@ def describe_raised(raised: tuple[Call, Call]) -> str:
     return f"{call.name} of {_tensors(call.inputs)}{inside}: {place}, autocast {autocast or 'off'}{policy}"
 
 
+def short_source(text: str) -> str:
+    """Returns who has set a policy, or switched autocast off, without folders, and as the program spells it."""
+    before, at, line = text.partition("region at ")
+    if before.endswith("install, ") and before.startswith((AUTOCAST_OFF, "no region")):
+        before, at = before.removesuffix("install, "), "torch.autocast at "
+    return f"{before}{at}{short_line(line)}" if at else text
+
+
 def _in_compiled(line: str) -> str:
     path, _, number = line.rpartition(":")
     named = re.search(r"\bdef (\w+)", linecache.getline(path, int(number or 0)))  # the first line stands for all
@@ -281,7 +289,11 @@ def differs_in_recomputation(failure: Failure, calls: Iterable[Call]) -> str:
             both = (
                 f"{before[0]} in the forward and {ran} in the recomputation" if same else "in the recomputation alone"
             )
-            return f"The first call that differs: {call.name} in {where}, ran {both}."
+            off, in_it, other = (call, "recomputation", "forward") if at.autocast else (at, "forward", "recomputation")
+            source = short_source(off.policy_source).removeprefix(AUTOCAST_OFF)
+            region = f" Autocast was off in the {in_it}{source and f', by {source}'}, and on in the {other}."
+            region *= bool(at.autocast) != bool(call.autocast)
+            return f"The first call that differs: {call.name} in {where}, ran {both}.{region}"
     return ""
 
 
@@ -349,7 +361,7 @@ def _cure(raised: tuple[Call, Call], failure: Failure | None, forward: Call | No
     devices = {one.device.partition(":")[0] for one in call.inputs}
     on = [dtype for device, dtype in call.autocast if device in devices]
     if not on or call.policy_source in (COMPILED, BY_SETTER):
-        return _with_autocast_off(call, text)
+        return _with_autocast_off(replace(call, policy_source=call.policy_source or first.policy_source), text)
     again = _outcome(call, _in_force(call))
     repeats = bool(again) and (not text or _alike(str(again), text))
     for key, policy in _candidates(raised, text) if repeats or not _keeps(floats) else ():
@@ -427,13 +439,15 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
     again = _outcome(call, {})
     if again and _alike(again, text or again) and is_about_dtypes(_outcome(replace(call, inputs=cast), {}) or ""):
         by_hand = ""  # another error may be one of the made-up values
-    by = f", by {call.policy_source.removeprefix(AUTOCAST_OFF)}" * call.policy_source.startswith(AUTOCAST_OFF)
+    source = short_source(call.policy_source)
+    by = f", by {source.removeprefix(AUTOCAST_OFF)}" * source.startswith(AUTOCAST_OFF)
+    by = f" ({source})" if source.startswith("no region") else by
     off = _IN_GRAPH if compiled else f"Autocast is off there{by}, so no override acts. "
     off = f"Autocast is on by {BY_SETTER}, so no override acts. " if call.policy_source == BY_SETTER else off
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     lower = next((one.dtype for one in call.inputs if one.dtype in LOWER_DTYPES), torch.bfloat16)
     in_region = ""
-    if _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
+    if not source.startswith(AUTOCAST_OFF) and _outcome(call, {}, ((device, lower),)) == "" and _outcome(call, {}):
         in_region = (
             " Or open a region around it and the ops that take its result (tried for the call alone): "
             f'torch.autocast("{device}", {lower}).'

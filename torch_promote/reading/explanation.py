@@ -15,7 +15,7 @@ from torch_promote.errors import OptionError, did_you_mean
 from torch_promote.observe.call import BY_SETTER, Call, TensorInfo
 from torch_promote.policy.op_table import FLOAT8_POLICIES, CastPolicy
 from torch_promote.policy.overrides import why_illegal
-from torch_promote.reading.dtype_errors import cure_of, describe_raised
+from torch_promote.reading.dtype_errors import cure_of, describe_raised, short_source
 from torch_promote.reading.findings import is_delicate, promoted, savings
 from torch_promote.recording.recording import CallGroup, Place
 from torch_promote.reference.dtypes import dtype_name
@@ -285,7 +285,7 @@ class _Explainer:
         if policy_source.startswith(("region at", "module policy", "install,")) or policy_source.endswith(
             DEFAULT_POLICY
         ):
-            return f"The policy of {op} was set by: {_short(policy_source)}. Change it there."
+            return f"The policy of {op} was set by: {short_source(policy_source)}. Change it there."
         other, effect = _OTHER_POLICY.get(policy, ("", ""))
         is_lower = any("float16" in text.split(" -> ")[0] for text in group.dtypes)  # or bfloat16
         if not other or (other == "lower" and not is_lower):  # it got float32, so there is no cast to avoid
@@ -318,14 +318,8 @@ def describe_call(call: Call, report: Recording) -> str:
     return ", ".join(filter(None, place)) + (f": {', '.join(shares)}" if shares else "")
 
 
-def _short(text: str) -> str:
-    """Shortens the path of a region's line."""
-    before, at, line = text.partition("region at ")
-    return f"{before}{at}{short_line(line)}" if at else text
-
-
 def _counts(counts: Counter[str]) -> str:
-    return some_of(f"{_short(text)} ({count:,})" for text, count in counts.most_common() if count)
+    return some_of(f"{short_source(text)} ({count:,})" for text, count in counts.most_common() if count)
 
 
 _FORMS = (

@@ -506,7 +506,7 @@ def say_unused_overrides() -> None:
         "called by another op that autocast casts."
     )
     if not any(enabled for _, _, enabled, _ in entered):
-        why = "All regions of the program were disabled (enabled=False)."
+        why = "All regions of the program were disabled (enabled=False), or their device is not there."
     if not entered:
         why = "The program opened no region of torch.autocast."
     text = f"torch-promote: the override {', '.join(unused)} never acted. {why} `torch-promote trace` names its calls."
