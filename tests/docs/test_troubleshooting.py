@@ -431,23 +431,38 @@ def test_what_is_cast_back(code: str, back: str, tools: Callable[[str], Said]) -
     ("code", "says"),
     [
         (
-            "x.new_zeros(4, 4).index_copy(0, i, low)",
+            "x.new_zeros(5, 4).index_copy(0, i, low)",
             [
                 "Or cast self with .to(torch.bfloat16), if the ops after",
                 "self: aten::new_zeros (float32 -> float32) at",
             ],
         ),
         (
-            "torch.cat([x[:0], low]).t() @ low",
+            "torch.cat([x[:0], low, low]).view(8, 4) @ low",
             ["Or cast self with .to(torch.bfloat16), if", "self: aten::cat (float32, bfloat16 -> float32) at"],
         ),
         ("nn.GRU(4, 4)(nn.utils.rnn.pack_sequence([x, x]), low[None, :2])", ["cast hx with .to(torch.float32)."]),
+        (
+            "exec(compile('def f(x): return model(x)', '/site-packages/lib.py', 'exec')); f(low)",
+            ["lib.py:1, autocast off, called at program.py:1: RuntimeError"],
+        ),
     ],
-    ids=["tie", "joined", "packed"],
+    ids=["tie", "joined", "packed", "library"],
 )
 def test_what_the_tensors_of_two_dtypes_are(code: str, says: list[str], tools: Callable[[str], Said]) -> None:
     said = tools(code).trace
     assert all(one in said for one in says), said
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "@torch.autocast('cpu', enabled=False)\ndef f(): torch.dot(low[0], x[0])\nf()",
+        "class Own(torch.optim.SGD):\n    def step(self): torch.dot(low[0], x[0])\nOwn(model.parameters()).step()",
+    ],
+)
+def test_no_override_is_advised_where_none_acts(code: str, tools: Callable[[str], Said]) -> None:
+    assert not any("--override" in said for said in tools(code))
 
 
 def test_a_region_around_a_call_has_to_have_the_next_op_too(tools: Callable[[str], Said]) -> None:
@@ -616,8 +631,8 @@ for _ in range(2):
         (
             "net = nn.Linear(4, 4)\nclass Warm(nn.Module):\n    def forward(self, x):\n"
             "        with torch.autocast('cpu', enabled=not forward): return lin(x)\nlin, net = net, Warm()",
-            "aten::linear in Linear, program.py:8, ran float32 in the forward and float32 -> bfloat16 in the recomputation. "
-            "Autocast was off in the forward, and on in the recomputation.",
+            "aten::linear in Linear, program.py:8, ran float32 in the forward and float32 -> bfloat16 in the "
+            "recomputation. Autocast was off in the forward, and on in the recomputation.",
         ),
     ],
 )

@@ -251,7 +251,7 @@ class PolicySources:
     def switched_off(
         self, name: str, inputs: tuple[TensorInfo, ...], autocast: tuple[tuple[str, torch.dtype], ...]
     ) -> str:
-        """Returns "autocast off by region at FILE:LINE" or the like, for an op with a policy; "" if no region is open."""
+        """Returns "autocast off by region at FILE:LINE" or the like, for an op with a policy; "" without a region."""
         on = dict(autocast)
         for info in inputs:
             device_type = info.device.partition(":")[0]

@@ -226,7 +226,7 @@ def watch_unseen(
 
 
 def _thread_began(frame: Any, event: str, argument: Any) -> None:
-    """Called in each new thread of Python's, not of autograd's; then the profiler that the program has set takes over."""
+    """Called in each new thread of Python's, not of autograd's; then the profiler that was set before takes over."""
     sys.setprofile(_profile_before)
     thread = threading.current_thread()
     for block in tuple(_blocks) if not _is_of_inductor(thread) else ():

@@ -58,8 +58,8 @@ _BY_TEXT = {
     "support automatic differentiation": "Calls with out= have no gradient. Assign the result in place of out=, or run "
     "the call under torch.no_grad().",
     r"Attempting to unscale FP16 gradients": (
-        "GradScaler needs parameters in float32. Keep the model in float32, and let autocast cast: no model.half(), and "
-        "no dtype=torch.float16 where it is loaded."
+        "GradScaler needs parameters in float32. Keep the model in float32, and let autocast cast: no model.half(), "
+        "and no dtype=torch.float16 where it is loaded."
     ),
     r"unscale_\(\) has already been called": (
         "Call scaler.unscale_(optimizer) once before each scaler.step(optimizer), and scaler.update() after it. With "
@@ -164,20 +164,21 @@ def failure_of(error: BaseException | None, raised: Iterable[tuple[Call, Call]])
     """Returns what an error says that ends a block, if it is, or wraps, that of the last call that raised."""
     last = next((call for call, _ in reversed(list(raised))), None)
     while error is not None:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)}
+        steps = list(traceback.walk_tb(error.__traceback__))
+        frames = [frame for frame, _ in steps]
+        lines = {f"{frame.f_code.co_filename}:{line}" for frame, line in steps}
         in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in frames)
         found = last is not None and (
             (last.phase == "backward" and in_backward) or any(last.line and line.endswith(last.line) for line in lines)
         )
         text = f"{type(error).__name__}: {error}"
-        told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text)
+        told = "" if found else f"{cure_by_text(text)}{_in_half(frames)}" or cure_of_compiled(text, _never_acts(frames))
         if not (found or told) and (_is_in_thread(frames) or _HANDED_ON.search(text)):  # which a trace does not observe
             told = _of_error(error)
         if found and last is not None and _is_in_step(frames[_of_program(frames) + 1 :]):
             told = _of_a_step(last.inputs)
         if found or told:
-            return Failure(text[:2000], _custom_function(frames), found, told)
+            return Failure(text[:2000], _custom_function(frames), found, told, _called_at(steps))
         error = error.__cause__ or error.__context__
     return None
 
@@ -215,6 +216,20 @@ def _thread_of(frame: types.FrameType | None) -> types.FrameType | None:
 def _is_in_step(frames: Iterable[types.FrameType]) -> bool:
     """Whether one of the frames is a step of an optimizer."""
     return any(one.f_code.co_name == "step" and isinstance(one.f_locals.get("self"), Optimizer) for one in frames)
+
+
+def _never_acts(frames: Sequence[types.FrameType]) -> bool:
+    """Whether no override acts: in a step of an optimizer, and in a function that a disabled region decorates."""
+    regions = [one.f_locals["autocast_instance"] for one in frames if one.f_code.co_name == "decorate_autocast"]
+    return _is_in_step(frames) or (bool(regions) and not regions[-1]._enabled)
+
+
+def _called_at(steps: Sequence[tuple[types.FrameType, int]]) -> str:
+    """Where the program's own code calls the installed library whose line is the innermost one; or ""."""
+    python = os.path.dirname(threading.__file__)
+    lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in steps if is_of_program(frame)]
+    own = [one for one in lines if "-packages" not in one and not one.startswith(python)]
+    return f", called at {short_line(own[-1])}" if own and "-packages" in lines[-1] else ""
 
 
 def _in_half(frames: Sequence[types.FrameType]) -> str:
@@ -332,7 +347,7 @@ def _made_by(call: Call, calls: Sequence[Call]) -> str:
                     wanted.add((one.inputs[0].dtype, one.inputs[0].shape))
                 else:
                     made[f"{one.name} ({one.dtypes}) at {short_line(one.line)}"] = None
-        found += [f"{info.name}: {some_of(made, 2)}"] if made else []
+        found += [f"{info.name}: {', '.join(made)}"] if 0 < len(made) < 4 else []  # more of them tell nothing
     return f" The calls before it that returned such tensors, the last first: {'; '.join(found)}." if found else ""
 
 
@@ -460,7 +475,7 @@ def _with_autocast_off(call: Call, text: str) -> Cure:
 #: In which code to cast, if the program's line makes the call, calls a function of PyTorch's, or calls a graph.
 _AT_LINE, _CALLING, _OF_COMPILED = ", at that line", " that calls it", " of that function"
 _IN_GRAPH = "No override acts while a graph runs. "
-_UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries the cure."
+_UNCOMPILED = "With TORCH_COMPILE_DISABLE=1, `torch-promote trace` names the call and its line, and tries what it can."
 
 
 def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, ...]]:
@@ -653,7 +668,8 @@ def _of_error(error: BaseException) -> str:
     if steps[-1][0].f_code in _CALLS_OF_OPS:
         steps = steps[:-1] or steps
     text = f"{type(error).__name__}: {error}"
-    if told := cure_of_compiled(text):
+    never_acts = _never_acts([one for one, _ in steps])
+    if told := cure_of_compiled(text, never_acts):
         return told
     frames = [one for one, _ in steps]
     own = _of_program(frames)
@@ -662,7 +678,7 @@ def _of_error(error: BaseException) -> str:
     in_backward = any(one.f_code.co_name == "_engine_run_backward" for one in frames)
     line = shown_line(f"{frame.f_code.co_filename}:{number}")
     path = RunningModules().path_at(frame if compiled else steps[-1][0])
-    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}, module {module_name(path)}"
+    where = f"{short_line(line)}{_in_compiled(line) if compiled else ''}{_called_at(steps)}, module {module_name(path)}"
     in_thread, handed_on = _is_in_thread(frames), _HANDED_ON.search(text)
     known = f"{cure_by_text(text)}{_in_half(frames)}"
     if re.search(_OF_CHECKPOINT, text) and not in_thread:
@@ -671,7 +687,7 @@ def _of_error(error: BaseException) -> str:
         return known and f"{where}: {known}"
     if handed_on:
         return f"{where}: It ran {handed_on[1]}. A region acts in the thread that opens it: open torch.autocast there."
-    ask = _UNCOMPILED if compiled else "`torch-promote trace` names the call, with its dtypes, and tries the cure."
+    ask = _UNCOMPILED if compiled else "`torch-promote trace` names the call, with its dtypes, and tries what it can."
     ask = "" if in_thread else ask
     function = _custom_function(frames)
     if in_backward and not compiled and not function.startswith(_DECORATED):
@@ -686,11 +702,13 @@ def _of_error(error: BaseException) -> str:
     code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
     if code is _CALLING:  # whose names these are
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
-    advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread)}{ask}"
+    advice = (
+        _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, never_acts)}{ask}"
+    )
     return f"{shown}, at {where}. {advice}".rstrip()
 
 
-def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False) -> str:
+def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, never_acts: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
     by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
@@ -702,7 +720,7 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     key, policy = next(_candidates((call, call), text, all_known), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
-    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key:
+    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or never_acts:
         return by_hand
     lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
     if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
@@ -791,7 +809,7 @@ _COMPILED = re.compile(
 _FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='(\w+)[^']*', )?size=\(([\d, ]*)\)(?:, dtype=torch\.(\w+))?")
 
 
-def cure_of_compiled(text: str) -> str:
+def cure_of_compiled(text: str, never_acts: bool = False) -> str:
     """Returns what cures an error of dtypes that torch.compile found while it traced a program; "" for any other."""
     found = _COMPILED.search(text)
     if found is None or not is_about_dtypes(found[3]):
@@ -810,7 +828,8 @@ def cure_of_compiled(text: str) -> str:
         line = short_line(f"{found[4]}:{found[5]}") if found[4] else "line unknown"
         call = _call(name, infos, "", line)
         return (
-            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. {_advice(call, found[3])}{_UNCOMPILED}"
+            f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. "
+            f"{_advice(call, found[3], never_acts=never_acts)}{_UNCOMPILED}"
         )
     return ""
 

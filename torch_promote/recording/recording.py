@@ -290,12 +290,14 @@ class Failure:
         function: The method of a torch.autograd.Function in which it was raised: "Scale.backward"; "" if in none.
         in_call: Whether the last call that raised has raised it.
         told: What its traceback tells: of a call, only that a step of one of PyTorch's optimizers made it; or "".
+        called_at: ", called at FILE:LINE" of the program's own code, if a line of an installed library made the call.
     """
 
     text: str
     function: str = ""
     in_call: bool = True
     told: str = ""
+    called_at: str = ""
 
 
 Place: TypeAlias = tuple[str, str, str]
