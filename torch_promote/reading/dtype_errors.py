@@ -145,6 +145,7 @@ _OF_LIBRARY = make_autograd_impl.__code__.co_filename
 _BETWEEN_FUNCTIONS = "CheckpointFunction.", "make_autograd_impl.", "supports_tensorlist."
 #: The backward of an autograd.Function that custom_bwd decorates.
 _DECORATED = "custom_bwd.<locals>."
+_CALLS_OF_OPS = torch._ops.OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__
 #: The most elements of the tensors of a call that is made again.
 _MOST_ELEMENTS = 1 << 24
 #: The ops of operators, by the class of the syntax tree.
@@ -488,10 +489,8 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
         target = torch.float32
     else:
         # A weight and a tensor that is written keep their dtypes; of others, float64 is rarely meant.
-        written = [
-            one for one in infos if re.search(r"(^|[._])out$", one.name) or (one is infos[0] and call.op.endswith("_"))
-        ]
-        kept = [one.dtype for one in infos if re.search(r"(^|[._])(mat2$|weight)", one.name) or one in written]
+        is_kept = re.compile(r"(^|[._])(out$|mat2$|weight)").search
+        kept = [one.dtype for one in infos if is_kept(one.name) or (one is infos[0] and call.op.endswith("_"))]
         wide = functools.reduce(torch.promote_types, [one for one in dtypes if one is not torch.float64])
         (most, count), (_, rest) = Counter(one.dtype for one in infos).most_common(2)
         target = most if count > rest and not most.is_complex else wide  # such as a mask, or a state
@@ -501,10 +500,11 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     changed = ", ".join(one.name for one in infos if one.dtype is not target and one.name != hidden)
     result = "a real tensor of its complex result, such as .real," if _MAKES_COMPLEX.search(call.op) else "its result"
     back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
-    others = [one for one in infos if one.dtype is target and one.name != hidden]
-    if len(dtypes) == 2 and len(others) < 3 and not any(one in written or one.dtype.is_complex for one in others):
+    others = [one.name for one in infos if one.dtype is target]
+    writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
+    if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex):
         (other,) = {*dtypes} - {target}
-        back = f". Or cast {', '.join(one.name for one in others)} with .to({other}), if the ops after it need that"
+        back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
 
 
@@ -521,15 +521,13 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def _candidates(raised: tuple[Call, Call], text: str, all_known: bool = True) -> Iterator[tuple[str, str]]:
-    """Yields overrides that are legal for the call and may change dtypes of its tensors, the likeliest first."""
+    """Yields overrides that are legal for the call, the likeliest first."""
     floats = {one.dtype for one in raised[0].inputs if one.dtype.is_floating_point}
-    needs_float32 = _NEEDS_FLOAT32.search(text) if text else len(floats) == 1
-    wider = ("fp32", "promote") if needs_float32 else ("promote", "fp32")
-    for policy in ("match_self", *wider, "lower"):
-        least = 2 if all_known and policy in ("match_self", "promote") else 0
-        for call in (
-            one for one in dict.fromkeys(raised) if len({info.dtype for info in _floats(one.inputs)}) >= least
-        ):
+    alone = len(floats) == 1 and (all_known or not text)
+    wider = ("fp32", "promote") if alone or _NEEDS_FLOAT32.search(text) else ("promote", "fp32")
+    changes_none = alone and torch.float32 in floats
+    for policy in ("lower",) if changes_none else ("match_self", *wider, "lower"):
+        for call in dict.fromkeys(raised):
             for name in (call.op, f"{call.op}.{call.overload or 'default'}"):
                 key = name.removeprefix("aten::")
                 if selects(key, policy, call.name):
@@ -665,13 +663,12 @@ def _of_error(error: BaseException) -> str:
     steps = list(traceback.walk_tb(error.__traceback__))
     if not steps:
         return ""
-    if steps[-1][0].f_code in _CALLS_OF_OPS:
-        steps = steps[:-1] or steps
+    steps = steps[: -1 if steps[-1][0].f_code in _CALLS_OF_OPS else None] or steps
     text = f"{type(error).__name__}: {error}"
-    never_acts = _never_acts([one for one, _ in steps])
-    if told := cure_of_compiled(text, never_acts):
-        return told
     frames = [one for one, _ in steps]
+    idle = _never_acts(frames)
+    if told := cure_of_compiled(text, idle):
+        return told
     own = _of_program(frames)
     (frame, number), below = steps[own], frames[own + 1 :] if own >= 0 else []
     compiled = any(role(one.f_code).is_compiled for one in below)
@@ -702,13 +699,11 @@ def _of_error(error: BaseException) -> str:
     code = _OF_COMPILED if compiled else _CALLING if below else _AT_LINE
     if code is _CALLING:  # whose names these are
         where = f"{short_line(f'{frames[-1].f_code.co_filename}:{steps[-1][1]}')}, called at {where}"
-    advice = (
-        _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, never_acts)}{ask}"
-    )
+    advice = _of_a_step(call.inputs) if _is_in_step(below) else f"{_advice(call, text, code, in_thread, idle)}{ask}"
     return f"{shown}, at {where}. {advice}".rstrip()
 
 
-def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, never_acts: bool = False) -> str:
+def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = False, idle: bool = False) -> str:
     """What cures the error of a call of which a traceback alone is known."""
     by_hand, dtypes = _by_hand(call, place)[0], {one.dtype for one in call.inputs if _is_float(one.dtype)}
     if len(dtypes) < 2 and not _NEEDS_FLOAT32.search(text):  # the traceback does not show the other tensor
@@ -720,7 +715,7 @@ def _advice(call: Call, text: str, place: str = _AT_LINE, in_thread: bool = Fals
     key, policy = next(_candidates((call, call), text, all_known), ("", ""))
     device = next((one.device.partition(":")[0] for one in call.inputs), "cpu")
     stock = stock_policy(call.name, device) if device in DEVICE_TYPES else None
-    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or never_acts:
+    if _keeps(one.dtype for one in call.inputs if _is_float(one.dtype)) or not key or idle:
         return by_hand
     lower = stock is CastPolicy.lower_precision_fp and _NEEDS_FLOAT32.search(text)
     if stock not in (None, CastPolicy.fallthrough, CastPolicy.banned) and not lower:
@@ -746,9 +741,6 @@ _ABOUT_DTYPES = re.compile(
 def is_about_dtypes(text: str) -> bool:
     """Whether the text of an error may be of dtypes."""
     return bool(_ABOUT_DTYPES.search(text) or _NEEDS_FLOAT32.search(text))
-
-
-_CALLS_OF_OPS = torch._ops.OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__
 
 
 def _written_call(step: types.TracebackType, module: str, line: str) -> Call | None:
@@ -809,7 +801,7 @@ _COMPILED = re.compile(
 _FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='(\w+)[^']*', )?size=\(([\d, ]*)\)(?:, dtype=torch\.(\w+))?")
 
 
-def cure_of_compiled(text: str, never_acts: bool = False) -> str:
+def cure_of_compiled(text: str, idle: bool = False) -> str:
     """Returns what cures an error of dtypes that torch.compile found while it traced a program; "" for any other."""
     found = _COMPILED.search(text)
     if found is None or not is_about_dtypes(found[3]):
@@ -829,7 +821,7 @@ def cure_of_compiled(text: str, never_acts: bool = False) -> str:
         call = _call(name, infos, "", line)
         return (
             f"{call.op} of {_tensors(infos)}, at {line}, compiled: {found[3]}. "
-            f"{_advice(call, found[3], never_acts=never_acts)}{_UNCOMPILED}"
+            f"{_advice(call, found[3], idle=idle)}{_UNCOMPILED}"
         )
     return ""
 
