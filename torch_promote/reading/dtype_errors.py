@@ -502,7 +502,7 @@ def _by_hand(call: Call, place: str = _AT_LINE) -> tuple[str, tuple[TensorInfo, 
     back = f", and {result} back with .to({dtypes[0]}), if the next op needs it" if len(dtypes) == 1 else ""
     others = [one.name for one in infos if one.dtype is target]
     writes = call.op.endswith("_") or any(name.endswith("out") for name in others)
-    if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex):
+    if len(dtypes) == 2 and len(others) < 3 and not (writes or target.is_complex or torch.float64 in dtypes):
         (other,) = {*dtypes} - {target}
         back = f". Or cast {', '.join(others)} with .to({other}), if the ops after it need that"
     return f"In the code{place}: cast {changed} with .to({target}){back}.", cast
